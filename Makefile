@@ -1,0 +1,39 @@
+# Everything happens in .venv; the two commands a newcomer needs are `make train` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Plain "torch" would bring gigabytes of CUDA wheels to a machine without a GPU. With a GPU: make install TORCH=torch
+HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocm-smi >/dev/null 2>&1 && echo yes)
+TORCH ?= $(if $(HAS_GPU),torch,torch==2.13.0)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: install train test test-all check format clean
+
+$(VENV)/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+install: $(VENV)/installed
+
+train: install
+	$(BIN)/agent-rl run examples/quickstart.toml
+
+test: install
+	$(PYTEST) -m "not slow"
+
+test-all: install
+	$(PYTEST)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info runs

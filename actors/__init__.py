@@ -1,0 +1,1 @@
+"""The actors: thin asynchronous shells that join agent_rl and transport."""

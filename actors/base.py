@@ -1,0 +1,161 @@
+"""What every actor is: a class that handles messages one task each, and the context it is given.
+
+An actor class declares, as data, what it receives and what links it has, so that ``agent-rl check`` can prove a topology
+sound and refuse a substitute that breaks its role's contract::
+
+    class RoCFilter(Actor):
+        Settings = RoCFilterSettings                      # a pydantic model; the topology's [actors.x.settings]
+        receives = (Push(GroupOpened), Push(Trajectory), Call(StepTrained, Recorded))
+        links = {"training": Push(TrainingGroup, StepReady), "checks": Call(VerifyAnswer, Verdict)}
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import trio
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import random
+
+    import structlog
+
+    from agent_rl.journal import Journal
+    from agent_rl.topology import Topology
+    from transport import Node
+
+
+class Settings(BaseModel):
+    """Base of every actor's settings: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push link, or what is received over one: any of these message types."""
+
+    messages: tuple[type, ...]
+    awaited_in_handler: bool = True
+    kind: ClassVar[str] = "push"
+
+    def __init__(self, *messages: type, awaited_in_handler: bool = True) -> None:
+        object.__setattr__(self, "messages", messages)
+        object.__setattr__(self, "awaited_in_handler", awaited_in_handler)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call link, or what is answered over one. ``awaited_in_handler`` False: a task of its own waits, never a handler."""
+
+    request: type
+    reply: type
+    awaited_in_handler: bool = True
+    kind: ClassVar[str] = "call"
+
+    @property
+    def messages(self) -> tuple[type, ...]:
+        """The request's type, as a tuple like the other kinds have."""
+        return (self.request,)
+
+
+@dataclass(frozen=True)
+class Announce:
+    """An announce link, or what is received over one."""
+
+    messages: tuple[type, ...]
+    kind: ClassVar[str] = "announce"
+
+    def __init__(self, *messages: type) -> None:
+        object.__setattr__(self, "messages", messages)
+
+
+LinkKind = Push | Call | Announce
+
+
+@dataclass
+class ActorContext:
+    """What an actor is given: names, settings, clock, randomness, links, logger. Nothing is global."""
+
+    name: str
+    """``role.replica``, as in ``rollout_generator.0``."""
+    role: str
+    replica: int
+    incarnation: int
+    topology: Topology
+    settings: Any
+    directory: Path
+    """The run directory."""
+    base: Path
+    """The folder of the topology file, which relative paths in it start from."""
+    node: Node
+    nursery: trio.Nursery
+    """For the actor's own background tasks; cancelled when the actor stops."""
+    rng: random.Random
+    log: structlog.typing.FilteringBoundLogger
+    links: Mapping[str, Any]
+    """PushLink, CallLink or AnnounceLink by the name the class gave it."""
+    open_journal: Callable[[], Journal]
+    """The run's journal, for the one actor that writes it."""
+    started_at: float
+    """Wall-clock time (seconds since the epoch) the run was started at, for its wall-clock limit."""
+    now: Callable[[], float] = field(default=trio.current_time)
+    """Monotonic seconds of the event loop."""
+    wall: Callable[[], float] = field(default=time.time)
+    """Wall-clock seconds since the epoch."""
+
+    def link(self, name: str) -> Any:
+        """The link of that name."""
+        return self.links[name]
+
+
+class Actor:
+    """Handle each message in its own task, at most ``concurrency`` at once.
+
+    Stateful actors keep ``concurrency = 1``: messages in order, no locks. Such an actor's handler never awaits a push or
+    a call; it records what is to be done, and a task of its own does it.
+    """
+
+    concurrency: ClassVar[int] = 1
+    single: ClassVar[bool] = False
+    """Whether the role has exactly one replica."""
+    drain_order: ClassVar[int] = 50
+    """Lower ones are stopped first when a run ends."""
+    Settings: ClassVar[type[BaseModel]] = Settings
+    receives: ClassVar[tuple[LinkKind, ...]] = ()
+    links: ClassVar[Mapping[str, LinkKind]] = {}
+
+    @classmethod
+    def link_options(cls, link: str, settings: Any) -> dict[str, Any]:
+        """Keyword arguments for making a link: ``window`` of a push, ``outstanding`` and ``timeout`` of a call."""
+        del link, settings
+        return {}
+
+    def __init__(self, context: ActorContext) -> None:
+        self.context = context
+        self.log = context.log
+
+    def defer_ack(self) -> Callable[[], None]:
+        """Within `handle`: keep the push unacknowledged until the returned function is called, at any later time."""
+        from transport import current_delivery
+
+        return current_delivery().defer()
+
+    async def start(self) -> None:
+        """Load what the actor needs. Messages are handled once this has returned."""
+
+    async def handle(self, message: Any) -> Any:
+        """Handle one message; what is returned answers a call."""
+        raise TypeError(f"{type(self).__name__} does not handle {type(message).__name__}")
+
+    async def stop(self) -> None:
+        """Finish what must not be lost; called after the last message is handled."""
+
+    def status(self) -> tuple[str, dict[str, float]]:
+        """A word for what the actor is doing, and its live figures by name."""
+        return "running", {}

@@ -1,0 +1,1 @@
+"""Engines: who writes the tokens of a rollout generator."""

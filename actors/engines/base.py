@@ -1,0 +1,92 @@
+"""The engine interface: tokens in, tokens out, weights swapped between decode steps.
+
+A generator owns one engine. ``actors/engines/torch.py`` implements it in the process; vLLM fits the same interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import trio
+
+from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy
+
+
+class EngineError(Exception):
+    """The engine cannot do what it was asked, through no fault of the model's output; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """Continue ``tokens`` until a stop token, ``max_tokens`` new tokens, or cancellation.
+
+    ``rollout`` names the sequence: when its KV cache is still held from an earlier turn, only what is new is computed.
+    ``temperature`` 0 is greedy. The same seed, weights and batch give the same tokens.
+    """
+
+    rollout: str
+    tokens: Sequence[int]
+    max_tokens: int
+    temperature: float
+    stop_tokens: frozenset[int]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnResult:
+    """What the engine wrote, n tokens: ``tokens`` [n] int32 (the stop token included), ``logprobs`` [n] float32 (natural
+    logarithm, under the distribution sampled from; for greedy decoding under the model's own at temperature 1),
+    ``policies`` [n, 2] int32 (epoch, version)."""
+
+    tokens: Int32Vector
+    logprobs: Float32Vector
+    policies: Int32Matrix
+    finish: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """Live figures: KV cache in tokens (held by sequences now, and capacity), sequences by state, totals since start."""
+
+    kv_tokens_total: int
+    kv_tokens_used: int
+    max_rollouts: int
+    running: int
+    waiting: int
+    preempted: int
+    generated_tokens: int
+    prefilled_tokens: int
+    busy_seconds: float
+
+
+class Engine(Protocol):
+    """What a rollout generator asks of an engine. All methods are called from the trio thread."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; ``started()`` once requests are accepted. An engine that dies raises here."""
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write one turn. Cancelling the call aborts the request and frees what it held.
+
+        Raises EngineError when the request can never fit (longer than the model or the cache allows).
+        """
+
+    def release(self, rollout: str) -> None:
+        """The rollout has ended: forget its KV cache. Unknown names are ignored."""
+
+    async def load_weights(self, path: Path, policy: Policy) -> None:
+        """Swap in the weights between two decode steps; requests in flight go on under the new policy.
+
+        Raises EngineError, and keeps serving the old weights, when the file is not whole or does not fit the model.
+        """
+
+    @property
+    def policy(self) -> Policy:
+        """The policy served now."""
+
+    @property
+    def figures(self) -> EngineFigures:
+        """The load now."""

@@ -1,0 +1,184 @@
+"""The KV cache of the torch engine: one contiguous block, a row per sequence, and the attention that reads it.
+
+Rows ``[0, decoding)`` hold the sequences of a decode step, so attention reads slices of the cache and gathers nothing;
+whoever calls keeps those rows dense by swapping. All tokens of a step, whatever their sequence, go through the model as
+one packed row ``[1, n]``: linear layers see no padding, and only attention knows which token belongs to which sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AttentionInterface
+
+from actors.engines.base import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ATTENTION = "agent_rl_contiguous_kv"
+"""The name the attention function has in transformers' registry. No mask function belongs to it: a Step is the mask."""
+
+_MINIMUM_LENGTH = 64
+
+
+class KVCache:
+    """Keys and values of ``rows`` sequences, in one tensor [layers, 2, rows, kv_heads, length, head_dim].
+
+    ``length`` grows by doubling up to ``max_length`` as sequences need it. What a row holds beyond its sequence is stale
+    but finite, so that a weight of 0 in attention cancels it.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        head_dim: int,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.kv_heads = kv_heads
+        self.max_length = max_length
+        self.length = min(_MINIMUM_LENGTH, max_length)
+        self._data = torch.zeros(layers, 2, rows, kv_heads, self.length, head_dim, dtype=dtype, device=device)
+
+    def keys(self, layer: int) -> Tensor:
+        """[rows, kv_heads, length, head_dim], a view."""
+        return self._data[layer, 0]
+
+    def values(self, layer: int) -> Tensor:
+        """[rows, kv_heads, length, head_dim], a view."""
+        return self._data[layer, 1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache lies."""
+        return self._data.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the cache holds."""
+        return self._data.dtype
+
+    def reserve(self, length: int) -> None:
+        """Make every row at least ``length`` tokens long."""
+        if length <= self.length:
+            return
+        while self.length < length:
+            self.length = min(2 * self.length, self.max_length)
+        grown = self._data.new_zeros((*self._data.shape[:4], self.length, self._data.shape[5]))
+        grown[..., : self._data.shape[4], :] = self._data
+        self._data = grown
+
+    def swap(self, first: int, second: int, first_held: int, second_held: int) -> None:
+        """Exchange two rows that hold so many tokens; 0 says that a row's content is not needed."""
+        if not first_held:
+            self._data[:, :, first, :, :second_held] = self._data[:, :, second, :, :second_held]
+            return
+        saved = self._data[:, :, first, :, :first_held]
+        if second_held:
+            saved = saved.clone()
+            self._data[:, :, first, :, :second_held] = self._data[:, :, second, :, :second_held]
+        self._data[:, :, second, :, :first_held] = saved
+
+    def copy(self, source: int, target: int, held: int) -> None:
+        """Give row ``target`` the first ``held`` tokens of row ``source``."""
+        self._data[:, :, target, :, :held] = self._data[:, :, source, :, :held]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Consecutive cache rows whose sequences get more than one token in this step, padded to the longest of them.
+
+    With p sequences, s new tokens at most, and keys up to l: ``gather`` [p * s] indexes the step's tokens (padding repeats
+    one), ``bias`` [p, 1, s, l] is 0 or -inf, and ``scatter`` [m] indexes the p * s positions that are tokens.
+    """
+
+    first_row: int
+    sequences: int
+    new_tokens: int
+    length: int
+    gather: Tensor
+    scatter: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Which sequences the n tokens of one forward pass belong to, and where their keys and values are put.
+
+    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write`` [n * kv_heads]
+    indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
+    """
+
+    cache: KVCache
+    write: Tensor
+    decoding: int
+    bias: Tensor | None
+    prefills: tuple[Prefill, ...]
+
+
+def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """query [n, heads, head_dim] of the whole step; returns [m, heads, head_dim] of the part's tokens."""
+    heads, head_dim = query.shape[1:]
+    kv_heads = keys.shape[1]
+    share = heads // kv_heads
+    rows = slice(part.first_row, part.first_row + part.sequences)
+    # The query heads that share a KV head become more queries of it, so keys and values are never repeated.
+    padded = query[part.gather].view(part.sequences, part.new_tokens, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
+    bias = part.bias[:, :, None].expand(-1, -1, share, -1, -1)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        padded.reshape(part.sequences, kv_heads, share * part.new_tokens, head_dim),
+        keys[rows, :, : part.length],
+        values[rows, :, : part.length],
+        attn_mask=bias.reshape(part.sequences, 1, share * part.new_tokens, part.length),
+        scale=scaling,
+    )
+    out = out.view(part.sequences, kv_heads, share, part.new_tokens, head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(part.sequences * part.new_tokens, heads, head_dim)[part.scatter]
+
+
+def contiguous_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    *,
+    kv_step: Step,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one packed step, in the signature transformers asks for.
+
+    ``query`` [1, heads, n, head_dim], ``key`` and ``value`` [1, kv_heads, n, head_dim]; returns [1, n, heads, head_dim].
+    Raises EngineError for what it does not compute: sliding windows, soft caps, sinks.
+    """
+    for unsupported in ("sliding_window", "softcap", "s_aux"):
+        if kwargs.get(unsupported) is not None:
+            raise EngineError(f"the torch engine does not support attention with {unsupported}")
+    cache, decoding = kv_step.cache, kv_step.decoding
+    heads, tokens, head_dim = query.shape[1:]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = cache.keys(layer), cache.values(layer)
+    keys.view(-1, head_dim).index_copy_(0, kv_step.write, key[0].transpose(0, 1).reshape(-1, head_dim))
+    values.view(-1, head_dim).index_copy_(0, kv_step.write, value[0].transpose(0, 1).reshape(-1, head_dim))
+    queries = query[0].transpose(0, 1).reshape(tokens, heads, head_dim)
+    parts = []
+    if kv_step.bias is not None:
+        batch, length = decoding * cache.kv_heads, kv_step.bias.shape[2]
+        batched = queries[:decoding].view(batch, heads // cache.kv_heads, head_dim)
+        held_keys = keys.view(-1, cache.length, head_dim)[:batch, :length]
+        held_values = values.view(-1, cache.length, head_dim)[:batch, :length]
+        scores = torch.baddbmm(kv_step.bias, batched, held_keys.transpose(1, 2), alpha=scaling)
+        parts.append(torch.bmm(scores.softmax(-1), held_values).view(decoding, heads, head_dim))
+    parts.extend(_prefill_attention(part, queries, keys, values, scaling) for part in kv_step.prefills)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+AttentionInterface.register(ATTENTION, contiguous_attention)

@@ -1,0 +1,135 @@
+"""The state of the sequences an engine holds, as arrays over slots, so that a step handles all of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from actors.engines.base import TurnResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from actors.engines.base import TurnRequest
+    from agent_rl.messages import Policy
+
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A turn on its way. ``tokens`` [n] is all of the sequence known so far; ``number`` counts turns as they came.
+
+    ``logprobs`` and ``policies`` belong to the tokens written before a preemption.
+    """
+
+    request: TurnRequest
+    number: int
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    policies: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+
+    @property
+    def rollout(self) -> str:
+        """The sequence's name."""
+        return self.request.rollout
+
+
+class Sequences:
+    """Arrays over ``slots`` slots. Tokens of a sequence: ``held`` are in the KV cache, ``total`` are known.
+
+    A decoding sequence has ``total == held + 1``; a free slot has ``total == held == 0``.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.rollouts = [""] * slots
+        self.held = np.zeros(slots, np.int64)
+        self.total = np.zeros(slots, np.int64)
+        self.temperature = np.zeros(slots, np.float32)
+        self.seed = np.zeros(slots, np.uint64)
+        self.tokens = np.zeros((slots, 64), np.int64)
+        self._start = np.zeros(slots, np.int64)
+        self._end = np.zeros(slots, np.int64)
+        self._stop = np.full((slots, 1), -1, np.int64)
+        self._logprobs = np.zeros((slots, 64), np.float32)
+        self._policies = np.zeros((slots, 64, 2), np.int32)
+
+    def admit(self, slot: int, turn: Turn) -> None:
+        """A sequence enters a free slot; nothing of it is in the cache."""
+        self.rollouts[slot] = turn.rollout
+        self.held[slot] = 0
+        self._set(slot, turn)
+
+    def resume(self, slot: int, turn: Turn) -> None:
+        """A parked sequence goes on: keep what the cache holds of it, as far as it agrees. One token is always computed."""
+        comparable = min(int(self.held[slot]), len(turn.tokens) - 1)
+        differ = np.flatnonzero(self.tokens[slot, :comparable] != turn.tokens[:comparable])
+        self.held[slot] = differ[0] if len(differ) else comparable
+        self._set(slot, turn)
+
+    def _set(self, slot: int, turn: Turn) -> None:
+        request, known = turn.request, len(turn.tokens)
+        start = len(request.tokens)
+        self._reserve(start + request.max_tokens, len(request.stop_tokens))
+        self.total[slot] = known
+        self.temperature[slot] = request.temperature
+        self.seed[slot] = request.seed & _SEED_MASK
+        self.tokens[slot, :known] = turn.tokens
+        self._start[slot] = start
+        self._end[slot] = start + request.max_tokens
+        self._stop[slot] = -1
+        self._stop[slot, : len(request.stop_tokens)] = sorted(request.stop_tokens)
+        self._logprobs[slot, start:known] = turn.logprobs
+        self._policies[slot, start:known] = turn.policies
+
+    def _reserve(self, length: int, stop_tokens: int) -> None:
+        if length > self.tokens.shape[1]:
+            more = max(length, 2 * self.tokens.shape[1]) - self.tokens.shape[1]
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, more)))
+            self._logprobs = np.pad(self._logprobs, ((0, 0), (0, more)))
+            self._policies = np.pad(self._policies, ((0, 0), (0, more), (0, 0)))
+        if stop_tokens > self._stop.shape[1]:
+            more = stop_tokens - self._stop.shape[1]
+            self._stop = np.pad(self._stop, ((0, 0), (0, more)), constant_values=-1)
+
+    def append(
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32], policy: Policy
+    ) -> list[tuple[int, Literal["stop", "length"]]]:
+        """Add one sampled token to each of ``slots``, whose known tokens are all in the cache now; returns who ended."""
+        total = self.total[slots]
+        self.held[slots] = total
+        self.tokens[slots, total] = tokens
+        self._logprobs[slots, total] = logprobs
+        self._policies[slots, total] = (policy.epoch, policy.version)
+        self.total[slots] = total + 1
+        stopped = (self._stop[slots] == tokens[:, None]).any(1)
+        ended = np.flatnonzero(stopped | (total + 1 == self._end[slots]))
+        return [(int(slots[i]), "stop" if stopped[i] else "length") for i in ended]
+
+    def result(self, slot: int, finish: Literal["stop", "length"]) -> TurnResult:
+        """What the turn in ``slot`` wrote."""
+        written = slice(int(self._start[slot]), int(self.total[slot]))
+        return TurnResult(
+            tokens=self.tokens[slot, written].astype(np.int32),
+            logprobs=self._logprobs[slot, written].copy(),
+            policies=self._policies[slot, written].copy(),
+            finish=finish,
+        )
+
+    def save(self, slot: int, turn: Turn) -> None:
+        """Put what ``slot`` wrote into its turn, to be admitted again later."""
+        start, total = int(self._start[slot]), int(self.total[slot])
+        turn.tokens = self.tokens[slot, :total].copy()
+        turn.logprobs = self._logprobs[slot, start:total].copy()
+        turn.policies = self._policies[slot, start:total].copy()
+
+    def park(self, slot: int) -> None:
+        """The turn has ended: what counts is what the cache holds."""
+        self.total[slot] = self.held[slot]
+
+    def clear(self, slot: int) -> None:
+        """The slot is free."""
+        self.rollouts[slot] = ""
+        self.held[slot] = self.total[slot] = 0

@@ -1,0 +1,392 @@
+"""What every engine must do, as checks to run against yours.
+
+Describe the engine with a ``Subject`` and run each of ``CHECKS`` in trio; a check that fails raises AssertionError::
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    def test_contract(check, tmp_path):
+        save_tiny_model(tmp_path / "model", "qwen3", seed=0)
+        trio.run(check, Subject(tmp_path / "model", lambda options: MyEngine(...)))
+
+The reference is a plain Hugging Face forward pass in float32, without any cache. Updates always bring weights not served
+before: going A, B, A would hide an engine that ignores them.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import trio
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from actors.engines.base import Engine, EngineError, TurnRequest, TurnResult
+from agent_rl.messages import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+TINY_VOCABULARY = 61
+TINY_MAX_LENGTH = 512
+FIRST_POLICY = Policy(epoch=1, version=3)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a check wants its engine: the directory of the model, its capacity, and the policy its weights are."""
+
+    model_path: Path
+    max_rollouts: int
+    kv_tokens: int | None
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine under test. ``tolerance`` bounds the error of log-probabilities; ``kv_on_update`` is what it does."""
+
+    model_path: Path
+    make: Callable[[EngineOptions], Engine]
+    kv_on_update: Literal["keep", "recompute"] = "keep"
+    tolerance: float = 1e-4
+    reference: Reference = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reference", Reference(self.model_path))
+
+    @asynccontextmanager
+    async def running(self, max_rollouts: int = 8, kv_tokens: int | None = None) -> AsyncIterator[Engine]:
+        """An engine that serves; it is stopped on leaving."""
+        engine = self.make(EngineOptions(self.model_path, max_rollouts, kv_tokens, FIRST_POLICY))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            yield engine
+            nursery.cancel_scope.cancel()
+
+
+class Reference:
+    """A plain forward pass of a Hugging Face model, without a cache."""
+
+    def __init__(self, path: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The ``count`` tokens that follow ``tokens``, each the likeliest."""
+        known = list(tokens)
+        for _ in range(count):
+            known.append(int(self._logits(known)[-1].argmax()))
+        return known[len(tokens) :]
+
+    def logprobs(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> np.ndarray:
+        """Log-probabilities of ``written``, which follow ``tokens``: [n] float32."""
+        logits = self._logits([*tokens, *written])[len(tokens) - 1 : -1]
+        scaled = (logits / (temperature or 1.0)).log_softmax(-1)
+        return scaled[torch.arange(len(written)), torch.tensor(list(written))].numpy()
+
+    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+            return logits
+
+
+def save_tiny_model(path: Path, architecture: Literal["qwen3", "llama"], seed: int) -> None:
+    """Save a random model of a few thousand parameters: Qwen3 with tied embeddings, or Llama without."""
+    sizes = {
+        "vocab_size": TINY_VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": TINY_MAX_LENGTH,
+        "num_attention_heads": 4,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model: nn.Module
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if architecture == "qwen3":
+            config = Qwen3Config(**sizes, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)
+            model = Qwen3ForCausalLM(config)
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False))
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # else all logits are nearly equal, and every comparison holds by chance
+                parameter.data.normal_(std=0.3)
+    model.save_pretrained(path)
+
+
+def save_other_weights(subject: Subject, directory: Path, seed: int) -> Reference:
+    """Save the subject's model with other random weights to ``directory``, and return the reference for it.
+
+    The weights are in ``directory / "model.safetensors"``, as a learner publishes them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(subject.model_path / "model.safetensors")
+    others = {
+        name: tensor + 0.2 * torch.randn(tensor.shape, generator=generator) if tensor.ndim > 1 else tensor
+        for name, tensor in weights.items()
+    }
+    directory.mkdir()
+    save_file(others, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_bytes((subject.model_path / "config.json").read_bytes())
+    return Reference(directory)
+
+
+def turn(
+    rollout: str,
+    tokens: Sequence[int],
+    max_tokens: int,
+    *,
+    temperature: float = 0.0,
+    stop_tokens: frozenset[int] = frozenset(),
+    seed: int = 0,
+) -> TurnRequest:
+    """A TurnRequest, greedy unless said otherwise."""
+    return TurnRequest(
+        rollout=rollout,
+        tokens=tokens,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        stop_tokens=stop_tokens,
+        seed=seed,
+    )
+
+
+def random_prompt(seed: int, length: int) -> list[int]:
+    """A prompt of that many tokens."""
+    prompt: list[int] = np.random.default_rng(seed).integers(0, TINY_VOCABULARY, length).tolist()
+    return prompt
+
+
+async def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Wait until the engine's thread or process has brought about ``condition``, which it does not announce."""
+    with trio.move_on_after(seconds):
+        while not condition():
+            await trio.sleep(0.001)
+        return
+    raise AssertionError(f"within {seconds} s it did not come about that {what}")
+
+
+async def generate_all(engine: Engine, requests: Sequence[TurnRequest]) -> list[TurnResult]:
+    """Send all requests at once."""
+    results: dict[int, TurnResult] = {}
+
+    async def one(index: int) -> None:
+        results[index] = await engine.generate(requests[index])
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(requests)):
+            nursery.start_soon(one, index)
+    return [results[index] for index in range(len(requests))]
+
+
+def assert_refused(error: EngineError, word: str) -> None:
+    """The error's message says what is wrong."""
+    assert word in str(error), f"the error {error} does not mention {word}"
+
+
+async def check_greedy_is_the_models_own(subject: Subject) -> None:
+    """Mixed lengths at once: the tokens a plain forward pass finds likeliest, turn after turn with text put between."""
+    async with subject.running(max_rollouts=4) as engine:
+        sequences = [random_prompt(i, 3 + 9 * i) for i in range(6)]
+        for number in range(3):
+            requests = [turn(f"r{i}", tokens, 4 + i) for i, tokens in enumerate(sequences)]
+            for i, result in enumerate(await generate_all(engine, requests)):
+                assert result.tokens.tolist() == subject.reference.greedy(sequences[i], 4 + i)
+                assert result.finish == "length"
+                assert result.policies.tolist() == [[FIRST_POLICY.epoch, FIRST_POLICY.version]] * (4 + i)
+                sequences[i] = [*sequences[i], *result.tokens.tolist(), *random_prompt(100 * number + i, 1 + i)]
+
+
+async def check_rewritten_history_is_computed_anew(subject: Subject) -> None:
+    """A turn whose tokens differ from what the cache holds, or are a part of it, is answered for what it says."""
+    async with subject.running() as engine:
+        prompt = random_prompt(0, 30)
+        await engine.generate(turn("r", prompt, 5))
+        for tokens in (prompt[:12], prompt[:12] + random_prompt(1, 10), prompt):
+            result = await engine.generate(turn("r", tokens, 5))
+            assert result.tokens.tolist() == subject.reference.greedy(tokens, 5)
+
+
+async def check_logprobs_are_of_the_distribution_sampled(subject: Subject) -> None:
+    """Temperature included; greedy ones are the model's own at temperature 1. Rows of one batch do not mix."""
+    temperatures = [0.0, 0.5, 1.0, 1.7]
+    prompts = [random_prompt(i, 5 + 7 * i) for i in range(8)]
+    async with subject.running() as engine:
+        requests = [
+            turn(f"r{i}", prompt, 20, temperature=temperatures[i % 4], seed=i) for i, prompt in enumerate(prompts)
+        ]
+        for request, result in zip(requests, await generate_all(engine, requests), strict=True):
+            expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), request.temperature)
+            assert np.abs(result.logprobs - expected).max() < subject.tolerance
+            assert (result.tokens.dtype, result.logprobs.dtype, result.policies.dtype) == (np.int32, np.float32, np.int32)
+
+
+async def check_seed_decides_whatever_shares_the_batch(subject: Subject) -> None:
+    """The same seed gives the same tokens alone and in company, another seed others."""
+    prompt = random_prompt(0, 20)
+    async with subject.running() as engine:
+        alone = await engine.generate(turn("alone", prompt, 30, temperature=1.0, seed=7))
+        engine.release("alone")
+        company = [turn(f"c{i}", random_prompt(i, 4 + 5 * i), 25, temperature=1.0, seed=50 + i) for i in range(6)]
+        same = turn("same", prompt, 30, temperature=1.0, seed=7)
+        other = turn("other", prompt, 30, temperature=1.0, seed=8)
+        results = await generate_all(engine, [*company[:3], same, other, *company[3:]])
+    assert results[3].tokens.tolist() == alone.tokens.tolist()
+    assert results[4].tokens.tolist() != alone.tokens.tolist()
+
+
+async def check_stop_tokens_end_a_turn(subject: Subject) -> None:
+    """The stop token is part of what was written; nothing follows it."""
+    prompt = random_prompt(3, 17)
+    expected = subject.reference.greedy(prompt, 12)
+    stop = expected[6]
+    first = expected.index(stop) + 1
+    async with subject.running() as engine:
+        result = await engine.generate(turn("r", prompt, 12, stop_tokens=frozenset({stop, TINY_VOCABULARY - 1, stop})))
+        assert (result.tokens.tolist(), result.finish) == (expected[:first], "stop")
+        assert len(result.logprobs) == len(result.policies) == first
+
+
+async def check_more_requests_than_slots(subject: Subject) -> None:
+    """256 requests at once on 16 slots and little KV cache: all are answered rightly, and nothing stays held."""
+    async with subject.running(max_rollouts=16, kv_tokens=400) as engine:
+        prompts = [random_prompt(i, 4 + i % 23) for i in range(256)]
+        results = await generate_all(engine, [turn(f"r{i}", prompt, 6 + i % 5) for i, prompt in enumerate(prompts)])
+        for i in range(0, 256, 13):
+            assert results[i].tokens.tolist() == subject.reference.greedy(prompts[i], 6 + i % 5)
+        assert engine.figures.kv_tokens_used <= engine.figures.kv_tokens_total == 400
+        for i in range(256):
+            engine.release(f"r{i}")
+        await eventually(lambda: engine.figures.kv_tokens_used == 0, "released sequences free their KV cache")
+        assert (engine.figures.running, engine.figures.waiting) == (0, 0)
+        assert engine.figures.generated_tokens >= sum(len(result.tokens) for result in results)
+
+
+async def check_cancelling_frees(subject: Subject) -> None:
+    """A cancelled turn, running or waiting, leaves nothing behind; its neighbours do not notice."""
+    async with subject.running(max_rollouts=2) as engine:
+        async with trio.open_nursery() as nursery:
+            for i in range(4):
+                nursery.start_soon(engine.generate, turn(f"r{i}", random_prompt(i, 10), 450))
+            await eventually(lambda: engine.figures.running == 2, "two requests run")
+            await eventually(lambda: engine.figures.waiting == 2, "two requests wait")
+            assert engine.figures.kv_tokens_used > 0
+            nursery.cancel_scope.cancel()
+        await eventually(lambda: engine.figures.kv_tokens_used == 0, "cancelled requests free their KV cache")
+        await eventually(lambda: engine.figures.running + engine.figures.waiting == 0, "cancelled requests are gone")
+        again = await engine.generate(turn("r1", random_prompt(1, 10), 5))
+        assert again.tokens.tolist() == subject.reference.greedy(random_prompt(1, 10), 5)
+
+
+async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
+    """Longer than the model, or than the KV cache: EngineError with the numbers, and the engine goes on."""
+    async with subject.running(kv_tokens=100) as engine:
+        for length, max_tokens in ((80, 21), (TINY_MAX_LENGTH, 1)):
+            try:
+                await engine.generate(turn("long", random_prompt(0, length), max_tokens))
+            except EngineError as error:
+                assert_refused(error, str(length))
+                assert_refused(error, "100")
+            else:
+                raise AssertionError(f"{length} + {max_tokens} tokens were accepted")
+        fits = await engine.generate(turn("fits", random_prompt(0, 80), 20))
+        assert len(fits.tokens) == 20
+
+
+async def check_weights_change_under_way(subject: Subject) -> None:
+    """Rollouts in flight survive; each token says which policy sampled it; later requests are the new model's."""
+    with trio.fail_after(60):
+        directory = trio.Path(subject.model_path).parent
+        async with subject.running() as engine:
+            policy, old = FIRST_POLICY, subject.reference
+            for update in range(2):
+                before = policy
+                policy = Policy(epoch=before.epoch, version=before.version + 1)
+                path = subject.model_path.parent / f"update{update}"
+                new = save_other_weights(subject, path, seed=10 + update)
+                assert await (directory / f"update{update}").exists()
+                await _update_under_way(subject, engine, path / "model.safetensors", (before, old), (policy, new))
+                old = new
+
+
+async def _update_under_way(
+    subject: Subject, engine: Engine, weights: Path, before: tuple[Policy, Reference], after: tuple[Policy, Reference]
+) -> None:
+    results: dict[int, TurnResult] = {}
+    prompts = [random_prompt(i, 8 + 5 * i) for i in range(4)]
+
+    async def one(index: int) -> None:
+        results[index] = await engine.generate(turn(f"r{index}", prompts[index], 400))
+
+    generated = engine.figures.generated_tokens
+    async with trio.open_nursery() as nursery:
+        for index in range(len(prompts)):
+            nursery.start_soon(one, index)
+        await eventually(lambda: engine.figures.generated_tokens > generated + 40, "tokens are generated")
+        await engine.load_weights(weights, after[0])
+        assert engine.policy == after[0]
+    for index, result in results.items():
+        versions = [Policy(*pair) for pair in result.policies.tolist()]
+        switch = versions.count(before[0])
+        assert versions == [before[0]] * switch + [after[0]] * (400 - switch)
+        assert 0 < switch < 400, "the update did not come while the rollout was in flight"
+        tokens = result.tokens.tolist()
+        checked = min(switch, 8)
+        assert tokens[:checked] == before[1].greedy(prompts[index], checked)
+        if subject.kv_on_update == "recompute":
+            assert tokens[switch : switch + 8] == after[1].greedy([*prompts[index], *tokens[:switch]], 8)
+        engine.release(f"r{index}")
+    fresh = await engine.generate(turn("fresh", prompts[0], 8))
+    engine.release("fresh")
+    assert fresh.tokens.tolist() == after[1].greedy(prompts[0], 8)
+    assert {Policy(*pair) for pair in fresh.policies.tolist()} == {after[0]}
+
+
+async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
+    """A missing, truncated, incomplete or misshapen file raises EngineError; the old weights and policy stay served."""
+    directory = subject.model_path.parent / "faulty"
+    directory.mkdir()
+    save_other_weights(subject, directory / "other", seed=5)
+    weights = load_file(directory / "other" / "model.safetensors")
+    name = sorted(weights)[-1]
+    whole = (directory / "other" / "model.safetensors").read_bytes()
+    (directory / "truncated").write_bytes(whole[: len(whole) * 2 // 3])
+    save_file({key: tensor for key, tensor in weights.items() if key != name}, directory / "incomplete")
+    save_file({**weights, name: torch.zeros(3, 5)}, directory / "misshapen")
+    save_file({**weights, name: weights[name].to(torch.float64)}, directory / "mistyped")
+    save_file({**weights, "unheard.of": torch.zeros(1)}, directory / "unknown")
+    prompt = random_prompt(0, 12)
+    async with subject.running() as engine:
+        for file in ("missing", "truncated", "incomplete", "misshapen", "mistyped", "unknown"):
+            try:
+                await engine.load_weights(directory / file, Policy(epoch=9, version=9))
+            except EngineError as error:
+                assert_refused(error, file)
+            else:
+                raise AssertionError(f"the {file} weights were accepted")
+            assert engine.policy == FIRST_POLICY
+            result = await engine.generate(turn(file, prompt, 6))
+            assert result.tokens.tolist() == subject.reference.greedy(prompt, 6)
+            assert result.policies.tolist() == [[FIRST_POLICY.epoch, FIRST_POLICY.version]] * 6
+
+
+CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
+    check_greedy_is_the_models_own,
+    check_rewritten_history_is_computed_anew,
+    check_logprobs_are_of_the_distribution_sampled,
+    check_seed_decides_whatever_shares_the_batch,
+    check_stop_tokens_end_a_turn,
+    check_more_requests_than_slots,
+    check_cancelling_frees,
+    check_what_can_never_fit_is_refused,
+    check_weights_change_under_way,
+    check_weights_that_do_not_fit_are_refused,
+)
+"""All of the contract, for ``trio.run(check, subject)``."""

@@ -1,0 +1,137 @@
+"""The KV-cache scheduler's shell: opens groups and places rollouts as `agent_rl.scheduling` decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import trio
+from pydantic import PositiveFloat, PositiveInt
+
+from actors.base import Actor, Announce, Call, Push, Settings
+from agent_rl.messages import (
+    EngineLoad,
+    GroupOpened,
+    GroupsProgress,
+    GroupsUnfinished,
+    GroupsUnwanted,
+    PolicyPublished,
+    Problem,
+    Purpose,
+    RolloutRequest,
+    UnfinishedGroups,
+)
+from agent_rl.scheduling import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
+from agent_rl.tasks import load_tasks
+from agent_rl.topology import RlStage, Topology
+
+
+class KVSchedulerSettings(Settings):
+    """How prompts are sized before they are tokenized, and how far requests may run ahead of a generator."""
+
+    characters_per_token: PositiveFloat = 1.0
+    """Below the tokenizer's real ratio is safe: it promises too much KV cache rather than too little."""
+    template_tokens: PositiveInt = 16
+    """What the chat template adds to a problem's own tokens."""
+    request_window: PositiveInt = 1024
+    unfinished_timeout_seconds: PositiveFloat = 60.0
+
+
+class KVScheduler(Actor):
+    """Decisions are `GroupScheduler`'s; this sends what it says and reports back what became of it."""
+
+    concurrency = 1
+    single = True
+    drain_order = 10
+    Settings = KVSchedulerSettings
+    receives = (Announce(PolicyPublished), Announce(EngineLoad), Announce(GroupsProgress))
+    links: ClassVar = {
+        "groups": Push(GroupOpened, awaited_in_handler=False),
+        "requests": Push(RolloutRequest, awaited_in_handler=False),
+        "unwanted": Announce(GroupsUnwanted),
+        "journal": Call(UnfinishedGroups, GroupsUnfinished, awaited_in_handler=False),
+    }
+
+    @classmethod
+    def link_options(cls, link: str, settings: KVSchedulerSettings) -> dict[str, Any]:
+        """The request window, as the settings say."""
+        return {"requests": {"window": settings.request_window}}.get(link, {})
+
+    @classmethod
+    def check(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
+        """A request window must hold at least one group, or placements wait for each other."""
+        if settings.request_window < topology.algorithm.samples:
+            return [
+                f"request_window {settings.request_window} is smaller than a group; "
+                f"set it to at least algorithm.samples = {topology.algorithm.samples}"
+            ]
+        return []
+
+    async def start(self) -> None:
+        """Load the tasks and build the decider."""
+        topology = self.context.topology
+        filters = {i: stage.filter for i, stage in enumerate(topology.stages) if isinstance(stage, RlStage)}
+        self._tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base, filters=filters)
+        settings: KVSchedulerSettings = self.context.settings
+        self._scheduler = GroupScheduler(
+            seed=topology.run.seed,
+            stages=topology.stages,
+            algorithm=topology.algorithm,
+            max_staleness=topology.max_staleness,
+            problems=self._problem,
+            prompt_tokens=lambda problem: math.ceil(len(problem.text) / settings.characters_per_token)
+            + settings.template_tokens,
+        )
+        self._send, instructions = trio.open_memory_channel[Instruction](math.inf)
+        self.context.nursery.start_soon(self._perform, instructions)
+
+    def _problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
+        if purpose == "train":
+            return self._tasks.problem(stage, number)
+        held_out = number
+        spec = self.context.topology.stages[stage]
+        if spec.kind == "evaluate":
+            held_out = number % spec.problems
+        return self._tasks.evaluation(held_out)
+
+    async def handle(self, message: Any) -> None:
+        """Pass the event on; what follows from it is done by a task of its own."""
+        match message:
+            case PolicyPublished():
+                self._do(self._scheduler.policy_published(message))
+            case EngineLoad():
+                self._do(self._scheduler.engine_load(message))
+            case GroupsProgress():
+                self._do(self._scheduler.progress(message))
+            case _:
+                await super().handle(message)
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            self._send.send_nowait(instruction)
+
+    def _later(self, event: Callable[[], list[Instruction]]) -> Callable[[], None]:
+        return lambda: self._do(event())
+
+    async def _perform(self, instructions: trio.MemoryReceiveChannel[Instruction]) -> None:
+        """Carry out instructions in their order."""
+        async for instruction in instructions:
+            match instruction:
+                case OpenGroup(opened):
+                    recorded = partial(self._scheduler.group_recorded, opened.group)
+                    await self.context.link("groups").send(opened, on_ack=self._later(recorded))
+                case Place(request, generator):
+                    done = partial(self._scheduler.rollout_done, request.rollout)
+                    await self.context.link("requests").send(request, to=generator, on_ack=self._later(done))
+                case Unwanted(groups):
+                    self.context.link("unwanted").set(GroupsUnwanted(groups))
+                case AskUnfinished(stage):
+                    timeout = self.context.settings.unfinished_timeout_seconds
+                    answer = await self.context.link("journal")(UnfinishedGroups(stage), timeout=timeout)
+                    self._do(self._scheduler.unfinished(answer))
+
+    def status(self) -> tuple[str, dict[str, float]]:
+        """Groups and KV promises."""
+        return "running", self._scheduler.figures

@@ -1,0 +1,331 @@
+"""The learner: walks the recipe's stages, trains on groups as steps become ready, publishes every policy.
+
+::
+
+    stages --> sft: demonstrations --> Trainer
+           --> evaluate: publish, wait for EvaluationReady
+           --> rl: StepReady + its TrainingGroups --> Trainer.rl_step --> weights out --> PolicyPublished, StepTrained
+
+It owns the position in the recipe: a checkpoint holds weights, optimizer and position, and a stage's end is always one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import trio
+from pydantic import PositiveFloat, PositiveInt
+
+from actors.base import Actor, Announce, Call, Push, Settings
+from actors.weights import PublishedWeights, model_directory
+from agent_rl.messages import (
+    CheckpointSaved,
+    EngineLoad,
+    EvaluationReady,
+    Policy,
+    PolicyPublished,
+    Recorded,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+    TrainingGroup,
+)
+from agent_rl.tasks import Demonstration, load_tasks
+from agent_rl.topology import EvaluateStage, RlStage, SftStage
+
+if TYPE_CHECKING:
+    from agent_rl.prompts import ChatFormat
+    from agent_rl.training import Position, Trainer
+
+T = TypeVar("T")
+
+
+class LearnerSettings(Settings):
+    """Where and with how many threads to train."""
+
+    threads: PositiveInt = 1
+    device: str = "cpu"
+    record_timeout_seconds: PositiveFloat = 120.0
+    """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
+
+
+class Learner(Actor):
+    """Messages only fill shelves; the recipe is walked by one task, and torch runs in one thread."""
+
+    concurrency = 1
+    single = True
+    drain_order = 30
+    Settings = LearnerSettings
+    receives = (Push(TrainingGroup), Push(StepReady), Push(EvaluationReady), Announce(EngineLoad))
+    links: ClassVar = {
+        "policy": Announce(PolicyPublished),
+        "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),
+        "steps": Call(StepTrained, Recorded, awaited_in_handler=False),
+        "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
+    }
+
+    async def start(self) -> None:
+        """Load the newest whole checkpoint, or the model the run starts from; then walk the recipe."""
+        self._thread = trio.CapacityLimiter(1)
+        self._groups: dict[str, TrainingGroup] = {}
+        self._steps: dict[int, StepReady] = {}
+        self._evaluations: dict[int, EvaluationReady] = {}
+        self._arrived = trio.Event()
+        self._stopping = False
+        self._ended = trio.Event()
+        self._state = "starting"
+        self._figures: dict[str, float] = {"stages": float(len(self.context.topology.stages))}
+        self._weights = PublishedWeights(self.context.directory / "weights")
+        self._checkpoints = self.context.directory / "checkpoints"
+        self._position = await self._in_thread(self._load)
+        self._version_published = -1
+        self._epoch = 0
+        self._idle_seconds = self._busy_seconds = 0.0
+        self.context.nursery.start_soon(self._walk)
+
+    async def stop(self) -> None:
+        """Let the step under way end, and checkpoint."""
+        self._stopping = True
+        self._wake()
+        await self._ended.wait()
+        self._weights.remove()
+
+    async def handle(self, message: Any) -> None:
+        """Put what arrives on its shelf."""
+        match message:
+            case TrainingGroup():
+                self._groups[message.group] = message
+            case StepReady():
+                if message.version >= self._position.version:
+                    self._steps[message.version] = message
+            case EvaluationReady():
+                self._evaluations[message.stage] = message
+            case EngineLoad():
+                self._weights.served(message.generator, message.policy)
+                return
+            case _:
+                await super().handle(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._arrived.set()
+        self._arrived = trio.Event()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run torch's work in the one thread there is for it; the event loop goes on."""
+        return await trio.to_thread.run_sync(work, limiter=self._thread)
+
+    # The recipe ----------------------------------------------------------------------------------------------------------
+
+    async def _walk(self) -> None:
+        stages = self.context.topology.stages
+        self._state = "running"
+        restored, left = True, {}
+        while not self._stopping:
+            position = self._position
+            reply: StageRecorded = await self.context.link("stages")(
+                StageEntered(position.stage, position.stage_version, position.version, restored, left),
+                timeout=self.context.settings.record_timeout_seconds,
+            )
+            self._epoch, restored = reply.epoch, False
+            self._figures |= {"stage": float(position.stage), "step": 0.0, "steps": 0.0}
+            if position.stage >= len(stages):
+                await self._publish()
+                self._state = "finished"
+                break
+            stage = stages[position.stage]
+            self.log.info("stage", stage=position.stage, name=stage.name, kind=stage.kind, version=position.version)
+            began = self.context.now()
+            match stage:
+                case SftStage():
+                    done = self._past_limit() or await self._sft(stage)
+                case EvaluateStage():
+                    done = await self._evaluate(position.stage)
+                case RlStage():
+                    done = await self._rl(stage)
+            if not done:
+                break
+            left = {"stage": float(position.stage), "stage_seconds": self.context.now() - began} | self._stage_figures
+            await self._next_stage()
+        if self._state != "finished" and not self._in_sft():
+            await self._checkpoint()
+        self._ended.set()
+
+    def _in_sft(self) -> bool:
+        """A supervised stage stopped on its way starts again from where it began: half of it is no place to go on from."""
+        stages = self.context.topology.stages
+        return self._position.stage < len(stages) and stages[self._position.stage].kind == "sft"
+
+    async def _next_stage(self) -> None:
+        from agent_rl.training import Position
+
+        version = self._position.version
+        self._groups.clear()
+        self._steps.clear()
+        self._position = Position(self._position.stage + 1, version, version)
+        await self._checkpoint()
+
+    async def _sft(self, stage: SftStage) -> bool:
+        """Supervised steps on the task's demonstrations. False when stopped on the way; the stage then starts again."""
+        from agent_rl.training import Position
+
+        topology = self.context.topology
+        tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
+        demonstrations = tasks.demonstrations(random.Random(f"{topology.run.seed}/sft/{self._position.stage}"))
+        self._stage_figures: dict[str, float] = {}
+        self._figures["steps"] = float(stage.steps)
+        for step in range(stage.steps):
+            if self._stopping:
+                return False
+            if self._past_limit():
+                break
+            self._stage_figures = await self._in_thread(partial(self._sft_step, demonstrations, stage, step))
+            self._figures |= {"step": step + 1.0, "loss": self._stage_figures["loss"]}
+            if (step + 1) % 20 == 0:
+                self.log.info("sft step", step=step + 1, **self._stage_figures)
+        self._trainer.reset_optimizer()  # moments of the supervised loss say nothing about the next stage's
+        at = self._position
+        self._position = Position(at.stage, at.stage_version, at.version + 1)
+        return True
+
+    def _sft_step(self, demonstrations: Iterator[Demonstration], stage: SftStage, step: int) -> dict[str, float]:
+        batch = [self._chat.demonstration_tokens(next(demonstrations).messages) for _ in range(stage.batch)]
+        return self._trainer.sft_step(batch, stage, step)
+
+    async def _evaluate(self, index: int) -> bool:
+        """Publish, and wait until the generators have answered all held-out problems."""
+        self._stage_figures = {}
+        await self._publish()
+        while index not in self._evaluations:
+            if self._stopping:
+                return False
+            await self._arrived.wait()
+        self.log.info("evaluation", **self._evaluations[index].figures)
+        return True
+
+    async def _rl(self, stage: RlStage) -> bool:
+        """Steps of GRPO-RoC, each as soon as the filter has closed it."""
+        self._stage_figures = {}
+        if stage.reset_optimizer and self._position.version == self._position.stage_version:
+            self._trainer.reset_optimizer()
+        await self._publish()
+        self._figures["steps"] = float(stage.steps)
+        while self._position.version - self._position.stage_version < stage.steps and not self._past_limit():
+            ready = await self._next_step()
+            if ready is None:
+                return False
+            await self._step(stage, ready)
+        return True
+
+    async def _next_step(self) -> StepReady | None:
+        """The next step with all its groups; None when the run is to stop."""
+        waited_from = self.context.now()
+        try:
+            while not self._stopping:
+                ready = self._steps.get(self._position.version)
+                if ready is not None and all(group in self._groups for group in ready.groups):
+                    return ready
+                await self._arrived.wait()
+            return None
+        finally:
+            self._idle_seconds += self.context.now() - waited_from
+
+    async def _step(self, stage: RlStage, ready: StepReady) -> None:
+        from agent_rl.training import Position
+
+        at = self._position
+        groups = [self._groups.pop(group) for group in ready.groups]
+        del self._steps[ready.version]
+        began = self.context.now()
+        step = at.version - at.stage_version
+        figures = await self._in_thread(lambda: self._trainer.rl_step(groups, stage, step))
+        self._position = Position(at.stage, at.stage_version, at.version + 1)
+        await self._publish()
+        seconds = self.context.now() - began
+        self._busy_seconds += seconds
+        figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds}
+        await self.context.link("steps")(
+            StepTrained(at.stage, at.version, ready.groups, figures),
+            timeout=self.context.settings.record_timeout_seconds,
+        )
+        self._figures |= {
+            "step": step + 1.0,
+            "success": ready.figures.get("success", math.nan),
+            "staleness_mean": ready.figures.get("staleness_mean", 0.0),
+            "staleness_max": ready.figures.get("staleness_max", 0.0),
+            "entropy": figures.get("entropy", math.nan),
+            "seconds_per_step": seconds,
+        }
+        self.log.info("step", version=at.version, **{**ready.figures, **figures})
+        if self._position.version % self.context.topology.run.checkpoint_every == 0:
+            await self._checkpoint()
+
+    def _past_limit(self) -> bool:
+        limit = self.context.topology.run.max_minutes
+        return limit is not None and self.context.wall() - self.context.started_at > limit * 60.0
+
+    # Weights and checkpoints -----------------------------------------------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Write the weights of the present policy, once, and announce them with the position in the recipe."""
+        policy = Policy(self._epoch, self._position.version)
+        path = self._weights.path(policy)
+        if not path.exists():
+            await self._in_thread(lambda: self._trainer.write_weights(path))
+        position = self._position
+        self.context.link("policy").set(
+            PolicyPublished(policy, path.absolute().as_uri(), position.stage, position.stage_version)
+        )
+        self._weights.clean(policy)
+
+    async def _checkpoint(self) -> None:
+        position = self._position
+        directory = self._checkpoints / f"version-{position.version:06d}-stage-{position.stage:02d}"
+        await self._in_thread(lambda: self._trainer.save(directory, position))
+        keep = self.context.topology.run.keep_checkpoints
+        kept = self._saved()[-keep:]
+        for old, _ in self._saved()[:-keep]:
+            shutil.rmtree(old)
+        oldest = min(saved.version for _, saved in kept)
+        await self.context.link("checkpoints")(
+            CheckpointSaved(str(directory), position.version, oldest),
+            timeout=self.context.settings.record_timeout_seconds,
+        )
+
+    def _saved(self) -> list[tuple[Path, Position]]:
+        """Whole checkpoints, oldest first."""
+        from agent_rl.training import read_position
+
+        found = [(path, read_position(path)) for path in sorted(self._checkpoints.glob("version-*"))]
+        return [(path, position) for path, position in found if position is not None]
+
+    def _load(self) -> Position:
+        from agent_rl.prompts import ChatFormat
+        from agent_rl.training import Position, Trainer
+
+        topology = self.context.topology
+        settings: LearnerSettings = self.context.settings
+        self._trainer: Trainer = Trainer(
+            model_directory(topology, self.context.directory),
+            dtype=topology.model.dtype,
+            device=settings.device,
+            algorithm=topology.algorithm,
+            threads=settings.threads,
+            seed=topology.run.seed,
+        )
+        self._chat: ChatFormat = ChatFormat(self._trainer.tokenizer, topology.tasks.prompt)
+        saved = self._saved()
+        if not saved:
+            return Position(0, 0, 0)
+        return self._trainer.restore(saved[-1][0])
+
+    def status(self) -> tuple[str, dict[str, float]]:
+        """The position and the last step's figures."""
+        return self._state, self._figures

@@ -1,0 +1,384 @@
+"""The RoC filter: journals every trajectory, has its answer judged, selects, and sends groups and steps to the learner.
+
+::
+
+    Trajectory --> journal --(commit)--> acknowledged
+               --> GroupBook --> Check --> VerifyAnswer / Verdict --> GroupBook --> TrainingGroup, StepReady --> learner
+
+`agent_rl.grouping.GroupBook` decides; this shell alone writes the journal. What is to be sent is queued and done by tasks of
+their own, so that no handler waits for a push or a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import trio
+from pydantic import PositiveFloat, PositiveInt
+
+from actors.base import Actor, Announce, Call, Push, Settings
+from actors.run_records import RunRecords
+from agent_rl.grouping import (
+    STAGE_BOUNDARY,
+    STALE,
+    Check,
+    Closed,
+    DecidedGroup,
+    Dropped,
+    Evaluated,
+    EvaluationGroupDone,
+    GroupBook,
+    Instruction,
+    Ready,
+    Rewarded,
+)
+from agent_rl.journal import Journal, StepRow
+from agent_rl.messages import (
+    CheckpointSaved,
+    EvaluationReady,
+    GroupOpened,
+    GroupsProgress,
+    GroupsUnfinished,
+    Policy,
+    Recorded,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+    TrainingGroup,
+    Trajectory,
+    UnfinishedGroups,
+    Verdict,
+    VerifyAnswer,
+)
+from agent_rl.resampling import SELECTIONS, Candidate
+from agent_rl.statistics import RolloutFigures
+from agent_rl.topology import Topology
+from transport import CallFailed, CallRefused, CallTimeout, PeerLost, Registry, decode, encode
+
+MESSAGES = Registry(GroupOpened, Trajectory)
+
+
+class RoCFilterSettings(Settings):
+    """Commits and checks."""
+
+    commit_seconds: PositiveFloat = 0.02
+    """The longest a message waits for the commit that acknowledges it."""
+    check_timeout_seconds: PositiveFloat = 60.0
+    check_attempts: PositiveInt = 3
+    training_window: PositiveInt = 4096
+
+
+class RoCFilter(Actor):
+    """Single and stateful; its state is the journal's, rebuilt from it at every start."""
+
+    concurrency = 1
+    single = True
+    drain_order = 35
+    Settings = RoCFilterSettings
+    receives = (
+        Push(GroupOpened),
+        Push(Trajectory),
+        Call(StageEntered, StageRecorded),
+        Call(StepTrained, Recorded),
+        Call(CheckpointSaved, Recorded),
+        Call(UnfinishedGroups, GroupsUnfinished),
+    )
+    links: ClassVar = {
+        "checks": Call(VerifyAnswer, Verdict, awaited_in_handler=False),
+        "training": Push(TrainingGroup, StepReady, EvaluationReady, awaited_in_handler=False),
+        "progress": Announce(GroupsProgress),
+    }
+
+    @classmethod
+    def link_options(cls, link: str, settings: RoCFilterSettings) -> dict[str, Any]:
+        """The training window, as the settings say."""
+        return {"training": {"window": settings.training_window}}.get(link, {})
+
+    @classmethod
+    def check(cls, topology: Topology, settings: RoCFilterSettings) -> list[str]:
+        """The training window must hold what the staleness budget lets be ready at once."""
+        needed = (topology.max_staleness + 1) * (topology.algorithm.groups_per_step + 1)
+        if settings.training_window < needed:
+            return [
+                f"training_window {settings.training_window} cannot hold (max_staleness + 1) * groups_per_step groups; "
+                f"set it to at least {needed}"
+            ]
+        return []
+
+    def select(self, group: Sequence[Candidate], rng: Any) -> tuple[int, ...]:
+        """Which rollouts of a group to keep: the one method a filter of your own overrides."""
+        algorithm = self.context.topology.algorithm
+        return SELECTIONS[algorithm.resampling](group, rng, keep=algorithm.keep)
+
+    # Life --------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the journal; the state follows when the learner says where it is."""
+        topology = self.context.topology
+        self._journal = self.context.open_journal()
+        self._records = RunRecords(self.context.directory, self._journal, topology, self.context.started_at)
+        self._book = GroupBook(
+            algorithm=topology.algorithm,
+            max_staleness=topology.max_staleness,
+            stages=topology.stages,
+            seed=topology.run.seed,
+            select=self.select,
+        )
+        self._acks: list[Callable[[], None]] = []
+        self._commit_wanted = trio.Event()
+        self._training, training = trio.open_memory_channel[tuple[Any, ...]](math.inf)
+        self._checking, checks = trio.open_memory_channel[Check](math.inf)
+        self.context.nursery.start_soon(self._commits)
+        self.context.nursery.start_soon(self._send_training, training)
+        self.context.nursery.start_soon(self._judge, checks)
+        self._trajectories = 0
+        stage = self._journal.fact("stage")
+        if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
+            begun = int(self._journal.fact("stage_version") or 0)
+            untrained = [step.version for step in self._journal.steps(stage=int(stage)) if not step.trained]
+            entered = StageEntered(int(stage), begun, min(untrained, default=begun), restored=False, figures={})
+            self._take_up(entered)
+            if untrained or not self._journal.steps(stage=int(stage)):
+                self._resend(entered)
+            self._commit()
+
+    async def stop(self) -> None:
+        """Commit, acknowledge, and leave a summary of what there is."""
+        self._commit()
+        self._records.write_summary(self.context.wall())
+        self._journal.close()
+
+    async def handle(self, message: Any) -> Any:
+        """One event at a time, in order."""
+        match message:
+            case Trajectory():
+                self._acks.append(self.defer_ack())
+                self._trajectory(message)
+            case GroupOpened():
+                self._acks.append(self.defer_ack())
+                if self._book.group_opened(message):
+                    payload = _payload(message)
+                    self._journal.open_group(message.group, message.stage, message.number, message.purpose, payload)
+            case UnfinishedGroups():
+                answer = self._book.unfinished(message.stage)
+                if answer is None:
+                    raise CallRefused(f"the learner is not in stage {message.stage} yet")
+                return answer
+            case StageEntered():
+                return self._enter(message)
+            case StepTrained():
+                if self._journal.step_trained(message.version, message.figures):
+                    self._records.step(message.version, self.context.wall())
+                self._commit()
+                return Recorded()
+            case CheckpointSaved():
+                self._journal.compact(message.oldest_version)
+                self._commit()
+                return Recorded()
+            case _:
+                return await super().handle(message)
+        self._commit_wanted.set()
+        return None
+
+    # Events --------------------------------------------------------------------------------------------------------------
+
+    def _trajectory(self, trajectory: Trajectory) -> None:
+        if not self._book.wants(trajectory):
+            return
+        self._trajectories += 1
+        self._journal.add_trajectory(
+            trajectory.group, trajectory.sample, trajectory.attempt, trajectory.status, _payload(trajectory)
+        )
+        self._perform(self._book.trajectory(trajectory))
+
+    def _enter(self, entered: StageEntered) -> StageRecorded:
+        epoch = int(self._journal.fact("epoch") or 0)
+        if entered.restored:
+            epoch += 1
+            self._journal.set_fact("epoch", str(epoch))
+        self._journal.set_fact("stage", str(entered.stage))
+        self._journal.set_fact("stage_version", str(entered.stage_version))
+        if entered.figures:
+            self._records.stage_left(entered.figures, self.context.wall())
+        self._take_up(entered)
+        if entered.restored:
+            self._resend(entered)
+        if entered.stage >= len(self.context.topology.stages):
+            self._records.write_summary(self.context.wall())
+        self._commit()
+        return StageRecorded(epoch)
+
+    def _take_up(self, entered: StageEntered) -> None:
+        fresh = self._book.entered is None
+        steps = self._journal.steps(stage=entered.stage)
+        next_version = steps[-1].version + 1 if steps else entered.version
+        self._perform(self._book.enter(entered, next_version=next_version))
+        self._journal.leave_stages(but=entered.stage, reason=STAGE_BOUNDARY)
+        if fresh:
+            self._restore(entered.stage, steps)
+
+    def _restore(self, stage: int, steps: Sequence[StepRow]) -> None:
+        """Rebuild the book from the journal, through the same events that built it."""
+        groups_per_step = self.context.topology.algorithm.groups_per_step
+        surplus = sum(len(step.decided) - groups_per_step for step in steps) + self._journal.dropped_count(stage, STALE)
+        decided = [
+            DecidedGroup(row.id, row.oldest, row.state == "ready", self._figures_of(row.id))
+            for row in sorted(
+                self._journal.groups(stage=stage, states=("ready", "dropped")), key=lambda row: row.decided_order
+            )
+            if row.step is None and row.decided_order
+        ]
+        self._book.restore(decided, opened=self._journal.opened_count(stage), surplus=surplus)
+        for row in self._journal.groups(stage=stage, states=("evaluated",)):
+            for figures in self._figures_of(row.id):
+                self._book.evaluated_before(figures, figures.reward, row.purpose)
+        for row in self._journal.groups(stage=stage, states=("open",)):
+            self._book.group_opened(_message(row.opened))
+            for _, _, _, reward, payload in self._journal.trajectories(row.id):
+                trajectory = _message(payload)
+                self._perform(self._book.trajectory(trajectory, reward))
+        self._perform(self._book.close_steps())
+
+    def _resend(self, entered: StageEntered) -> None:
+        """The learner or this filter is a new process: what was decided from ``entered.version`` on goes out again."""
+        steps = self._journal.steps(stage=entered.stage)
+        for step in steps:
+            if step.version >= entered.version:
+                for group in step.groups:
+                    self._training.send_nowait(("group", group))
+                self._training.send_nowait(("step", step))
+        in_steps = {group for step in steps for group in step.groups}
+        for row in self._journal.groups(stage=entered.stage, states=("ready",)):
+            if row.id not in in_steps:
+                self._training.send_nowait(("group", row.id))
+        self._perform(self._book.close_evaluation())
+
+    # Instructions --------------------------------------------------------------------------------------------------------
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Check():
+                    self._checking.send_nowait(instruction)
+                case Rewarded(group, sample, attempt, reward):
+                    self._journal.reward(group, sample, attempt, reward)
+                case Ready(group, kept, rewards, oldest, order):
+                    self._journal.ready(group, kept, rewards, oldest, order)
+                    self._training.send_nowait(("group", group))
+                case Dropped(group, reason, mean_length, success, oldest, order):
+                    self._journal.drop(group, reason, mean_length, success, oldest, order)
+                case Closed(stage, step, figures):
+                    self._journal.close_step(step.version, stage, step.trained, step.decided, figures)
+                    row = StepRow(step.version, stage, False, step.trained, step.decided, figures, {})
+                    self._training.send_nowait(("step", row))
+                case EvaluationGroupDone(group):
+                    self._journal.evaluated(group)
+                case Evaluated(stage, figures):
+                    self._journal.add_evaluation(stage, figures)
+                    self._records.evaluation(stage, figures, self.context.wall())
+                    self._training.send_nowait(("evaluation", EvaluationReady(stage, figures)))
+        self._commit_wanted.set()
+
+    async def _commits(self) -> None:
+        """Commit what has gathered, then acknowledge it: one commit for all that arrives within ``commit_seconds``."""
+        while True:
+            await self._commit_wanted.wait()
+            await trio.sleep(self.context.settings.commit_seconds)
+            self._commit_wanted = trio.Event()
+            self._commit()
+
+    def _commit(self) -> None:
+        self._journal.commit()
+        acks, self._acks = self._acks, []
+        for ack in acks:
+            ack()
+        self.context.link("progress").set(self._book.progress())
+
+    async def _send_training(self, items: trio.MemoryReceiveChannel[tuple[Any, ...]]) -> None:
+        """Send groups and steps to the learner in their order, each only after the commit that holds it."""
+        link = self.context.link("training")
+        async for kind, item in items:
+            if self._journal.dirty:
+                self._commit()
+            if kind == "group":
+                group = self._training_group(item)
+                if group is not None:
+                    await link.send(group)
+            elif kind == "step":
+                await link.send(StepReady(item.stage, item.version, item.groups, item.figures))
+            else:
+                await link.send(item)
+
+    def _training_group(self, group: str) -> TrainingGroup | None:
+        row = self._journal.group(group)
+        if row is None or row.state not in {"ready", "trained"}:
+            return None  # dropped at a stage boundary while it waited here
+        payloads = {(sample, attempt): payload for sample, attempt, _, _, payload in self._journal.trajectories(group)}
+        return TrainingGroup(
+            group=group,
+            stage=row.stage,
+            policy=Policy(0, row.oldest),
+            trajectories=tuple(_message(payloads[key]) for key in row.kept),
+            rewards=np.array(row.rewards, dtype=np.float32),
+        )
+
+    async def _judge(self, checks: trio.MemoryReceiveChannel[Check]) -> None:
+        async with trio.open_nursery() as nursery:
+            async for check in checks:
+                nursery.start_soon(self._judge_one, check)
+
+    async def _judge_one(self, check: Check) -> None:
+        """Have one answer judged. The checker's own failures are retried; then the answer counts as not equal, loudly."""
+        settings: RoCFilterSettings = self.context.settings
+        name = f"{check.group}/{check.sample}/{check.attempt}"
+        message = VerifyAnswer(name, check.gold, check.prediction)
+        equal = False
+        for attempt in range(1, settings.check_attempts + 1):
+            try:
+                verdict: Verdict = await self.context.link("checks")(message, timeout=settings.check_timeout_seconds)
+            except (CallTimeout, CallFailed, PeerLost) as error:
+                self.log.warning("check failed", check=name, attempt=attempt, error=str(error))
+                continue
+            if not verdict.failure:
+                equal = verdict.equal
+                break
+            self.log.warning("check failed", check=name, attempt=attempt, error=verdict.failure)
+        else:
+            self.log.error("answer counted as not equal: its check kept failing", check=name)
+        self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=equal))
+
+    def _figures_of(self, group: str) -> tuple[RolloutFigures, ...]:
+        return tuple(
+            RolloutFigures.of(_message(payload)).judged(reward)
+            for _, _, _, reward, payload in self._journal.trajectories(group)
+            if reward is not None
+        )
+
+    def status(self) -> tuple[str, dict[str, float]]:
+        """Groups by state."""
+        return "running", {
+            "groups_open": self._book.open_groups,
+            "groups_waiting": self._book.waiting_groups,
+            "held_back_by": len(self._book.waits_for()),
+            "trajectories": self._trajectories,
+            "queue": len(self._acks),
+            **self._records.counts,
+        }
+
+
+def _payload(message: Any) -> bytes:
+    """A message as one blob: its frames, each with its length before it."""
+    return b"".join(len(frame).to_bytes(4, "big") + bytes(frame) for frame in map(memoryview, encode(message)))
+
+
+def _message(payload: bytes) -> Any:
+    frames, view = [], memoryview(payload)
+    while view:
+        size = int.from_bytes(view[:4], "big")
+        frames.append(view[4 : 4 + size])
+        view = view[4 + size :]
+    return decode(frames, MESSAGES)

@@ -1,0 +1,283 @@
+"""The rollout generator: runs the multi-turn agent loop over an engine, token in and token out.
+
+::
+
+    RolloutRequest --> Episode.turn --> engine.generate --> Episode.wrote --> ToolCall... --> Episode.responded --+
+                          ^                                      |                                                |
+                          +--------------------------------------|------------------------------------------------+
+                                                                 +--> Trajectory (the request is acknowledged when it is)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+import trio
+from pydantic import PositiveFloat, PositiveInt
+
+from actors.base import Actor, Announce, Call, Push, Settings
+from actors.engines.base import Engine, EngineError, TurnRequest
+from actors.rates import Rate
+from actors.weights import model_directory
+from agent_rl.episode import Episode
+from agent_rl.messages import (
+    EngineLoad,
+    GroupsUnwanted,
+    Policy,
+    PolicyPublished,
+    RolloutRequest,
+    ToolCall,
+    ToolCallRecord,
+    ToolResult,
+    Trajectory,
+)
+from agent_rl.parsing import MalformedCall, ParsedCall, tool_response_text
+from agent_rl.prompts import ChatFormat
+from transport import CallFailed, CallTimeout, PeerLost
+
+
+class RolloutGeneratorSettings(Settings):
+    """The engine and the agent loop's limits."""
+
+    engine: str = "actors.engines.torch:TorchEngine"
+    engine_settings: dict[str, Any] = {}
+    max_rollouts: PositiveInt = 64
+    """Rollouts at once: rows of the embedded engine's KV cache."""
+    kv_tokens: PositiveInt | None = None
+    """Capacity of the KV cache in tokens; None: what max_rollouts of the model's maximum length take."""
+    threads: PositiveInt = 1
+    device: str = "cpu"
+    tool_timeout_seconds: PositiveFloat = 60.0
+    """Queueing and execution of one call; the executor's own limits are shorter."""
+    tool_attempts: PositiveInt = 3
+    tool_calls_outstanding: PositiveInt = 256
+    """Calls under way at once per executor; further ones wait here."""
+    tool_response_chars: PositiveInt = 4096
+    """A longer tool response is cut in the middle."""
+    error_detail: Literal["traceback", "last_line"] = "traceback"
+    """What the model sees of an error; the last line alone suits models whose budget cannot hold tracebacks."""
+    load_interval_seconds: PositiveFloat = 0.25
+    trajectory_window: PositiveInt = 256
+
+
+class ToolsUnavailable(Exception):
+    """The tool service could not run a call: the infrastructure's failure, not the model's."""
+
+
+class RolloutGenerator(Actor):
+    """Each RolloutRequest is one task from the first token to the trajectory's acknowledgement."""
+
+    concurrency = 4096
+    drain_order = 20
+    Settings = RolloutGeneratorSettings
+    receives = (Push(RolloutRequest), Announce(PolicyPublished), Announce(GroupsUnwanted))
+    links: ClassVar = {
+        "trajectories": Push(Trajectory),
+        "tools": Call(ToolCall, ToolResult),
+        "load": Announce(EngineLoad),
+    }
+
+    @classmethod
+    def link_options(cls, link: str, settings: RolloutGeneratorSettings) -> dict[str, Any]:
+        """Windows as the settings say."""
+        return {
+            "trajectories": {"window": settings.trajectory_window},
+            "tools": {"outstanding": settings.tool_calls_outstanding, "timeout": settings.tool_timeout_seconds},
+        }.get(link, {})
+
+    async def start(self) -> None:
+        """Load tokenizer and engine; serve requests once a policy was published."""
+        settings: RolloutGeneratorSettings = self.context.settings
+        topology = self.context.topology
+        directory = await trio.to_thread.run_sync(model_directory, topology, self.context.directory)
+        from transformers import AutoTokenizer
+
+        tokenizer = await trio.to_thread.run_sync(AutoTokenizer.from_pretrained, directory)
+        self._chat = ChatFormat(tokenizer, topology.tasks.prompt)
+        self._engine = self._make_engine(directory, settings)
+        await self.context.nursery.start(self._engine.run)
+        self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
+        self._policy_ready = trio.Event()
+        self._calls = self._rollouts = 0
+        self._rate = Rate(self.context.now)
+        self.context.nursery.start_soon(self._report_load)
+
+    def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
+        module, _, name = settings.engine.partition(":")
+        engine_class = getattr(importlib.import_module(module), name)
+        engine: Engine = engine_class(
+            directory,
+            max_rollouts=settings.max_rollouts,
+            kv_tokens=settings.kv_tokens,
+            threads=settings.threads,
+            device=settings.device,
+            dtype=self.context.topology.model.dtype,
+            initial_policy=Policy(0, 0),
+            **settings.engine_settings,
+        )
+        return engine
+
+    async def handle(self, message: Any) -> None:
+        """A request is run to its end; a policy is swapped in; unwanted rollouts are cancelled."""
+        match message:
+            case RolloutRequest():
+                await self._rollout(message)
+            case PolicyPublished():
+                await self._swap(message)
+            case GroupsUnwanted():
+                for group in message.groups:
+                    for scope in self._scopes.get(group, {}).values():
+                        scope.cancel()
+            case _:
+                await super().handle(message)
+
+    async def _swap(self, published: PolicyPublished) -> None:
+        if published.policy != self._engine.policy:
+            await self._engine.load_weights(Path(urlsplit(published.uri).path), published.policy)
+        self._policy_ready.set()
+        self._announce_load()
+
+    async def _rollout(self, request: RolloutRequest) -> None:
+        ack = self.defer_ack()
+        await self._policy_ready.wait()
+        started = self.context.now()
+        episode = Episode(request, self._chat)
+        failure: tuple[Any, str] | None = None
+        scopes = self._scopes.setdefault(request.group, {})
+        with trio.CancelScope() as scope:
+            scopes[request.rollout] = scope
+            try:
+                await self._run(episode)
+            except ToolsUnavailable as error:
+                failure = ("failed", str(error))
+            except EngineError as error:
+                failure = ("failed", str(error))
+            finally:
+                del scopes[request.rollout]
+                if not scopes:
+                    self._scopes.pop(request.group, None)
+                self._engine.release(request.rollout)
+        if scope.cancelled_caught:
+            failure = ("cancelled", "nobody wants its group any more")
+        self._rollouts += 1
+        trajectory = episode.trajectory(
+            generator=self.context.name, seconds=self.context.now() - started, failure=failure
+        )
+        await self.context.link("trajectories").send(trajectory, on_ack=ack)
+
+    async def _run(self, episode: Episode) -> None:
+        sampling = episode.request.sampling
+        while episode.ended is None:
+            result = await self._engine.generate(
+                TurnRequest(
+                    rollout=episode.request.rollout,
+                    tokens=episode.tokens,
+                    max_tokens=episode.budget,
+                    temperature=sampling.temperature,
+                    stop_tokens=self._chat.stop_tokens,
+                    seed=episode.request.seed,
+                )
+            )
+            calls = episode.wrote(result.tokens, result.logprobs, result.policies, stopped=result.finish == "stop")
+            if calls:
+                responses, records = await self._answer(episode, calls)
+                episode.responded(responses, records, self._engine.policy)
+
+    async def _answer(
+        self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]
+    ) -> tuple[list[str], list[ToolCallRecord]]:
+        """The turn's calls run at once; responses and records come back in their order."""
+        answers: list[tuple[str, ToolCallRecord] | None] = [None] * len(calls)
+
+        async def one(index: int, call: ParsedCall | MalformedCall) -> None:
+            answers[index] = await self._call(episode, index, call)
+
+        if len(calls) == 1:
+            await one(0, calls[0])
+        else:
+            async with trio.open_nursery() as nursery:
+                for index, call in enumerate(calls):
+                    nursery.start_soon(one, index, call)
+        done = [answer for answer in answers if answer is not None]
+        return [text for text, _ in done], [record for _, record in done]
+
+    async def _call(self, episode: Episode, index: int, call: ParsedCall | MalformedCall) -> tuple[str, ToolCallRecord]:
+        settings: RolloutGeneratorSettings = self.context.settings
+        turn = episode.turns
+        self._calls += 1
+        if isinstance(call, MalformedCall):
+            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0)
+        request = ToolCall(
+            call=f"{episode.request.rollout}/{turn}.{index}",
+            session=episode.request.rollout,
+            cell=turn,
+            tool=call.name,
+            arguments=call.arguments,
+        )
+        started = self.context.now()
+        for attempt in range(1, settings.tool_attempts + 1):
+            try:
+                result: ToolResult = await self.context.link("tools")(request, timeout=settings.tool_timeout_seconds)
+            except (CallTimeout, PeerLost, CallFailed) as error:
+                self.log.warning("tool call failed", call=request.call, attempt=attempt, error=str(error))
+                continue
+            if result.outcome != "unavailable":
+                break
+        else:
+            raise ToolsUnavailable(f"{request.call}: no executor ran it in {settings.tool_attempts} attempts")
+        record = ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, self.context.now() - started)
+        stderr = result.stderr
+        if result.outcome == "error" and settings.error_detail == "last_line":
+            stderr = stderr.rstrip().rpartition("\n")[2]
+        text = tool_response_text(
+            result.outcome,
+            stdout=result.stdout,
+            stderr=stderr,
+            value=result.value,
+            run_seconds=result.run_seconds,
+            max_chars=settings.tool_response_chars,
+        )
+        return text, record
+
+    async def _report_load(self) -> None:
+        while True:
+            self._announce_load()
+            await trio.sleep(self.context.settings.load_interval_seconds)
+
+    def _announce_load(self) -> None:
+        figures = self._engine.figures
+        self.context.link("load").set(
+            EngineLoad(
+                generator=self.context.name,
+                incarnation=self.context.incarnation,
+                policy=self._engine.policy,
+                kv_tokens_total=figures.kv_tokens_total,
+                kv_tokens_used=figures.kv_tokens_used,
+                max_rollouts=figures.max_rollouts,
+                running=figures.running,
+                waiting=figures.waiting,
+                preempted=figures.preempted,
+                generated_tokens=figures.generated_tokens,
+            )
+        )
+
+    def status(self) -> tuple[str, dict[str, float]]:
+        """The engine's load and rates since the last status."""
+        figures = self._engine.figures
+        rates = self._rate({"tokens": figures.generated_tokens, "calls": self._calls, "rollouts": self._rollouts})
+        return "running", {
+            "tokens_per_s": rates["tokens"],
+            "calls_per_s": rates["calls"],
+            "rollouts_per_s": rates["rollouts"],
+            "kv_used": figures.kv_tokens_used,
+            "kv_total": figures.kv_tokens_total,
+            "running": figures.running,
+            "waiting": figures.waiting,
+            "preempted": figures.preempted,
+            "generated_tokens": figures.generated_tokens,
+            "policy_version": self._engine.policy.version,
+        }

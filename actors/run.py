@@ -1,0 +1,210 @@
+"""The process of one actor: ``python -m actors.run --topology FILE --actor role.replica ...``, started by the supervisor.
+
+It makes the node and the links from the topology, starts the actor, hands it messages, reports its status, and stops it on
+SIGTERM. It exits when the supervisor's lifeline closes. Exit status 3 says that a restart would not help: the last line on
+stderr is the message for the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
+from agent_rl import messages
+from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
+from agent_rl.check import find_class
+from agent_rl.journal import Journal, JournalError
+from agent_rl.load import TopologyError, load_topology
+from agent_rl.logs import open_log
+from agent_rl.messages import ActorStatus
+from agent_rl.prompts import PromptError
+from agent_rl.tasks import TaskError
+from agent_rl.topology import Topology
+from transport import BindError, CurveKeys, Delivery, InsecureLink, Network, Node, Registry, ZmqNetwork
+
+USER_MISTAKE = 3
+STATUS_SECONDS = 0.5
+MISTAKES = (TopologyError, TaskError, JournalError, PromptError, BindError, InsecureLink)
+STATUS_LINK = "status"
+DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
+    Push: {"window": 256},
+    Call: {"outstanding": 64, "timeout": 60.0},
+    Announce: {},
+}
+
+
+def make_links(node: Node, topology: Topology, role: str, cls: type[Actor], settings: Any) -> dict[str, Any]:
+    """The links the class declares, to the nodes the topology names."""
+    nodes: dict[str, list[str]] = {}
+    for name, its_role in actor_nodes(topology):
+        nodes.setdefault(its_role, []).append(name)
+    links: dict[str, Any] = {}
+    for name, kind in cls.links.items():
+        targets = [target for to in topology.actors[role].targets(name) for target in nodes[to]]
+        options = DEFAULT_LINK_OPTIONS[type(kind)] | cls.link_options(name, settings)
+        links[name] = _make_link(node, name, kind, targets, options)
+    return links
+
+
+def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], options: dict[str, Any]) -> Any:
+    match kind:
+        case Push():
+            return node.push(name, targets, **options)
+        case Call():
+            return node.call(name, targets, **options)
+        case Announce():
+            return node.announce(name, targets)
+
+
+async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Event, nursery: trio.Nursery) -> None:
+    """Run an actor whose node is not yet running, until ``stopping`` is set or something fails.
+
+    Messages that arrive while the actor starts wait; heartbeats go out all the same.
+    """
+    ready = trio.Event()
+    context = actor.context
+
+    async def handler(delivery: Delivery) -> object:
+        await ready.wait()
+        return await actor.handle(delivery.message)
+
+    async def report() -> None:
+        while True:
+            _announce(status_link, context, *actor.status())
+            await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
+
+    async with trio.open_nursery() as node_nursery:
+        await node_nursery.start(partial(node.run, handler, concurrency=actor.concurrency))
+        _announce(status_link, context, "starting", {})
+        await actor.start()
+        ready.set()
+        context.log.info("started")
+        node_nursery.start_soon(report)
+        await stopping.wait()
+        await actor.stop()
+        _announce(status_link, context, actor.status()[0], actor.status()[1])
+        context.log.info("stopped")
+        nursery.cancel_scope.cancel()
+        node_nursery.cancel_scope.cancel()
+
+
+def _announce(status_link: Any, context: ActorContext, state: str, figures: Mapping[str, float], detail: str = "") -> None:
+    numbers = {name: float(value) for name, value in figures.items()}
+    status_link.set(ActorStatus(context.name, context.role, state, detail, numbers))
+
+
+async def run_actor(arguments: argparse.Namespace) -> None:
+    """Everything from the topology file to the actor's end."""
+    path = Path(arguments.topology)
+    topology = load_topology(path, arguments.set)
+    role, replica = arguments.actor.rsplit(".", 1)
+    entry = topology.actors[role]
+    cls: type[Actor] = find_class(entry.class_path)
+    settings = cls.Settings.model_validate(entry.settings)
+    directory = topology.run.directory.absolute()
+    node = Node(
+        arguments.actor,
+        _network(topology, path),
+        Registry.of(messages),
+        incarnation=arguments.incarnation,
+        on_event=lambda event: log.warning("link", link_event=type(event).__name__, detail=str(event)),
+    )
+    with open_log(directory, arguments.actor, actor=arguments.actor, incarnation=arguments.incarnation) as log:
+        supervisors = dict.fromkeys([supervisor_node(entry.host), supervisor_node(topology.main_host)])
+        status_link = node.announce(STATUS_LINK, list(supervisors))
+        stopping = trio.Event()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_obey_signals, stopping)
+            if arguments.lifeline is not None:
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, log)
+            context = ActorContext(
+                name=arguments.actor,
+                role=role,
+                replica=int(replica),
+                incarnation=arguments.incarnation,
+                topology=topology,
+                settings=settings,
+                directory=directory,
+                base=path.absolute().parent,
+                node=node,
+                nursery=nursery,
+                rng=random.Random(f"{topology.run.seed}/{arguments.actor}"),
+                log=log,
+                links=make_links(node, topology, role, cls, settings),
+                open_journal=lambda: Journal(directory / "journal.sqlite"),
+                started_at=arguments.started_at,
+            )
+            try:
+                await serve(cls(context), node=node, status_link=status_link, stopping=stopping, nursery=nursery)
+            except Exception:
+                log.exception("failed")
+                raise
+
+
+def _network(topology: Topology, path: Path) -> Network:
+    table = addresses(topology, runtime_directory(topology))
+    key_file = topology.security.key_file
+    curve = None
+    if key_file is not None and len(topology.hosts_in_use) > 1:
+        curve = CurveKeys.load(path.parent / key_file.expanduser())
+    return ZmqNetwork(table, curve=curve)
+
+
+async def _obey_signals(
+    stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """SIGTERM asks to finish and stop; SIGINT is the supervisor's to handle."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        task_status.started()
+        async for number in received:
+            if number == signal.SIGTERM:
+                stopping.set()
+
+
+async def _watch_lifeline(descriptor: int, log: structlog.typing.FilteringBoundLogger) -> None:
+    """Nothing is ever written to the lifeline: it becomes readable when the supervisor is gone."""
+    await trio.lowlevel.wait_readable(descriptor)
+    log.error("the supervisor is gone")
+    raise SystemExit(1)
+
+
+def user_mistake(error: BaseException) -> str | None:
+    """The message, when all that went wrong is a mistake of the user's."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [user_mistake(part) for part in error.exceptions]
+        return found[0] if found and all(text is not None for text in found) else None
+    return " ".join(str(error).split()) if isinstance(error, MISTAKES) else None
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="actors.run", description="Run one actor of a topology.")
+    parser.add_argument("--topology", required=True)
+    parser.add_argument("--actor", required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--started-at", type=float, required=True)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--lifeline", type=int)
+    arguments = parser.parse_args()
+    try:
+        trio.run(run_actor, arguments)
+    except Exception as error:
+        message = user_mistake(error)
+        if message is None:
+            raise
+        print(message, file=sys.stderr)  # noqa: T201 - the supervisor reads it there
+        raise SystemExit(USER_MISTAKE) from None
+
+
+if __name__ == "__main__":
+    main()

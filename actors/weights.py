@@ -1,0 +1,61 @@
+"""Weights and model directories on disk: published policies as immutable files, and the model a run starts from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from agent_rl.messages import Policy
+from agent_rl.topology import Topology
+
+
+def model_directory(topology: Topology, run_directory: Path) -> Path:
+    """The Hugging Face directory the run starts from; a small architecture is initialised once, by whoever comes first.
+
+    It is a function of the topology and the run's seed, so that actors on hosts without a shared disk make the same.
+    """
+    if topology.model.path is not None:
+        return Path(topology.model.path)
+    assert topology.model.initialise is not None
+    directory = run_directory / "model"
+    run_directory.mkdir(parents=True, exist_ok=True)
+    with (run_directory / ".model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            from agent_rl.tiny import initialise_model
+
+            partial = run_directory / ".model.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            initialise_model(topology.model.initialise, partial, topology.run.seed)
+            os.replace(partial, directory)
+    return directory
+
+
+class PublishedWeights:
+    """The weight files of a run: one per policy, never changed, deleted when no engine holds or may still fetch them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: dict[str, Policy] = {}
+
+    def path(self, policy: Policy) -> Path:
+        """Where the policy's weights are."""
+        return self._directory / f"policy-{policy.epoch:04d}-{policy.version:08d}.safetensors"
+
+    def served(self, generator: str, policy: Policy) -> None:
+        """An engine reports what it serves; older files are of no more use to it."""
+        self._held[generator] = policy
+
+    def clean(self, newest: Policy) -> None:
+        """Delete what is older than what every engine serves and than the newest; engines only ever load newer ones."""
+        oldest = min([newest, *self._held.values()])
+        keep = self.path(oldest).name
+        for path in self._directory.glob("policy-*.safetensors"):
+            if path.name < keep:
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """The run is over: checkpoints hold what is worth keeping."""
+        shutil.rmtree(self._directory, ignore_errors=True)

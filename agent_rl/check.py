@@ -1,0 +1,233 @@
+"""Prove a topology sound before anything starts: classes, settings, links, cycles, windows, files, hosts.
+
+Actor classes are found by the names the file gives and looked at only through what they declare (``receives``,
+``links``, ``Settings``; optionally ``single`` and a classmethod ``check``), so a substitute is held to its role's
+contract.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from pydantic import BaseModel, ValidationError
+
+from agent_rl.check_files import file_faults
+from agent_rl.check_hosts import host_faults
+from agent_rl.load import Fault, Source, suggest, validation_faults
+from agent_rl.topology import ActorEntry, Topology
+
+
+class LinkDeclaration(Protocol):
+    """What an actor class says of a link: its kind (push, call, announce) and the message types that go over it."""
+
+    kind: str
+
+    @property
+    def messages(self) -> tuple[type, ...]:
+        """The types sent, or those received."""
+
+
+class ActorClass(Protocol):
+    """What checking asks of an actor class."""
+
+    Settings: type[BaseModel]
+    receives: Sequence[LinkDeclaration]
+    links: Mapping[str, LinkDeclaration]
+
+
+@dataclass(frozen=True)
+class CheckedActor:
+    """An actor whose class was found; ``settings`` is None when they are not valid."""
+
+    role: str
+    entry: ActorEntry
+    cls: ActorClass
+    settings: BaseModel | None = field(default=None)
+
+
+def check_topology(topology: Topology, path: Path, overrides: Sequence[str] = ()) -> list[Fault]:
+    """All that is wrong with a topology that could be loaded from ``path``; an empty list means it is sound."""
+    source = Source.read(path, overrides)
+    faults: list[Fault] = []
+    actors = {}
+    for role in topology.actors:
+        actor = _find_actor(topology, role, source, faults)
+        if actor is not None:
+            actors[role] = actor
+    for actor in actors.values():
+        faults += _declaration_faults(topology, actor, source)
+        faults += _link_faults(actor, actors, source)
+    cycle = find_cycle({role: _waits_for(actor) for role, actor in actors.items()})
+    if cycle:
+        message = f"actors wait for each other in a circle: {' -> '.join(cycle)}"
+        remedy = "a full queue would stop them all; break the circle, or wait in a task of its own"
+        faults.append(source.fault(("actors", cycle[0], "links"), message, remedy))
+    faults += _algorithm_faults(topology, source)
+    if topology.tasks.generator is not None:
+        _import(topology.tasks.generator, ("tasks", "generator"), source, faults)
+    faults += file_faults(topology, path, source)
+    faults += host_faults(topology, path, source)
+    return sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0))
+
+
+def find_class(class_path: str) -> Any:
+    """Import ``module:Class``. Raises whatever the module's import raises, and AttributeError without the class."""
+    module, _, name = class_path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def find_cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
+    """A circle in a directed graph, as ``[a, b, a]``; empty when there is none."""
+    finished: set[str] = set()
+
+    def follow(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return [*way[way.index(node) :], node]
+        if node in finished:
+            return []
+        for target in edges.get(node, ()):
+            cycle = follow(target, [*way, node])
+            if cycle:
+                return cycle
+        finished.add(node)
+        return []
+
+    for node in edges:
+        cycle = follow(node, [])
+        if cycle:
+            return cycle
+    return []
+
+
+def _find_actor(topology: Topology, role: str, source: Source, faults: list[Fault]) -> CheckedActor | None:
+    entry = topology.actors[role]
+    place = ("actors", role, "class")
+    cls = _import(entry.class_path, place, source, faults)
+    if cls is None:
+        return None
+    lacking = [name for name in ("receives", "links", "Settings", "handle") if not hasattr(cls, name)]
+    if not isinstance(cls, type) or lacking:
+        lacks = f", it lacks {', '.join(lacking)}" if lacking else ""
+        faults.append(source.fault(place, f"{entry.class_path} is no actor class{lacks}", "derive it from Actor"))
+        return None
+    actor_class = cast("ActorClass", cls)
+    settings = None
+    try:
+        settings = actor_class.Settings.model_validate(entry.settings)
+    except ValidationError as error:
+        faults += validation_faults(error, actor_class.Settings, source, ("actors", role, "settings"))
+    return CheckedActor(role, entry, actor_class, settings)
+
+
+def _import(class_path: str, place: tuple[str, ...], source: Source, faults: list[Fault]) -> Any:
+    """The class, or None and a fault that says why there is none."""
+    module_name, _, name = class_path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            message = f"there is no module {error.name!r}"
+            remedy = "modules are looked for in the working directory and among installed packages"
+        else:
+            message, remedy = f"{module_name} needs {error.name!r}, which is not installed", "install it"
+        faults.append(source.fault(place, message, remedy))
+        return None
+    except Exception as error:  # noqa: BLE001 - a module may fail in any way; the fault names it
+        faults.append(source.fault(place, f"importing {module_name} fails with {type(error).__name__}: {error}"))
+        return None
+    found = getattr(module, name, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and not key.startswith("_")]
+        faults.append(source.fault(place, f"{module_name} has no class {name!r}", suggest(name, classes)))
+    return found
+
+
+def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source) -> list[Fault]:
+    """Replicas, link names, and what the class itself objects to."""
+    faults = []
+    place = ("actors", actor.role)
+    if getattr(actor.cls, "single", False) and actor.entry.replicas != 1:
+        message = f"{actor.entry.class_path} keeps state of the whole run, so there is exactly one"
+        faults.append(source.fault((*place, "replicas"), message, "write replicas = 1"))
+    for link, declared in actor.cls.links.items():
+        if link not in actor.entry.links:
+            types = " or ".join(message.__name__ for message in declared.messages)
+            remedy = f"say which role receives its {types}: {link} = '...'"
+            faults.append(source.fault((*place, "links"), f"the link {link!r} leads nowhere", remedy))
+    for link in actor.entry.links:
+        if link not in actor.cls.links:
+            message = f"{actor.entry.class_path} has no such link"
+            faults.append(source.fault((*place, "links", link), message, suggest(link, actor.cls.links)))
+    own_check = getattr(actor.cls, "check", None)
+    if own_check is not None and actor.settings is not None:
+        try:
+            messages = own_check(topology, actor.settings)
+        except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
+            messages = [f"its check fails with {type(error).__name__}: {error}"]
+        faults += [source.fault((*place, "settings"), message) for message in messages]
+    return faults
+
+
+def _link_faults(actor: CheckedActor, actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
+    """Whether every target receives what a link carries."""
+    faults = []
+    for link, declared in actor.cls.links.items():
+        if link not in actor.entry.links:
+            continue
+        place = ("actors", actor.role, "links", link)
+        targets = actor.entry.targets(link)
+        if not targets:
+            faults.append(source.fault(place, "leads nowhere", "name the role it leads to"))
+        for target in targets:
+            if target in actors:
+                faults += [
+                    source.fault(place, message, f"lead it to a role that does, or give {target} a class that does")
+                    for message in _not_received(declared, actors[target])
+                ]
+    return faults
+
+
+def _not_received(declared: LinkDeclaration, target: CheckedActor) -> list[str]:
+    """What of a link's messages the target has no use for."""
+    name = f"{target.role} ({target.entry.class_path})"
+    same_kind = [received for received in target.cls.receives if received.kind == declared.kind]
+    verb = "answer" if declared.kind == "call" else "receive"
+    known = {message for received in same_kind for message in received.messages}
+    lacking = [message.__name__ for message in declared.messages if message not in known]
+    if lacking:
+        return [f"{name} does not {verb} {', '.join(lacking)} by {declared.kind}"]
+    wanted = getattr(declared, "reply", None)
+    replies = {getattr(received, "reply", None) for received in same_kind if received.messages == declared.messages}
+    if wanted is not None and wanted not in replies:
+        given = ", ".join(sorted(reply.__name__ for reply in replies if reply is not None))
+        return [f"{name} answers {declared.messages[0].__name__} with {given}, not with {wanted.__name__}"]
+    return []
+
+
+def _waits_for(actor: CheckedActor) -> list[str]:
+    """The roles an actor may wait for inside a handler: by a push without credit, by a call without an answer."""
+    return [
+        target
+        for link, declared in actor.cls.links.items()
+        if getattr(declared, "awaited_in_handler", False) and link in actor.entry.links
+        for target in actor.entry.targets(link)
+    ]
+
+
+def _algorithm_faults(topology: Topology, source: Source) -> list[Fault]:
+    algorithm = topology.algorithm
+    faults = []
+    if algorithm.keep > algorithm.samples:
+        message = f"keeps {algorithm.keep} of {algorithm.samples} samples of a group"
+        faults.append(source.fault(("algorithm", "keep"), message, "keep at most as many as are sampled"))
+    if algorithm.keep < 2:
+        message = "an advantage within a group needs at least 2 trajectories"
+        faults.append(source.fault(("algorithm", "keep"), message, "write keep = 2 or more"))
+    if algorithm.minimum_samples > algorithm.samples:
+        message = f"no group of {algorithm.samples} samples can have {algorithm.minimum_samples} usable ones"
+        faults.append(source.fault(("algorithm", "minimum_samples"), message, "lower it, or sample more"))
+    return faults

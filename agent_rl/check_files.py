@@ -1,0 +1,101 @@
+"""Whether what a topology names on disk is there, and the run directory is on a disk that can hold a journal."""
+
+from __future__ import annotations
+
+import re
+from glob import glob
+from pathlib import Path
+
+from agent_rl.load import Fault, Source
+from agent_rl.topology import EvaluateStage, RlStage, Topology
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+        *("glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb", "smb2", "smb3", "smbfs"),
+    }
+)
+"""File systems whose locks or shared memory SQLite's write-ahead log cannot rely on."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """Missing task files, model files or id lists; a run directory that is no local directory."""
+    faults = _task_file_faults(topology, path.parent, source)
+    for index, stage in enumerate(topology.stages):
+        ids = stage.filter.ids if isinstance(stage, RlStage) else None
+        if ids is not None and not (path.parent / ids).is_file():
+            message = f"there is no file {path.parent / ids}"
+            faults.append(source.fault(("stages", index, "filter", "ids"), message, _RELATIVE))
+    faults += _model_faults(topology, source)
+    faults += _directory_faults(topology, source)
+    return faults
+
+
+_RELATIVE = "paths are relative to the topology file"
+
+
+def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fault]:
+    faults = []
+    tasks = topology.tasks
+    for key, patterns in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
+        for index, pattern in enumerate(patterns):
+            if not glob(str(base / pattern), recursive=True):  # noqa: PTH207 - Path.glob refuses absolute patterns
+                message = f"no file matches {base / pattern}"
+                faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
+    evaluates = any(isinstance(stage, EvaluateStage) for stage in topology.stages)
+    if evaluates and tasks.generator is None and not tasks.evaluation_files:
+        message = "is missing, though a stage evaluates"
+        faults.append(source.fault(("tasks", "evaluation_files"), message, "name the files of held-out problems"))
+    return faults
+
+
+def _model_faults(topology: Topology, source: Source) -> list[Fault]:
+    """Look at what is a path; a name like ``Qwen/Qwen3-14B`` is for the hub to know."""
+    name = topology.model.path
+    if name is None:
+        return []
+    place = ("model", "path")
+    path = Path(name).expanduser()
+    looks_like_path = name.startswith((".", "/", "~")) or path.is_dir() or name.count("/") != 1
+    if not looks_like_path:
+        return []
+    if not path.is_dir():
+        return [source.fault(place, f"there is no directory {path}", "it is relative to the working directory")]
+    faults = []
+    if not (path / "config.json").is_file():
+        faults.append(source.fault(place, f"{path} has no config.json", "it must be a Hugging Face model directory"))
+    if not any((path / file).is_file() for file in TOKENIZER_FILES):
+        message = f"{path} has no tokenizer ({' or '.join(TOKENIZER_FILES)})"
+        faults.append(source.fault(place, message, "save the tokenizer beside the model"))
+    return faults
+
+
+def _directory_faults(topology: Topology, source: Source) -> list[Fault]:
+    place = ("run", "directory")
+    directory = topology.run.directory.resolve()
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if not existing.is_dir():
+        return [source.fault(place, f"{existing} is a file", "name a directory")]
+    mounts = Path("/proc/mounts")
+    kind = file_system(existing, mounts.read_text(encoding="utf-8")) if mounts.exists() else ""
+    if kind in NETWORK_FILE_SYSTEMS:
+        message = f"{directory} is on a network file system ({kind}), which cannot hold the journal"
+        return [source.fault(place, message, "name a directory on a local disk")]
+    return []
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The type of the file system an absolute path is on, by the text of ``/proc/mounts``; empty when none is known."""
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        # The kernel writes blanks and backslashes of a mount point in octal.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
+        # Of two mounts on one point, the later hides the earlier.
+        if (path == point or point in path.parents) and len(point.parts) >= best:
+            best, kind = len(point.parts), fields[2]
+    return kind

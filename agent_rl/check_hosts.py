@@ -1,0 +1,55 @@
+"""Whether the hosts of a topology can be listened on: ports, and keys for what leaves the machine."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from agent_rl.addresses import actor_nodes, is_loopback
+from agent_rl.load import Fault, Source
+from agent_rl.topology import Topology
+
+HIGHEST_PORT = 65535
+
+
+def host_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """Port ranges that end too high or overlap, addresses nobody can reach, links to other machines without a key."""
+    hosts = topology.hosts_in_use
+    if len(hosts) == 1:  # Unix sockets alone
+        return []
+    faults = []
+    taken: dict[str, list[tuple[range, str]]] = {}
+    for name in hosts:
+        host = topology.hosts[name]
+        place = ("hosts", name)
+        needed = 1 + len(list(actor_nodes(topology, name)))
+        ports = range(host.base_port, host.base_port + needed)
+        if ports[-1] > HIGHEST_PORT:
+            message = f"needs the ports {ports[0]} to {ports[-1]}, and {HIGHEST_PORT} is the highest"
+            faults.append(source.fault((*place, "base_port"), message, "choose a lower one"))
+        for other, other_name in taken.setdefault(host.address, []):
+            if ports[0] <= other[-1] and other[0] <= ports[-1]:
+                message = f"its ports {ports[0]} to {ports[-1]} are taken by host {other_name} at the same address"
+                remedy = f"choose {other[-1] + 1} or more"
+                faults.append(source.fault((*place, "base_port"), message, remedy))
+        taken[host.address].append((ports, name))
+        if host.address in {"0.0.0.0", "::", "*"}:  # noqa: S104 - refused here, not bound
+            message = f"other hosts cannot reach {host.address!r}"
+            faults.append(source.fault((*place, "address"), message, "name the address they reach it by"))
+    if not all(is_loopback(topology.hosts[name].address) for name in hosts):
+        faults += _key_faults(topology, path, source)
+    return faults
+
+
+def _key_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    key_file = topology.security.key_file
+    place = ("security", "key_file")
+    remedy = "make a key with `agent-rl keys FILE`, copy it to every host and name it here"
+    if key_file is None:
+        return [source.fault(place, "is missing, and links between machines are not left open", remedy)]
+    file = path.parent / key_file.expanduser()
+    if not file.is_file():
+        return [source.fault(place, f"there is no file {file}", remedy)]
+    if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return [source.fault(place, f"others than its owner may read {file}", f"chmod 600 {file}")]
+    return []

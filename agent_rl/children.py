@@ -1,0 +1,105 @@
+"""An actor's operating-system process: started so that it cannot be orphaned, waited for on trio, ended as a group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import trio
+
+LAST_WORDS_BYTES = 16384
+"""How much of the end of a stderr file is looked at."""
+
+
+class Child:
+    """One process, leader of a session and process group of its own.
+
+    A Ctrl-C in the terminal therefore reaches the supervisor alone, and ``kill`` reaches what the process has started.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int) -> None:
+        self._process = process
+        self._stderr = stderr
+        self._stderr_start = stderr_start
+
+    @property
+    def pid(self) -> int:
+        """The process, and its group."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether ``wait`` or ``reap`` has seen it end."""
+        return self._process.returncode is not None
+
+    async def wait(self) -> int:
+        """Wait for the end, kill what is left of the group, and return the exit status (negative: the signal)."""
+        if not self.ended:
+            await self._exited()
+            self.kill()  # before the process is reaped: until then, its group's number cannot be another's
+        return self._process.wait()
+
+    async def _exited(self) -> None:
+        if not hasattr(os, "pidfd_open"):  # not Linux
+            await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+            return
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def terminate(self) -> None:
+        """Ask the process to stop; what it has started is its own to stop."""
+        if not self.ended:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process and everything in its group, now."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):  # the group has no member left
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Kill the group and collect the process, for when trio can no longer wait."""
+        self.kill()
+        self._process.wait()
+
+    def last_words(self, lines: int = 20) -> list[str]:
+        """The last non-empty lines this process wrote to its stderr file."""
+        with self._stderr.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
+            text = file.read().decode(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+
+
+def start_child(
+    module: str, arguments: Sequence[str], *, lifeline: int, environment: Mapping[str, str], stderr: Path
+) -> Child:
+    """Start ``python -m module arguments... --lifeline FD``, its output appended to the file ``stderr``.
+
+    ``lifeline`` is the read end of a pipe nobody writes to: it reads as closed once the supervisor is gone.
+
+    Called on the supervisor's main thread, not through trio's process functions: those start processes on worker
+    threads, and the parent-death signal fires when the starting *thread* ends.
+    """
+    command = [sys.executable, "-m", "agent_rl.lifeline", str(os.getpid()), module]
+    command += [*arguments, "--lifeline", str(lifeline)]
+    with stderr.open("ab") as file:
+        start = file.tell()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            pass_fds=(lifeline,),
+            env=environment,
+        )
+    return Child(process, stderr, start)

@@ -1,0 +1,183 @@
+"""The command line: ``agent-rl check``, ``run``, ``audit`` and ``keys``.
+
+A user's mistake ends with one clear message on stderr and exit code 2, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_rl.topology import Topology
+
+MISTAKE = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of ``agent-rl``; returns the exit code."""
+    # As `python -m` does for the actors' processes, so that a class beside the user is found, by the same name.
+    working_directory = str(Path.cwd())
+    if working_directory not in sys.path:
+        sys.path.insert(0, working_directory)
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agent-rl", description="Train language models to use tools by reinforcement learning."
+    )
+    parser.add_argument("--version", action="version", version=f"agent-rl {_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    check = commands.add_parser("check", help="prove a topology file sound, or list all its faults")
+    _add_topology(check)
+    check.set_defaults(command=_check)
+
+    run = commands.add_parser("run", help="run a topology file, or continue its run")
+    _add_topology(run)
+    run.add_argument("--host", metavar="NAME", help="start the actors of this host alone")
+    run.set_defaults(command=_run)
+
+    audit = commands.add_parser("audit", help="prove that no group of a run was lost or trained twice")
+    audit.add_argument("directory", type=Path, metavar="RUN", help="the run directory")
+    audit.set_defaults(command=_audit)
+
+    keys = commands.add_parser("keys", help="make the key that hosts of one run share")
+    keys.add_argument("file", type=Path, metavar="FILE", help="where to write it; it must not exist")
+    keys.set_defaults(command=_keys)
+    return parser
+
+
+def _add_topology(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="the topology file (TOML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="use this value instead, as in --set stages.1.steps=5; may be repeated",
+    )
+
+
+def _check(options: argparse.Namespace) -> int:
+    topology = _sound_topology(options)
+    if topology is None:
+        return MISTAKE
+    from agent_rl.describe import describe
+
+    print("\n".join([f"{options.file} is sound", "", *describe(topology)]))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    topology = _sound_topology(options)
+    if topology is None:
+        return MISTAKE
+    import time
+
+    import trio
+    from rich.console import Console
+
+    from agent_rl.live import summary_table
+    from agent_rl.run_directory import RunRefused, read_summary
+    from agent_rl.supervise import run_topology
+    from transport import TransportError
+
+    started_at = time.time()
+    try:
+        exit_code = trio.run(run_topology, topology, options.file, options.overrides, options.host)
+    except (RunRefused, OSError) as refusal:
+        return _mistake(str(refusal))
+    except BaseExceptionGroup as group:
+        refusals, rest = group.split((TransportError, RunRefused, KeyboardInterrupt))
+        if rest is not None or refusals is None:
+            raise
+        leaves = _leaves(refusals)
+        if any(isinstance(error, KeyboardInterrupt) for error in leaves):
+            return INTERRUPTED
+        return _mistake("; ".join(str(error) for error in leaves))
+    summary = read_summary(topology.run.directory, started_at)
+    if summary is not None:
+        Console().print(summary_table(summary))
+        print(json.dumps(summary), flush=True)
+    return exit_code
+
+
+def _audit(options: argparse.Namespace) -> int:
+    if not options.directory.is_dir():
+        return _mistake(f"there is no run directory {options.directory}")
+    from agent_rl.journal import JournalError, audit
+
+    try:
+        found = audit(options.directory)
+    except (JournalError, FileNotFoundError) as error:
+        return _mistake(str(error))
+    print("\n".join(found.lines()))
+    return 0 if found.balanced else 1
+
+
+def _keys(options: argparse.Namespace) -> int:
+    if options.file.exists():
+        return _mistake(f"{options.file} exists; a key that hosts share is not written over")
+    from transport import CurveKeys
+
+    try:
+        CurveKeys.generate().save(options.file)
+    except OSError as error:
+        return _mistake(f"{options.file} cannot be written: {error.strerror}")
+    print(f"wrote {options.file}: copy it to every host, readable by you alone, and name it in the topology file:")
+    print(f'\n[security]\nkey_file = "{options.file}"')
+    return 0
+
+
+def _sound_topology(options: argparse.Namespace) -> Topology | None:
+    """The topology, if nothing is wrong with it; otherwise every fault is on stderr."""
+    from agent_rl.check import check_topology
+    from agent_rl.load import TopologyError, load_topology
+
+    try:
+        topology = load_topology(options.file, options.overrides)
+        faults = check_topology(topology, options.file, options.overrides)
+    except TopologyError as error:
+        faults = error.faults
+    else:
+        if not faults:
+            return topology
+    for fault in faults:
+        print(fault.render(options.file), file=sys.stderr)
+    return None
+
+
+def _mistake(message: str) -> int:
+    print(f"agent-rl: {message}", file=sys.stderr)
+    return MISTAKE
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("agent-rl")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "(not installed)"

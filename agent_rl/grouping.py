@@ -1,0 +1,396 @@
+"""What the RoC filter decides: when a group is complete, what is kept of it, which groups make a step, what is dropped.
+
+Pure: events in, instructions out; the filter's shell writes the journal and sends what the instructions say. All changes of
+a group's state happen here. A group is open until every sample is settled (rewarded, or lost after its last attempt), then
+ready (to be trained) or dropped for a named reason.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from agent_rl.messages import (
+    GroupOpened,
+    GroupsProgress,
+    GroupsUnfinished,
+    Retry,
+    StageEntered,
+    Trajectory,
+    UnfinishedGroup,
+)
+from agent_rl.resampling import Candidate, Select, candidate, has_signal
+from agent_rl.rewards import exactly_equal, final_answer
+from agent_rl.staleness import Step, StepAssembler
+from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
+from agent_rl.topology import Algorithm, Stage
+
+EQUAL_REWARDS = "equal_rewards"
+TOO_FEW_ROLLOUTS = "too_few_rollouts"
+STALE = "stale"
+STAGE_BOUNDARY = "stage_boundary"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Instruction: have this answer judged, then tell `judged`."""
+
+    group: str
+    sample: int
+    attempt: int
+    gold: str
+    prediction: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """Instruction: record the reward of a trajectory."""
+
+    group: str
+    sample: int
+    attempt: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Instruction: the group is to be trained; record it and send these samples (attempt by sample) with their rewards."""
+
+    group: str
+    kept: tuple[tuple[int, int], ...]
+    rewards: tuple[float, ...]
+    oldest: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Instruction: record why the group is not trained, with its mean response length and success so far.
+
+    ``order`` places it among the decided groups when it counts towards a step, else it is 0.
+    """
+
+    group: str
+    reason: str
+    mean_length: float
+    success: float
+    oldest: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Instruction: record the step and send it to the learner."""
+
+    stage: int
+    step: Step
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Instruction: the evaluation stage is complete; record its figures and send them to the learner."""
+
+    stage: int
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationGroupDone:
+    """Instruction: record an evaluation group as evaluated."""
+
+    group: str
+
+
+Instruction: TypeAlias = Check | Rewarded | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone
+
+
+@dataclass(slots=True)
+class _Rollout:
+    attempt: int = 0
+    lost: bool = False
+    trajectory: RolloutFigures | None = None
+    candidate: Candidate | None = None
+    oldest: int = 0
+    reward: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.lost or self.reward is not None
+
+
+@dataclass(slots=True)
+class _Group:
+    opened: GroupOpened
+    rollouts: list[_Rollout]
+
+    def rewarded(self) -> list[_Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedGroup:
+    """A group the journal holds as decided and not yet in a step, for `GroupBook.restore`."""
+
+    group: str
+    oldest: int
+    signal: bool
+    figures: tuple[RolloutFigures, ...] = ()
+
+
+@dataclass(slots=True)
+class GroupBook:
+    """The groups of the stage the learner is in."""
+
+    algorithm: Algorithm
+    max_staleness: int
+    stages: Sequence[Stage]
+    seed: int
+    select: Select
+    entered: StageEntered | None = None
+    _groups: dict[str, _Group] = field(default_factory=dict)
+    _assembler: StepAssembler | None = None
+    _opened: int = 0
+    _decided: int = 0
+    _retries: dict[tuple[str, int], Retry] = field(default_factory=dict)
+    _dropped: set[str] = field(default_factory=set)
+    _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
+    _evaluated: list[RolloutFigures] = field(default_factory=list)
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def enter(self, entered: StageEntered, *, next_version: int) -> list[Instruction]:
+        """The learner entered a stage; what is open of another stage is dropped.
+
+        ``next_version`` is the version of the next step to be closed (beyond those the journal holds).
+        """
+        same_stage = self.entered is not None and self.entered.stage == entered.stage
+        self.entered = entered
+        if same_stage:
+            return []
+        instructions: list[Instruction] = [self._drop(group, STAGE_BOUNDARY) for group in list(self._groups)]
+        self._opened = self._decided = 0
+        self._retries.clear()
+        self._step_rollouts.clear()
+        self._evaluated.clear()
+        self._assembler = None
+        if entered.stage < len(self.stages) and self.stages[entered.stage].kind == "rl":
+            self._assembler = StepAssembler(
+                version=next_version,
+                groups_per_step=self.algorithm.groups_per_step,
+                max_staleness=self.max_staleness,
+                on_stale=self.algorithm.on_stale,
+                refill=self.algorithm.refill,
+                max_refill=self.algorithm.max_refill,
+            )
+        return instructions
+
+    def restore(self, decided: Sequence[DecidedGroup], *, opened: int, surplus: int) -> None:
+        """Take up what the journal holds of the stage just entered: decided groups in order, and counts.
+
+        Open groups and their trajectories are then replayed through the ordinary events.
+        """
+        self._opened = opened
+        if self._assembler is not None:
+            self._assembler.surplus = surplus
+            for item in decided:
+                self._assembler.decided(item.group, item.oldest, signal=item.signal)
+                self._step_rollouts[item.group] = item.figures
+
+    def group_opened(self, opened: GroupOpened) -> bool:
+        """A group exists; False when it is not of the current stage, or known already."""
+        if self.entered is None or opened.stage != self.entered.stage or opened.group in self._groups:
+            return False
+        self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
+        self._opened = max(self._opened, opened.number + 1)
+        if self._assembler is not None:
+            self._assembler.opened(opened.group, opened.policy.version)
+        return True
+
+    def wants(self, trajectory: Trajectory) -> bool:
+        """Whether the trajectory is news: of an open group, a sample not settled, an attempt not seen."""
+        group = self._groups.get(trajectory.group)
+        if group is None or not 0 <= trajectory.sample < len(group.rollouts):
+            return False
+        rollout = group.rollouts[trajectory.sample]
+        return not rollout.settled and rollout.candidate is None and trajectory.attempt >= rollout.attempt
+
+    def trajectory(self, trajectory: Trajectory, reward: float | None = None) -> list[Instruction]:
+        """A wanted trajectory is in the journal: judge it, ask for it again, or give its sample up.
+
+        ``reward`` is the verdict when the journal holds it already.
+        """
+        group = self._groups[trajectory.group]
+        rollout = group.rollouts[trajectory.sample]
+        key = (trajectory.group, trajectory.sample)
+        self._retries.pop(key, None)
+        if trajectory.status in {"failed", "cancelled"}:
+            rollout.attempt = trajectory.attempt + 1
+            if rollout.attempt < self.algorithm.rollout_attempts:
+                self._retries[key] = Retry(trajectory.group, trajectory.sample, rollout.attempt)
+                return []
+            rollout.lost = True
+            return self._settled(group)
+        rollout.attempt = trajectory.attempt
+        rollout.candidate = candidate(trajectory, 0.0)
+        rollout.trajectory = RolloutFigures.of(trajectory)
+        versions = trajectory.policies[trajectory.loss_mask > 0, 1]
+        rollout.oldest = int(versions.min()) if len(versions) else group.opened.policy.version
+        if reward is not None:
+            return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=reward > 0)
+        prediction = final_answer(trajectory.text)
+        gold = group.opened.problem.answer
+        if prediction is None:
+            return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=False)
+        equal = exactly_equal(gold, prediction)
+        if equal is not None:
+            return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=equal)
+        return [Check(trajectory.group, trajectory.sample, trajectory.attempt, gold, prediction)]
+
+    def judged(self, group_name: str, sample: int, attempt: int, *, equal: bool) -> list[Instruction]:
+        """An answer's verdict."""
+        group = self._groups.get(group_name)
+        if group is None or group.rollouts[sample].settled or group.rollouts[sample].attempt != attempt:
+            return []
+        group.rollouts[sample].reward = 1.0 if equal else 0.0
+        return [Rewarded(group_name, sample, attempt, 1.0 if equal else 0.0), *self._settled(group)]
+
+    def dropped_forgotten(self, groups: Sequence[str]) -> None:
+        """Nothing of these dropped groups is in flight any more: stop announcing them."""
+        self._dropped.difference_update(groups)
+
+    # What others ask ---------------------------------------------------------------------------------------------------
+
+    def progress(self) -> GroupsProgress:
+        """The state the scheduler needs, as totals."""
+        return GroupsProgress(
+            stage=self.entered.stage if self.entered else 0,
+            decided=self._decided,
+            uncounted=self._assembler.uncounted if self._assembler else 0,
+            retries=tuple(self._retries.values()),
+            dropped_groups=tuple(sorted(self._dropped)),
+        )
+
+    def unfinished(self, stage: int) -> GroupsUnfinished | None:
+        """The open groups of the stage and what they lack; None while the learner is not there yet."""
+        if self.entered is None or self.entered.stage != stage:
+            return None
+        groups = []
+        for group in self._groups.values():
+            missing = tuple(
+                Retry(group.opened.group, sample, rollout.attempt)
+                for sample, rollout in enumerate(group.rollouts)
+                if not rollout.settled and rollout.candidate is None
+            )
+            if missing:
+                groups.append(UnfinishedGroup(group.opened, missing))
+        return GroupsUnfinished(stage, self._opened, tuple(groups))
+
+    @property
+    def open_groups(self) -> int:
+        """Groups not decided."""
+        return len(self._groups)
+
+    @property
+    def waiting_groups(self) -> int:
+        """Groups decided and not in a step."""
+        return self._assembler.waiting if self._assembler else 0
+
+    def waits_for(self) -> tuple[str, ...]:
+        """Open groups that hold the next step back."""
+        return self._assembler.waits_for() if self._assembler else ()
+
+    # Decisions ---------------------------------------------------------------------------------------------------------
+
+    def _settled(self, group: _Group) -> list[Instruction]:
+        if not all(rollout.settled for rollout in group.rollouts):
+            return []
+        if group.opened.purpose == "train":
+            return self._decide_training(group)
+        return self._decide_evaluation(group)
+
+    def _decide_training(self, group: _Group) -> list[Instruction]:
+        assert self._assembler is not None
+        name = group.opened.group
+        usable = group.rewarded()
+        self._decided += 1
+        self._step_rollouts[name] = tuple(r.trajectory.judged(r.reward or 0.0) for r in usable if r.trajectory)
+        candidates = [_with_reward(rollout) for rollout in usable]
+        instruction: Instruction
+        kept: tuple[int, ...] = ()
+        if len(usable) >= self.algorithm.minimum_samples and has_signal([c.reward for c in candidates]):
+            kept = tuple(self.select(candidates, random.Random(f"{self.seed}/{name}/select")))
+        if not kept:
+            reason = EQUAL_REWARDS if len(usable) >= self.algorithm.minimum_samples else TOO_FEW_ROLLOUTS
+            instruction = self._drop(name, reason, order=self._decided)
+            self._assembler.decided(name, group.opened.policy.version, signal=False)
+        else:
+            del self._groups[name]
+            oldest = min(usable[index].oldest for index in kept)
+            pairs = tuple((usable[i].candidate.sample, usable[i].attempt) for i in kept)  # type: ignore[union-attr]
+            rewards = tuple(float(usable[index].reward or 0.0) for index in kept)
+            instruction = Ready(name, pairs, rewards, oldest, self._decided)
+            self._assembler.decided(name, oldest, signal=True)
+        return [instruction, *self.close_steps()]
+
+    def close_steps(self) -> list[Instruction]:
+        """Close every step that is complete; the shell calls it once after a restore, else it follows from events."""
+        if self._assembler is None or self.entered is None:
+            return []
+        instructions: list[Instruction] = []
+        while (step := self._assembler.close()) is not None:
+            instructions.extend(self._drop(group, STALE) for group in step.dropped_open)
+            rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())]
+            figures = step_figures(rollouts, step)
+            instructions.append(Closed(self.entered.stage, step, figures))
+        return instructions
+
+    def _decide_evaluation(self, group: _Group) -> list[Instruction]:
+        assert self.entered is not None
+        del self._groups[group.opened.group]
+        self._decided += 1
+        instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group)]
+        self._evaluated.extend(
+            r.trajectory.judged(r.reward or 0.0, group.opened.purpose) for r in group.rewarded() if r.trajectory
+        )
+        return instructions + self.close_evaluation()
+
+    def close_evaluation(self) -> list[Instruction]:
+        """The evaluation's result, once every group of its stage has been evaluated."""
+        if self.entered is None or self.entered.stage >= len(self.stages):
+            return []
+        stage = self.stages[self.entered.stage]
+        if stage.kind != "evaluate" or self._groups or self._opened < 2 * stage.problems:
+            return []
+        return [Evaluated(self.entered.stage, evaluation_figures(self._evaluated, stage.name, self._opened))]
+
+    def evaluated_before(self, figures: RolloutFigures, reward: float, purpose: str) -> None:
+        """Take up one evaluated rollout that the journal holds."""
+        self._evaluated.append(figures.judged(reward, purpose))
+
+    def _drop(self, name: str, reason: str, order: int = 0) -> Dropped:
+        group = self._groups.pop(name)
+        for sample in range(len(group.rollouts)):
+            self._retries.pop((name, sample), None)
+        if any(not rollout.settled for rollout in group.rollouts):
+            self._dropped.add(name)
+        rewarded = group.rewarded()
+        lengths = [r.trajectory.tokens for r in rewarded if r.trajectory is not None]
+        rewards = [r.reward or 0.0 for r in rewarded]
+        return Dropped(
+            group=name,
+            reason=reason,
+            mean_length=float(np.mean(lengths)) if lengths else 0.0,
+            success=float(np.mean(rewards)) if rewards else 0.0,
+            oldest=group.opened.policy.version,
+            order=order,
+        )
+
+
+def _with_reward(rollout: _Rollout) -> Candidate:
+    assert rollout.candidate is not None
+    return replace(rollout.candidate, reward=rollout.reward or 0.0)

@@ -1,0 +1,394 @@
+"""The journal: the only durable state beside checkpoints. SQLite in WAL mode, written by the filter's shell alone.
+
+A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason; `audit` proves the balance.
+Payloads are opaque bytes (the wire's encoding), so that what is replayed is what was received.
+
+Durability: a commit survives the death of any process; with ``synchronous = NORMAL`` the last commits may be lost when the
+machine itself loses power, never the file's consistency.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    id TEXT PRIMARY KEY, stage INTEGER NOT NULL, number INTEGER NOT NULL, purpose TEXT NOT NULL,
+    opened BLOB NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'trained', 'evaluated', 'dropped')),
+    reason TEXT NOT NULL DEFAULT '', step INTEGER, kept TEXT NOT NULL DEFAULT '[]', rewards TEXT NOT NULL DEFAULT '[]',
+    oldest INTEGER NOT NULL DEFAULT 0, decided_order INTEGER NOT NULL DEFAULT 0,
+    mean_length REAL NOT NULL DEFAULT 0, success REAL NOT NULL DEFAULT 0);
+CREATE INDEX IF NOT EXISTS groups_by_state ON groups (stage, state);
+CREATE TABLE IF NOT EXISTS trajectories (
+    group_id TEXT NOT NULL, sample INTEGER NOT NULL, attempt INTEGER NOT NULL, status TEXT NOT NULL, reward REAL,
+    payload BLOB NOT NULL, PRIMARY KEY (group_id, sample, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (
+    version INTEGER PRIMARY KEY, stage INTEGER NOT NULL, trained INTEGER NOT NULL DEFAULT 0,
+    groups TEXT NOT NULL, decided TEXT NOT NULL, figures TEXT NOT NULL, learner_figures TEXT NOT NULL DEFAULT '{}');
+CREATE TABLE IF NOT EXISTS evaluations (stage INTEGER PRIMARY KEY, figures TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+LAYOUT = "1"
+GROUP_COLUMNS = (
+    "SELECT id, stage, number, purpose, opened, state, reason, step, kept, rewards, oldest, decided_order FROM groups"
+)
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group as the journal holds it. ``kept`` pairs samples with attempts; ``step`` is the version trained at."""
+
+    id: str
+    stage: int
+    number: int
+    purpose: str
+    opened: bytes
+    state: str
+    reason: str
+    step: int | None
+    kept: tuple[tuple[int, int], ...]
+    rewards: tuple[float, ...]
+    oldest: int
+    decided_order: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A closed step, with the filter's and (once trained) the learner's figures."""
+
+    version: int
+    stage: int
+    trained: bool
+    groups: tuple[str, ...]
+    decided: tuple[str, ...]
+    figures: dict[str, float]
+    learner_figures: dict[str, float]
+
+
+class Journal:
+    """One open journal. Methods change the current transaction; nothing is durable before `commit`."""
+
+    def __init__(self, path: Path | None) -> None:
+        """``path`` None keeps the journal in memory, for simulations and tests."""
+        try:
+            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
+            if path is not None:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise JournalError(f"{path}: not a usable journal ({error}); move it away to start the run afresh") from error
+        self._begun = False
+        layout = self.fact("layout")
+        if layout is None:
+            self.set_fact("layout", LAYOUT)
+            self.commit()
+        elif layout != LAYOUT:
+            raise JournalError(f"{path}: written in layout {layout}, this version reads {LAYOUT}; use the version that wrote it")
+
+    def close(self) -> None:
+        """Commit and close."""
+        self.commit()
+        self._db.close()
+
+    def commit(self) -> None:
+        """Make everything since the last commit durable."""
+        if self._begun:
+            self._db.execute("COMMIT")
+            self._begun = False
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something waits for a commit."""
+        return self._begun
+
+    def _write(self, sql: str, values: Sequence[object] = ()) -> int:
+        if not self._begun:
+            self._db.execute("BEGIN")
+            self._begun = True
+        return self._db.execute(sql, values).rowcount
+
+    # Facts -------------------------------------------------------------------------------------------------------------
+
+    def fact(self, key: str) -> str | None:
+        """A named fact, such as the epoch."""
+        row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_fact(self, key: str, value: str) -> None:
+        """Set a named fact."""
+        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
+
+    # Groups ------------------------------------------------------------------------------------------------------------
+
+    def open_group(self, group: str, stage: int, number: int, purpose: str, opened: bytes) -> None:
+        """A group exists. Opening it again changes nothing."""
+        self._write(
+            "INSERT OR IGNORE INTO groups (id, stage, number, purpose, opened, state) VALUES (?, ?, ?, ?, ?, 'open')",
+            (group, stage, number, purpose, opened),
+        )
+
+    def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
+        """A trajectory arrived; its reward follows."""
+        self._write(
+            "INSERT OR IGNORE INTO trajectories (group_id, sample, attempt, status, payload) VALUES (?, ?, ?, ?, ?)",
+            (group, sample, attempt, status, payload),
+        )
+
+    def reward(self, group: str, sample: int, attempt: int, reward: float) -> None:
+        """A trajectory was judged."""
+        self._write(
+            "UPDATE trajectories SET reward = ? WHERE group_id = ? AND sample = ? AND attempt = ?",
+            (reward, group, sample, attempt),
+        )
+
+    def ready(
+        self, group: str, kept: Sequence[tuple[int, int]], rewards: Sequence[float], oldest: int, order: int
+    ) -> None:
+        """open -> ready, with the selection made."""
+        self._write(
+            "UPDATE groups SET state = 'ready', kept = ?, rewards = ?, oldest = ?, decided_order = ? "
+            "WHERE id = ? AND state = 'open'",
+            (json.dumps(list(kept)), json.dumps(list(rewards)), oldest, order, group),
+        )
+
+    def drop(self, group: str, reason: str, mean_length: float, success: float, oldest: int, order: int) -> None:
+        """open -> dropped, for a named reason."""
+        self._write(
+            "UPDATE groups SET state = 'dropped', reason = ?, mean_length = ?, success = ?, oldest = ?, decided_order = ? "
+            "WHERE id = ? AND state = 'open'",
+            (reason, mean_length, success, oldest, order, group),
+        )
+
+    def evaluated(self, group: str) -> None:
+        """open -> evaluated."""
+        self._write("UPDATE groups SET state = 'evaluated' WHERE id = ? AND state = 'open'", (group,))
+
+    def leave_stages(self, *, but: int, reason: str) -> int:
+        """Drop what other stages left ready, and forget their closed steps that were not trained; returns how many groups."""
+        self._write("DELETE FROM steps WHERE trained = 0 AND stage != ?", (but,))
+        return self._write(
+            "UPDATE groups SET state = 'dropped', reason = ?, step = NULL WHERE stage != ? AND state IN ('ready', 'open')",
+            (reason, but),
+        )
+
+    def groups(self, *, stage: int, states: Sequence[str]) -> Iterator[GroupRow]:
+        """The stage's groups in the given states, by number."""
+        marks = ", ".join("?" * len(states))
+        query = f"{GROUP_COLUMNS} WHERE stage = ? AND state IN ({marks}) ORDER BY number"
+        for row in self._db.execute(query, (stage, *states)).fetchall():
+            yield _group_row(row)
+
+    def group(self, group: str) -> GroupRow | None:
+        """One group; None when it was never opened."""
+        row = self._db.execute(f"{GROUP_COLUMNS} WHERE id = ?", (group,)).fetchone()
+        return None if row is None else _group_row(row)
+
+    def trajectories(self, group: str) -> list[tuple[int, int, str, float | None, bytes]]:
+        """(sample, attempt, status, reward, payload) of a group, by sample and attempt."""
+        return self._db.execute(
+            "SELECT sample, attempt, status, reward, payload FROM trajectories WHERE group_id = ? ORDER BY sample, attempt",
+            (group,),
+        ).fetchall()
+
+    def opened_count(self, stage: int) -> int:
+        """How many group numbers of the stage were opened (numbers are dense)."""
+        row = self._db.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups WHERE stage = ?", (stage,)).fetchone()
+        return int(row[0])
+
+    def dropped_count(self, stage: int, reason: str) -> int:
+        """How many groups of the stage were dropped for a reason."""
+        query = "SELECT COUNT(*) FROM groups WHERE stage = ? AND state = 'dropped' AND reason = ?"
+        return int(self._db.execute(query, (stage, reason)).fetchone()[0])
+
+    # Steps -------------------------------------------------------------------------------------------------------------
+
+    def close_step(
+        self, version: int, stage: int, groups: Sequence[str], decided: Sequence[str], figures: dict[str, float]
+    ) -> None:
+        """A step was closed with these groups, in training order; all groups it decided remember it."""
+        self._write(
+            "INSERT OR REPLACE INTO steps (version, stage, groups, decided, figures) VALUES (?, ?, ?, ?, ?)",
+            (version, stage, json.dumps(list(groups)), json.dumps(list(decided)), json.dumps(figures)),
+        )
+        for group in decided:
+            self._write("UPDATE groups SET step = ? WHERE id = ?", (version, group))
+
+    def step_trained(self, version: int, figures: dict[str, float]) -> bool:
+        """The learner trained the step: its groups are trained. False when it was recorded before (a replay)."""
+        row = self._db.execute("SELECT trained, groups FROM steps WHERE version = ?", (version,)).fetchone()
+        if row is None:
+            raise JournalError(f"step at version {version} was reported trained but never closed")
+        self._write(
+            "UPDATE steps SET trained = 1, learner_figures = ? WHERE version = ?", (json.dumps(figures), version)
+        )
+        for group in json.loads(row[1]):
+            self._write("UPDATE groups SET state = 'trained' WHERE id = ? AND state = 'ready'", (group,))
+        return not row[0]
+
+    def steps(self, *, stage: int | None = None, from_version: int = 0) -> list[StepRow]:
+        """Closed steps by version."""
+        rows = self._db.execute(
+            "SELECT version, stage, trained, groups, decided, figures, learner_figures FROM steps "
+            "WHERE version >= ? AND (? IS NULL OR stage = ?) ORDER BY version",
+            (from_version, stage, stage),
+        ).fetchall()
+        return [
+            StepRow(v, s, bool(t), tuple(json.loads(g)), tuple(json.loads(d)), json.loads(f), json.loads(lf))
+            for v, s, t, g, d, f, lf in rows
+        ]
+
+    def compact(self, before_version: int) -> None:
+        """Forget the payloads that no replay can need: of groups settled in steps before ``before_version``, or dropped."""
+        self._write(
+            "DELETE FROM trajectories WHERE group_id IN (SELECT id FROM groups WHERE state = 'dropped' "
+            "AND (step IS NULL OR step < ?) OR state = 'trained' AND step < ?)",
+            (before_version, before_version),
+        )
+
+    # Evaluations -------------------------------------------------------------------------------------------------------
+
+    def add_evaluation(self, stage: int, figures: dict[str, float]) -> None:
+        """The result of an evaluation stage."""
+        self._write("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", (stage, json.dumps(figures)))
+
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """Results by stage."""
+        rows = self._db.execute("SELECT stage, figures FROM evaluations ORDER BY stage").fetchall()
+        return {int(stage): json.loads(figures) for stage, figures in rows}
+
+    # Balance -----------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[tuple[str, str, str], int]:
+        """Number of groups by (purpose, state, reason)."""
+        rows = self._db.execute("SELECT purpose, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3").fetchall()
+        return {(purpose, state, reason): count for purpose, state, reason, count in rows}
+
+    def faults(self) -> Iterator[str]:
+        """Everything that contradicts the journal's own rules, group by group."""
+        for row in self._db.execute("SELECT stage, COUNT(*), MAX(number) + 1 FROM groups GROUP BY stage"):
+            if row[1] != row[2]:
+                yield f"stage {row[0]}: {row[1]} groups recorded, but numbers reach {row[2]}"
+        queries: Iterable[tuple[str, str]] = (
+            ("trained without a step", "state = 'trained' AND step IS NULL"),
+            ("dropped without a reason", "state = 'dropped' AND reason = ''"),
+            ("a training group marked evaluated", "state = 'evaluated' AND purpose = 'train'"),
+            ("an evaluation group marked trained", "state = 'trained' AND purpose != 'train'"),
+            ("open, yet in a step", "state = 'open' AND step IS NOT NULL"),
+        )
+        for what, condition in queries:
+            for (group,) in self._db.execute(f"SELECT id FROM groups WHERE {condition}"):  # noqa: S608 - constants above
+                yield f"{group}: {what}"
+        seen: dict[str, int] = {}
+        for step in self.steps():
+            for group in step.groups:
+                if group in seen:
+                    yield f"{group}: in the steps at versions {seen[group]} and {step.version}"
+                seen[group] = step.version
+                query = "SELECT state, step FROM groups WHERE id = ?"
+                state, at = self._db.execute(query, (group,)).fetchone() or ("missing", None)
+                if state != ("trained" if step.trained else "ready") or at != step.version:
+                    yield f"{group}: in the step at version {step.version}, but {state} (step {at})"
+        for (group,) in self._db.execute("SELECT id FROM groups WHERE state = 'trained'"):
+            if group not in seen:
+                yield f"{group}: trained, but in no step"
+
+
+def _group_row(row: tuple[Any, ...]) -> GroupRow:
+    kept = tuple((int(sample), int(attempt)) for sample, attempt in json.loads(row[8]))
+    return GroupRow(*row[:8], kept, tuple(json.loads(row[9])), *row[10:])
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The balance of a run: opened = trained + dropped by reason + open (ready counts as open until it is trained)."""
+
+    opened: int
+    trained: int
+    open: int
+    dropped: dict[str, int]
+    evaluated: int
+    evaluation_open: int
+    steps: int
+    empty_steps: int
+    faults: tuple[str, ...]
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every group is accounted for exactly once and no rule is broken."""
+        return not self.faults and self.opened == self.trained + sum(self.dropped.values()) + self.open
+
+    def figures(self) -> dict[str, float]:
+        """The counts by the names the summary uses."""
+        return {
+            "groups_opened": self.opened,
+            "groups_trained": self.trained,
+            "groups_dropped": sum(self.dropped.values()),
+            "groups_open": self.open,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
+        sign = "=" if self.opened == self.trained + sum(self.dropped.values()) + self.open else "!="
+        lines = [
+            f"training groups: {self.opened} opened {sign} {self.trained} trained + {sum(self.dropped.values())} dropped "
+            f"({dropped}) + {self.open} open",
+            f"steps: {self.steps}, of which {self.empty_steps} without an update",
+            f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
+        ]
+        lines += [f"FAULT {fault}" for fault in self.faults]
+        lines.append("balanced" if self.balanced else "NOT BALANCED")
+        return lines
+
+
+def audit_journal(journal: Journal) -> Audit:
+    """Balance an open journal."""
+    opened = trained = still_open = evaluated = evaluation_open = 0
+    dropped: dict[str, int] = {}
+    for (purpose, state, reason), count in journal.counts().items():
+        if purpose != "train":
+            evaluated += count if state == "evaluated" else 0
+            evaluation_open += count if state != "evaluated" else 0
+            continue
+        opened += count
+        if state == "trained":
+            trained += count
+        elif state == "dropped":
+            dropped[reason] = dropped.get(reason, 0) + count
+        else:
+            still_open += count
+    steps = [step for step in journal.steps() if step.trained]
+    return Audit(
+        opened=opened,
+        trained=trained,
+        open=still_open,
+        dropped=dropped,
+        evaluated=evaluated,
+        evaluation_open=evaluation_open,
+        steps=len(steps),
+        empty_steps=sum(not step.groups for step in steps),
+        faults=tuple(journal.faults()),
+    )
+
+
+def audit(directory: Path) -> Audit:
+    """Balance the journal of a run directory. Raises JournalError when there is none."""
+    path = directory / "journal.sqlite"
+    if not path.is_file():
+        raise JournalError(f"{path}: no journal here; give the directory of a run")
+    journal = Journal(path)
+    try:
+        return audit_journal(journal)
+    finally:
+        journal.close()

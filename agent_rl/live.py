@@ -1,0 +1,257 @@
+"""What a run is doing, for people: a table on a terminal, plain lines elsewhere.
+
+``LiveView`` holds what was last heard and draws it; it knows neither clock nor screen. The displays put it on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from agent_rl.messages import ActorStatus
+
+DASH = "-"
+
+OWN_FIGURES = (
+    ("queue", "queue"),
+    ("running", "running"),
+    ("waiting", "waiting"),
+    ("groups_open", "open groups"),
+    ("tokens_per_s", "tokens/s"),
+    ("calls_per_s", "calls/s"),
+    ("seconds_per_step", "s/step"),
+)
+"""The figures shown on an actor's own line: name in ActorStatus.figures, and what people call it."""
+
+
+@dataclass
+class _ActorLine:
+    process: str = "starting"
+    said: str = ""
+    detail: str = ""
+    restarts: int = 0
+    heard_at: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class LiveView:
+    """The newest status of every actor. ``now`` is seconds on any monotonic clock, the same in every call."""
+
+    def __init__(self, name: str, actors: Sequence[str], stages: Sequence[str], now: float) -> None:
+        self.name = name
+        self._stages = tuple(stages)
+        self._started = now
+        self._actors = {actor: _ActorLine() for actor in actors}
+
+    def observe(self, status: ActorStatus, now: float) -> None:
+        """An actor says how it is; actors of other hosts appear as they are heard."""
+        line = self._actors.setdefault(status.actor, _ActorLine())
+        line.said, line.detail, line.figures, line.heard_at = status.state, status.detail, status.figures, now
+
+    def process(self, actor: str, state: str) -> None:
+        """The supervisor says how an actor's process is: starting, restarting, stopping, stopped, ..."""
+        line = self._actors.setdefault(actor, _ActorLine())
+        line.process = state
+        if state == "restarting":
+            line.restarts += 1
+        if state in {"starting", "restarting"}:
+            line.said, line.heard_at, line.figures = "", None, {}
+
+    def milestone(self) -> tuple[float | None, float | None]:
+        """Stage and step: where a new plain line is due."""
+        return self._first("stage"), self._first("step")
+
+    def line(self, now: float) -> str:
+        """The whole run in one line."""
+        figures = "  ".join(f"{label} {value}" for label, value in self.figures())
+        actors = ", ".join(f"{actor} {state}" for actor, state in self._unusual())
+        return f"[{_duration(now - self._started)}] {figures}" + (f"  ({actors})" if actors else "")
+
+    def figures(self) -> list[tuple[str, str]]:
+        """The figures of the whole run, each with its label; what nobody has reported is a dash."""
+        step, steps = self._first("step"), self._first("steps")
+        per_step = self._first("seconds_per_step")
+        left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
+        return [
+            ("stage", self._stage()),
+            ("step", f"{_count(step)}/{_count(steps)}"),
+            ("success", _percent(self._first("success"))),
+            ("staleness", f"{_number(self._first('staleness_mean'))} (max {_count(self._first('staleness_max'))})"),
+            ("tokens/s", _count(self._sum("tokens_per_s"))),
+            ("tool calls/s", _number(self._sum("calls_per_s"))),
+            ("KV in use", self._kv()),
+            ("queued", _count(self._sum("queue"))),
+            ("groups open", _count(self._first("groups_open"))),
+            ("trained", _count(self._first("groups_trained"))),
+            ("dropped", _count(self._first("groups_dropped"))),
+            ("left", DASH if left is None else _duration(left)),
+        ]
+
+    def render(self, now: float) -> Group:
+        """The live table: the run above, one line per actor below."""
+        run = Table(title=f"{self.name}, {_duration(now - self._started)}", title_justify="left", expand=True)
+        figures = self.figures()
+        for label, _ in figures:
+            run.add_column(label, overflow="fold")
+        run.add_row(*(value for _, value in figures))
+        actors = Table(expand=True)
+        for label in ("actor", "state", "heard", "restarts", "figures"):
+            actors.add_column(label, overflow="fold")
+        for actor, line in self._actors.items():
+            heard = DASH if line.heard_at is None else f"{now - line.heard_at:.0f} s ago"
+            own = ", ".join(
+                f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures
+            )
+            actors.add_row(actor, _state(line), heard, str(line.restarts), own or DASH)
+        return Group(run, actors)
+
+    def _unusual(self) -> list[tuple[str, str]]:
+        """Actors that are not simply running."""
+        states = [(actor, _state(line)) for actor, line in self._actors.items()]
+        return [(actor, state) for actor, state in states if state != "running"]
+
+    def _values(self, figure: str) -> list[float]:
+        return [line.figures[figure] for line in self._actors.values() if figure in line.figures]
+
+    def _first(self, figure: str) -> float | None:
+        return next(iter(self._values(figure)), None)
+
+    def _sum(self, figure: str) -> float | None:
+        values = self._values(figure)
+        return sum(values) if values else None
+
+    def _kv(self) -> str:
+        used, total = self._sum("kv_used"), self._sum("kv_total")
+        return DASH if used is None or not total else _percent(used / total)
+
+    def _stage(self) -> str:
+        stage = self._first("stage")
+        if stage is None:
+            return DASH
+        number, known = int(stage), len(self._stages)
+        count = int(self._first("stages") or known)
+        if number >= count:
+            return "done"
+        name = f" {self._stages[number]}" if number < known else ""
+        return f"{number + 1}/{count}{name}"
+
+
+class Display(Protocol):
+    """Where the run is shown."""
+
+    def refresh(self, now: float) -> None:
+        """Show the view as it is."""
+
+    def notice(self, text: str) -> None:
+        """Say something once."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class TerminalDisplay:
+    """The table, redrawn in place; notices scroll by above it. No thread: it is drawn when ``refresh`` is called."""
+
+    def __init__(self, view: LiveView, console: Console) -> None:
+        self._view = view
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def refresh(self, now: float) -> None:
+        """Redraw the table."""
+        self._live.update(self._view.render(now), refresh=True)
+
+    def notice(self, text: str) -> None:
+        """Print above the table."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class PlainDisplay:
+    """A line at every new stage or step, and otherwise every few seconds."""
+
+    INTERVAL = 10.0
+    """Seconds between lines without a milestone."""
+
+    def __init__(self, view: LiveView, out: TextIO) -> None:
+        self._view = view
+        self._out = out
+        self._due: float | None = None
+        self._milestone: tuple[float | None, float | None] = (None, None)
+
+    def refresh(self, now: float) -> None:
+        """Write a line if one is due."""
+        milestone = self._view.milestone()
+        if self._due is None:
+            self._due = now + self.INTERVAL
+        if milestone != self._milestone or now >= self._due:
+            self._milestone = milestone
+            self._due = now + self.INTERVAL
+            self.notice(self._view.line(now))
+
+    def notice(self, text: str) -> None:
+        """Write a line."""
+        print(text, file=self._out, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def make_display(view: LiveView, out: TextIO) -> Display:
+    """The display that suits what ``out`` is."""
+    console = Console(file=out)
+    return TerminalDisplay(view, console) if console.is_terminal else PlainDisplay(view, out)
+
+
+def summary_table(summary: Mapping[str, object]) -> Table:
+    """A finished run's figures, one a line."""
+    table = Table("figure", "value", title="summary", title_justify="left")
+    for name, value in summary.items():
+        table.add_row(name, f"{value:g}" if isinstance(value, float) else str(value))
+    return table
+
+
+def _state(line: _ActorLine) -> str:
+    """The process' state until the actor speaks for itself, and again once it is being stopped."""
+    state = line.said if line.said and line.process in {"starting", "restarting"} else line.process
+    return f"{state}: {line.detail}" if line.said == "failed" and line.detail else state
+
+
+def _count(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.1f}%"
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(int(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,95 @@
+"""The policy loss of GRPO-RoC: token-level clipped surrogate with clip-higher, and the correction for stale tokens.
+
+Three distributions meet here. mu is the one a token was sampled from (an older policy, another implementation, the
+rollout's temperature); pi_prox is the learner's policy before the step's first update; pi_theta is the one being updated::
+
+    loss = - sum_t  stop_grad(min(pi_prox / mu, C)) * min(r * A, clip(r, 1 - low, 1 + high) * A)  /  sum_t 1,
+    r = pi_theta / pi_prox
+
+so that the gap between mu and pi_prox (staleness, engine against learner) is corrected once, by a capped importance
+weight, and the gap between pi_prox and pi_theta once, by the clipped ratio. With pi_prox = mu it is the paper's loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """Constants of the loss; the defaults are the paper's, and ``correction_cap`` the design's C."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    correction_cap: float = 2.0
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """Sums over tokens, each a float64 scalar tensor; divide by the token count of the whole batch for means."""
+
+    clipped: Tensor
+    ratio_deviation: Tensor
+    correction: Tensor
+    correction_capped: Tensor
+    log_gap: Tensor
+
+
+def policy_loss(
+    logprobs: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    normaliser: float,
+    settings: LossSettings,
+) -> tuple[Tensor, LossSums]:
+    """The loss of one micro-batch, to be summed over the micro-batches of an update.
+
+    All tensors have one shape (any), float32; ``mask`` is 1 for the model's own tokens, ``logprobs`` carries the gradient
+    (log pi_theta), ``proximal`` is log pi_prox, ``behaviour`` log mu, ``advantages`` is broadcast to every token already.
+    ``normaliser`` is the number of the model's tokens in the whole update, across micro-batches and ranks.
+    """
+    kept = mask > 0
+    # Where masked the inputs may be anything: replace before exp, so that nothing infinite meets the mask's zero.
+    log_ratio = torch.where(kept, logprobs - proximal, 0.0)
+    log_gap = torch.where(kept, proximal - behaviour, 0.0)
+    ratio = log_ratio.exp()
+    gap = log_gap.exp()
+    correction = gap.clamp(max=settings.correction_cap).detach()
+    clipped_ratio = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+    surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    loss = -(correction * surrogate * mask).sum() / normaliser
+    with torch.no_grad():
+        was_clipped = ((clipped_ratio * advantages < ratio * advantages) & kept).sum()
+        sums = LossSums(
+            clipped=was_clipped.double(),
+            ratio_deviation=((ratio - 1.0).abs() * mask).sum().double(),
+            correction=(correction * mask).sum().double(),
+            correction_capped=((gap > settings.correction_cap) & kept).sum().double(),
+            log_gap=(log_gap.abs() * mask).sum().double(),
+        )
+    return loss, sums
+
+
+def kl_penalty(logprobs: Tensor, reference: Tensor, mask: Tensor, *, normaliser: float) -> Tensor:
+    """The k3 estimator of KL(pi_theta || reference) averaged over tokens; an option that the recipe leaves off."""
+    log_ratio = torch.where(mask > 0, reference - logprobs, 0.0)
+    return ((log_ratio.exp() - log_ratio - 1.0) * mask).sum() / normaliser
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each target under softmax(logits / temperature), float32.
+
+    ``logits`` [..., vocabulary], ``targets`` [...] int64; both results [...]. The temperature is the rollout's: mu was
+    sampled with it, so pi must be evaluated with it too. The entropy carries a gradient, as its optional bonus needs.
+    """
+    log_softmax = torch.log_softmax(logits.float() / temperature, dim=-1)
+    entropy = -(log_softmax.exp() * log_softmax).sum(-1)
+    return log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy

@@ -1,0 +1,380 @@
+"""Every message that crosses a link, as plain frozen dataclasses.
+
+The flow, sender to receiver (kind of link in brackets)::
+
+    kv_scheduler       GroupOpened [push] ------------------------> roc_filter
+    kv_scheduler       RolloutRequest [push] ---------------------> rollout_generator
+    kv_scheduler       GroupsUnwanted [announce] -----------------> rollout_generator
+    rollout_generator  ToolCall / ToolResult [call] --------------> tool_executor
+    rollout_generator  Trajectory [push] -------------------------> roc_filter
+    rollout_generator  EngineLoad [announce] ---------------------> kv_scheduler, learner
+    roc_filter         VerifyAnswer / Verdict [call] -------------> tool_executor
+    roc_filter         TrainingGroup, StepReady, EvaluationReady [push] -> learner
+    roc_filter         GroupsProgress [announce] -----------------> kv_scheduler
+    learner            PolicyPublished [announce] ----------------> kv_scheduler, rollout_generator
+    learner            StageEntered / StageRecorded [call] -------> roc_filter
+    learner            StepTrained, CheckpointSaved / Recorded [call] -> roc_filter
+    kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
+    every actor        ActorStatus [announce] --------------------> supervisor
+    supervisor         RunState [announce] -----------------------> supervisors of other hosts
+
+Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
+Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;
+the codec checks the former on arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Int32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
+Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy"]
+TrajectoryStatus: TypeAlias = Literal["finished", "truncated", "turn_limit", "failed", "cancelled"]
+ToolOutcome: TypeAlias = Literal[
+    "success", "error", "timeout", "memory_limit", "output_limit", "killed", "malformed", "unknown_tool", "unavailable"
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Policy:
+    """Which weights: each restore raises the epoch, each published update the version; the order is lexicographic."""
+
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One task: what the model is asked, and the ground truth its answer is held against."""
+
+    id: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a rollout is drawn, and where it ends.
+
+    ``temperature`` 0 means greedy. ``max_response_tokens`` counts everything after the prompt, tool responses included.
+    """
+
+    temperature: float
+    max_response_tokens: int
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOpened:
+    """A group exists from here on; the journal knows it before any of its rollouts is requested.
+
+    ``number`` counts the groups of the stage from 0; group id, task and seeds are functions of run seed, stage and number.
+    ``policy`` is the oldest policy an engine served at opening: a lower bound for every token of the group.
+    """
+
+    group: str
+    stage: int
+    number: int
+    purpose: Purpose
+    problem: Problem
+    samples: int
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """Sample one rollout. Acknowledged when its Trajectory is."""
+
+    rollout: str
+    group: str
+    stage: int
+    sample: int
+    attempt: int
+    purpose: Purpose
+    problem: Problem
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsUnwanted:
+    """Groups nobody wants any more: their rollouts in flight, at whichever generator, are to be cancelled.
+
+    A name leaves the list once none of its rollouts is in flight.
+    """
+
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallRecord:
+    """What became of one tool call of a trajectory: taken from the call's outcome, never from its text."""
+
+    turn: int
+    tool: str
+    outcome: ToolOutcome
+    run_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One rollout from prompt to end, token in and token out.
+
+    Shapes, with p prompt tokens and n response tokens (the model's and the tools'):
+    ``prompt_tokens`` [p]; ``tokens`` [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural
+    logarithm under the distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch,
+    version) that sampled the token, or that was current when a tool's token was appended.
+    """
+
+    rollout: str
+    group: str
+    stage: int
+    sample: int
+    attempt: int
+    purpose: Purpose
+    status: TrajectoryStatus
+    reason: str
+    prompt_tokens: Int32Vector
+    tokens: Int32Vector
+    loss_mask: Uint8Vector
+    logprobs: Float32Vector
+    policies: Int32Matrix
+    text: str
+    turns: int
+    calls: tuple[ToolCallRecord, ...]
+    generator: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine holds now, in tokens of KV cache and numbers of rollouts.
+
+    ``policy`` is the one served. ``incarnation`` changes when the generator's process is a new one.
+    """
+
+    generator: str
+    incarnation: int
+    policy: Policy
+    kv_tokens_total: int
+    kv_tokens_used: int
+    max_rollouts: int
+    running: int
+    waiting: int
+    preempted: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Run a tool. ``arguments`` is the JSON object the model wrote; ``session`` is the rollout, ``cell`` counts its calls."""
+
+    call: str
+    session: str
+    cell: int
+    tool: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code."""
+
+    call: str
+    outcome: ToolOutcome
+    stdout: str
+    stderr: str
+    value: str
+    queue_seconds: float
+    run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyAnswer:
+    """Judge a prediction against the ground truth."""
+
+    check: str
+    gold: str
+    prediction: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``failure`` names a fault of the checker itself; then ``equal`` says nothing, and the check is to be retried."""
+
+    check: str
+    equal: bool
+    method: str
+    failure: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """A decided group with signal: the kept trajectories and their rewards [kept], float32."""
+
+    group: str
+    stage: int
+    policy: Policy
+    trajectories: tuple[Trajectory, ...]
+    rewards: Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class StepReady:
+    """The step that brings the policy from ``version`` to ``version + 1``: its groups in training order.
+
+    ``groups`` may be empty: such a step is counted without an update. ``figures`` describes the rollouts it decided.
+    """
+
+    stage: int
+    version: int
+    groups: tuple[str, ...]
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReady:
+    """All rollouts of an evaluation stage are judged. ``figures`` holds the results by name."""
+
+    stage: int
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsProgress:
+    """The filter's state of the current stage, for the scheduler.
+
+    ``uncounted`` is how many decided groups a step did not count (replaced ones), net of what short steps forgave: the
+    scheduler may open that many more. ``retries`` are rollouts to be sampled again; ``dropped_groups`` are groups that may
+    still have rollouts in flight, which nobody wants.
+    """
+
+    stage: int
+    decided: int
+    uncounted: int
+    retries: tuple[Retry, ...]
+    dropped_groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Sample ``sample`` of ``group`` again, as attempt number ``attempt``."""
+
+    group: str
+    sample: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPublished:
+    """The newest policy, where its weights are, and where the learner stands in the recipe.
+
+    ``uri`` names an immutable safetensors file. ``stage`` indexes the recipe's stages (their number when the recipe is
+    done); ``stage_version`` is the version at which the stage began.
+    """
+
+    policy: Policy
+    uri: str
+    stage: int
+    stage_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageEntered:
+    """The learner is in ``stage`` at ``version``: replay what was decided from there on; drop what other stages left.
+
+    ``stage_version`` is the version the stage began at. ``restored`` says that the learner's process is a new one: the filter
+    then raises the epoch. ``figures`` is what the stage just left measured, empty when there was none.
+    """
+
+    stage: int
+    stage_version: int
+    version: int
+    restored: bool
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecorded:
+    """The filter is in the stage too; ``epoch`` is the one in force."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrained:
+    """A step is done: ``groups`` were trained, in order; ``figures`` are the learner's, by name."""
+
+    stage: int
+    version: int
+    groups: tuple[str, ...]
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is durable; ``oldest_version`` is that of the oldest one kept: no replay starts before it."""
+
+    path: str
+    version: int
+    oldest_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The journal has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedGroups:
+    """Asked by a scheduler that starts: what is open, and how far is the stage?"""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedGroup:
+    """An open group and the samples it still lacks, with the attempt each is at."""
+
+    opened: GroupOpened
+    missing: tuple[Retry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsUnfinished:
+    """The answer: every number below ``opened`` has been opened in this stage."""
+
+    stage: int
+    opened: int
+    groups: tuple[UnfinishedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """What an actor is doing, for the live table. ``state`` is one word; ``detail`` may say more, also why it ended."""
+
+    actor: str
+    role: str
+    state: str
+    detail: str
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """From the learner's host to the supervisors of the others: once ``ending``, they stop their actors too.
+
+    ``exit_code`` is what the whole run ends with.
+    """
+
+    ending: bool
+    exit_code: int

@@ -1,0 +1,199 @@
+"""One turn of the model, read for its tool calls; one tool result, written for the model (paper, Prompt and format).
+
+Both directions are pure text. What is not a valid call becomes an error message for the model; what a tool returns is
+made harmless first, so that it can't pass for the framing of the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+from agent_rl.messages import ToolOutcome
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+MAX_DEPTH = 32
+"""How deep lists and objects may be nested in a call's arguments; the wire has a limit too."""
+
+_SPACE = re.compile(r"\s*")
+_FRAMING = re.compile(
+    r"<(?=\|"  # chat control tokens, <|...|>
+    r"|\uff5c"  # and those of tokenizers that use the full-width bar
+    r"|\s*/?\s*(?:tool_call|tool_response|tools|answer|reason|think)\s*>)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A call as the model wrote it; whether tool and arguments exist is for the executor to say."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """Something that was meant as a call and is none; ``error`` is what the model is told."""
+
+    error: str
+
+
+AnyCall: TypeAlias = ParsedCall | MalformedCall
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model wrote in one turn, and the calls in it, in order."""
+
+    text: str
+    calls: tuple[AnyCall, ...]
+
+
+class _Malformed(Exception):  # noqa: N818  it is caught here
+    """Why a call is none, in words for the model."""
+
+
+def parse_turn(text: str) -> Turn:
+    """Find every ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` of a turn.
+
+    A tag inside a JSON string of a call is part of that string. Anything else after an opening tag, up to the next
+    closing one or the end of the turn, is a MalformedCall.
+    """
+    calls: list[AnyCall] = []
+    position = text.find(OPENING)
+    while position >= 0:
+        call, end = _parse_call(text, position + len(OPENING))
+        calls.append(call)
+        position = text.find(OPENING, end)
+    return Turn(text, tuple(calls))
+
+
+def tool_response_text(
+    outcome: ToolOutcome,
+    *,
+    stdout: str = "",
+    stderr: str = "",
+    value: str = "",
+    run_seconds: float = 0.0,
+    max_chars: int,
+) -> str:
+    """A tool result as the model reads it, at most ``max_chars`` characters.
+
+    Success gives stdout alone, or without any the value (as IPython does), or else stderr. Other outcomes give what was
+    printed so far, then the traceback or a sentence that names the outcome. Longer texts are cut in the middle, where a
+    mark says so. Tags of the conversation's framing are escaped to ``&lt;...`` first, so they can't be taken for it.
+    """
+    printed = stdout if stdout.strip() else ""
+    if outcome == "success":
+        parts = [printed or value or stderr or "The code ran and printed nothing."]
+    else:
+        parts = [printed, stderr, _sentence(outcome, run_seconds, explained=bool(stderr.strip()))]
+    text = "\n".join(part.rstrip() for part in parts if part.strip())
+    return cut_middle(_FRAMING.sub("&lt;", text), max_chars)
+
+
+def cut_middle(text: str, max_chars: int) -> str:
+    """``text`` in at most ``max_chars`` characters: its beginning and its end, and between them how much is missing."""
+    if len(text) <= max_chars:
+        return text
+    mark = f"\n... [{len(text) - max_chars} or more characters cut] ...\n"
+    room = max_chars - len(mark)
+    if room <= 0:
+        return text[:max_chars]
+    tail = room // 2
+    return text[: room - tail] + mark + text[len(text) - tail :]
+
+
+def _sentence(outcome: ToolOutcome, run_seconds: float, *, explained: bool) -> str:
+    """What an outcome means, for the model; empty for errors whose explanation stands in stderr."""
+    after = f" after {run_seconds:.1f} seconds" if run_seconds else ""
+    if explained and outcome in ("error", "malformed", "unknown_tool"):
+        return ""
+    return {
+        "success": "",
+        "error": "Error: the code failed without a message.",
+        "timeout": f"Timeout: the code was stopped{after}.",
+        "memory_limit": "Memory limit exceeded: the code was stopped.",
+        "output_limit": "Output limit exceeded: the code printed too much and was stopped.",
+        "killed": "Killed: the process that ran the code was ended by a signal.",
+        "malformed": "Error: the tool call is malformed.",
+        "unknown_tool": "Error: there is no tool of this name.",
+        "unavailable": "Error: the tool is unavailable.",
+    }[outcome]
+
+
+def _parse_call(text: str, start: int) -> tuple[AnyCall, int]:
+    """The call whose content begins at ``start``, and where to go on looking for the next."""
+    try:
+        start = _skip_space(text, start)
+        content, length = _decode(text[start:])  # a copy, so that the positions in errors count from the call's start
+        end = _skip_space(text, start + length)
+        return _call(content, closed=text.startswith(CLOSING, end)), end + len(CLOSING)
+    except _Malformed as error:
+        closing = text.find(CLOSING, start)
+        if closing < 0:
+            return MalformedCall(f"Error: the tool call is not closed by {CLOSING}."), len(text)
+        return MalformedCall(f"Error: {error}."), closing + len(CLOSING)
+
+
+def _decode(text: str) -> tuple[object, int]:
+    """The JSON value ``text`` begins with, and its length."""
+    try:
+        return _DECODER.raw_decode(text)
+    except ValueError as error:
+        raise _Malformed(f"the tool call is not valid JSON: {error}") from None
+    except RecursionError:
+        raise _Malformed("the tool call is nested too deeply") from None
+
+
+def _call(content: object, *, closed: bool) -> ParsedCall:
+    if not closed:
+        raise _Malformed("unexpected text after the JSON object of the tool call")
+    if not isinstance(content, dict):
+        raise _Malformed('the tool call is not a JSON object with "name" and "arguments"')
+    name, arguments = content.get("name"), content.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise _Malformed('"name" is missing in the tool call, or is not a string')
+    if not isinstance(arguments, dict):
+        raise _Malformed('"arguments" is missing in the tool call, or is not a JSON object')
+    _require_portable(name, 0)
+    _require_portable(arguments, 0)
+    return ParsedCall(name, arguments)
+
+
+def _require_portable(value: object, depth: int) -> None:
+    """Refuse what JSON can say and a message can't carry."""
+    if depth > MAX_DEPTH:
+        raise _Malformed("the arguments are nested too deeply")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _Malformed("the arguments hold an unpaired surrogate (\\ud800 to \\udfff)") from None
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise _Malformed("the arguments hold an integer beyond 64 bits; write it as a string")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _Malformed("the arguments hold a number that is too large")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _require_portable(key, depth + 1)
+            _require_portable(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _require_portable(item, depth + 1)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position

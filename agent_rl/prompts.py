@@ -1,0 +1,136 @@
+"""Conversations as tokens: everything goes through the tokenizer's own chat template, and is built token in, token out.
+
+A prompt is the template's rendering of the problem. What the model wrote is never decoded and encoded again: a tool response
+is appended as the tokens that the template puts between an assistant's turn and the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from agent_rl.messages import Problem
+
+PYTHON_TOOL = "python_code_with_standard_io"
+
+TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": PYTHON_TOOL,
+            "description": "Run Python code and return what it prints, or the value of its last expression.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "code": {"type": "string", "description": "The Python code to run."},
+                    "input": {"type": "string", "description": "What the code reads from standard input."},
+                },
+                "required": ["code"],
+            },
+        },
+    },
+)
+"""What the model may call, as JSON schemas (paper, section Prompt and format)."""
+
+SYSTEM_RSTAR2 = """You solve problems by reasoning step by step, with tools where they help.
+Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:
+<reason> your reasoning </reason> <answer> your answer </answer>
+
+These are the tools, as JSON schemas:
+<tools>
+{tools}
+</tools>
+
+To call a tool, write a JSON object with its name and its arguments between these tags:
+<tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>
+The result comes back between <tool_response> and </tool_response>."""
+
+USER_RSTAR2 = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
+
+
+class PromptError(Exception):
+    """The tokenizer's chat template cannot carry a conversation with tools; the message says what it does instead."""
+
+
+class ChatFormat:
+    """One tokenizer's way to write our conversations."""
+
+    def __init__(self, tokenizer: Any, prompt: Literal["plain", "rstar2"]) -> None:
+        """``tokenizer`` is a transformers tokenizer with a chat template. Raises PromptError when it will not do."""
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise PromptError("the tokenizer has no chat template; use an instruction-tuned model, or add a template file")
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._before_response, self._after_response, end_of_turn = self._probe()
+        self.end_of_turn: int = end_of_turn
+        eos = tokenizer.eos_token_id
+        self.stop_tokens: frozenset[int] = frozenset({end_of_turn} | ({eos} if eos is not None else set()))
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        """The prompt up to where the model writes."""
+        return self._encode(self._render(self._messages(problem.text), generate=True))
+
+    def response_tokens(self, responses: Sequence[str]) -> list[int]:
+        """What follows an ended assistant turn when these tool responses come back: up to where the model writes again."""
+        return self._encode(self._before_response + self._responses(responses) + self._after_response)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, tags included."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def demonstration_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
+        """A conversation as tokens and its loss mask: 1 on what the assistant writes, its end of turn included.
+
+        ``messages`` starts with the problem (role user), then assistant turns and tool responses (role user) alternate.
+        """
+        tokens = self._encode(self._render(self._messages(messages[0]["content"]), generate=True))
+        mask = [0] * len(tokens)
+        for message in messages[1:]:
+            if message["role"] == "assistant":
+                added = [*self._encode(message["content"]), self.end_of_turn]
+            else:
+                added = self._encode(self._before_response + message["content"] + self._after_response)
+            tokens += added
+            mask += [int(message["role"] == "assistant")] * len(added)
+        return tokens, mask
+
+    def _messages(self, problem: str) -> list[dict[str, str]]:
+        if self._prompt == "plain":
+            return [{"role": "user", "content": problem}]
+        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in TOOLS)
+        return [
+            {"role": "system", "content": SYSTEM_RSTAR2.format(tools=tools)},
+            {"role": "user", "content": USER_RSTAR2.format(problem=problem)},
+        ]
+
+    def _responses(self, responses: Sequence[str]) -> str:
+        if self._prompt == "plain":
+            return "".join(f"<tool_response>{text}</tool_response>" for text in responses)
+        return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in responses)
+
+    def _render(self, messages: list[dict[str, str]], *, generate: bool) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _probe(self) -> tuple[str, str, int]:
+        """What the template puts around a tool response, from a conversation with marks in it."""
+        answer, response = "ASSISTANT-MARK", "RESPONSE-MARK"
+        messages = [
+            *self._messages("question"),
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": response},
+        ]
+        rendered = self._render(messages, generate=True)
+        if rendered.count(answer) != 1 or rendered.count(response) != 1:
+            raise PromptError("the chat template leaves out or repeats a turn of a conversation of four messages")
+        between = rendered.split(answer)[1].split(response)[0]
+        after = rendered.split(response)[1]
+        first = self._encode(between)[:1]
+        end_of_turn = self._tokenizer.decode(first, skip_special_tokens=False)
+        if not first or not between.startswith(end_of_turn):
+            raise PromptError(f"the chat template ends an assistant's turn with {between!r}, which no single token begins")
+        return between[len(end_of_turn) :], after, first[0]

@@ -1,0 +1,79 @@
+"""What the supervisor keeps on disk beside the journal: locks, sockets, logs, and the summary of a finished run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+class RunRefused(Exception):  # noqa: N818 - named for what it is
+    """The run cannot start, for a reason the user can mend; the message says which."""
+
+
+@contextlib.contextmanager
+def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
+    """Hold the run directory for these hosts' supervisor. Raises RunRefused, naming the process that holds it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            file = stack.enter_context((directory / f"supervisor.{host}.lock").open("a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise RunRefused(f"{directory} is in use by another supervisor (process {holder})") from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
+    """Make the directory of a run's Unix sockets, for its owner alone.
+
+    Afterwards these sockets are removed, and the directory if nothing else is in it.
+    ``sockets`` are addresses; those that are not ``ipc://`` are passed over. Raises RunRefused when someone else's
+    directory is in the way.
+    """
+    files = [Path(address.removeprefix("ipc://")) for address in sockets if address.startswith("ipc://")]
+    if not files:
+        yield
+        return
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RunRefused(f"{directory} is not a directory of yours alone; remove it")
+    for file in files:
+        file.unlink(missing_ok=True)  # left by a supervisor that was killed; the lock says it is gone
+    try:
+        yield
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+        try:
+            directory.rmdir()
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
+                raise
+
+
+def read_summary(directory: Path, started_at: float) -> dict[str, Any] | None:
+    """The summary this run wrote, a flat table of figures by name; None when it wrote none."""
+    file = directory / "summary.json"
+    try:
+        if file.stat().st_mtime < started_at:
+            return None
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return summary if isinstance(summary, dict) else None

@@ -1,0 +1,334 @@
+"""The KV-cache scheduler's decisions: when to open a group, and which engine gets which rollout.
+
+Opening (one group at a time, only when all earlier rollouts are placed and some engine has room, so that a group's policy is
+as fresh as can be) is bounded by the staleness budget: ``opened - uncounted < (S + served - stage_version + 1) * groups_per_step``,
+with ``served`` the oldest version an engine serves; see staleness.py for why that keeps the budget.
+
+Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
+many rollouts fit; each engine is given no more than that, and when one ends the next is assigned at once. What an engine
+was promised is the sum of L over its rollouts; its room is its cache less the larger of promised and really used tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from agent_rl.messages import (
+    EngineLoad,
+    GroupOpened,
+    GroupsProgress,
+    GroupsUnfinished,
+    Policy,
+    PolicyPublished,
+    Problem,
+    Purpose,
+    Retry,
+    RolloutRequest,
+    Sampling,
+)
+from agent_rl.topology import Algorithm, EvaluateStage, RlStage, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class AskUnfinished:
+    """Instruction: ask the filter what of this stage is open; nothing is opened before the answer."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """Instruction: record the group with the filter; once recorded, tell `group_recorded`."""
+
+    opened: GroupOpened
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Instruction: send the request to this engine's generator; once acknowledged, tell `rollout_done`."""
+
+    request: RolloutRequest
+    generator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Instruction: announce to the generators which groups' rollouts in flight nobody wants."""
+
+    groups: tuple[str, ...]
+
+
+Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Unwanted
+Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
+"""(stage, number, purpose) to the problem: a pure function, so that a restarted scheduler finds the same."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    load: EngineLoad
+    rollouts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        """KV tokens neither promised nor used; 0 when every place for a rollout is taken."""
+        if len(self.rollouts) >= self.load.max_rollouts:
+            return 0
+        return self.load.kv_tokens_total - max(sum(self.rollouts.values()), self.load.kv_tokens_used)
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: RolloutRequest
+    need: int
+
+
+def group_id(stage: int, number: int) -> str:
+    """The id of the stage's group: readable, and all that is needed to make the group again."""
+    return f"s{stage}-g{number:06d}"
+
+
+def group_number(group: str) -> int:
+    """The number in a group's id."""
+    return int(group.rsplit("g", 1)[1])
+
+
+def rollout_id(group: str, sample: int, attempt: int) -> str:
+    """The id of one attempt at one sample of a group."""
+    return f"{group}/{sample}/{attempt}"
+
+
+def rollout_seed(run_seed: int, group: str, sample: int, attempt: int) -> int:
+    """A seed in [0, 2**63) for one rollout, a function of its name and the run's seed."""
+    digest = hashlib.blake2b(f"{run_seed}/{group}/{sample}/{attempt}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class GroupScheduler:
+    """Pure: events in, instructions out. No clock, no randomness but what seeds and counters give."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        stages: Sequence[Stage],
+        algorithm: Algorithm,
+        max_staleness: int,
+        problems: Problems,
+        prompt_tokens: Callable[[Problem], int],
+    ) -> None:
+        self._seed = seed
+        self._stages = stages
+        self._algorithm = algorithm
+        self._max_staleness = max_staleness
+        self._problems = problems
+        self._prompt_tokens = prompt_tokens
+        self._engines: dict[str, _Engine] = {}
+        self._pending: deque[_Pending] = deque()
+        self._recording: dict[str, GroupOpened] = {}
+        self._in_flight: dict[str, str] = {}
+        self._retried: set[Retry] = set()
+        self._dropped: frozenset[str] = frozenset()
+        self._announced_unwanted: tuple[str, ...] = ()
+        self._published: PolicyPublished | None = None
+        self._asked: tuple[int, int] | None = None
+        self._ready = False
+        self._opened = 0
+        self._uncounted = 0
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def policy_published(self, published: PolicyPublished) -> list[Instruction]:
+        """A newer policy, perhaps a newer stage."""
+        if self._published is not None and published.policy < self._published.policy:
+            return []
+        before, self._published = self._published, published
+        entered = (published.stage, published.policy.epoch)
+        if before is None or (before.stage, before.policy.epoch) != entered:
+            self._ready = False
+            self._pending.clear()
+            self._retried.clear()
+            self._recording.clear()
+            self._asked = entered
+            if self._stage is not None:
+                return [AskUnfinished(published.stage)]
+        return self._decide()
+
+    def unfinished(self, answer: GroupsUnfinished) -> list[Instruction]:
+        """The filter's answer: from here on groups are opened."""
+        if self._published is None or answer.stage != self._published.stage or self._ready:
+            return []
+        self._ready = True
+        self._opened = answer.opened
+        self._uncounted = 0
+        for group in answer.groups:
+            for missing in group.missing:
+                self._retried.add(missing)
+                if rollout_id(missing.group, missing.sample, missing.attempt) not in self._in_flight:
+                    self._enqueue(group.opened, missing.sample, missing.attempt)
+        return self._decide()
+
+    def engine_load(self, load: EngineLoad) -> list[Instruction]:
+        """An engine's newest load; an engine not seen before joins."""
+        engine = self._engines.get(load.generator)
+        if engine is None:
+            self._engines[load.generator] = _Engine(load)
+        else:
+            engine.load = load
+        return self._decide()
+
+    def group_recorded(self, group: str) -> list[Instruction]:
+        """The journal has the group: its rollouts may be requested."""
+        opened = self._recording.pop(group, None)
+        if opened is not None:
+            for sample in range(opened.samples):
+                self._enqueue(opened, sample, attempt=0)
+        return self._decide()
+
+    def rollout_done(self, rollout: str) -> list[Instruction]:
+        """The request is acknowledged: its trajectory is in the journal, whatever its status."""
+        generator = self._in_flight.pop(rollout, None)
+        if generator is not None:
+            self._engines[generator].rollouts.pop(rollout, None)
+        return self._decide()
+
+    def progress(self, progress: GroupsProgress) -> list[Instruction]:
+        """What the filter has decided in the current stage, as totals."""
+        if self._published is None or progress.stage != self._published.stage or not self._ready:
+            return []
+        self._uncounted = progress.uncounted
+        self._dropped = frozenset(progress.dropped_groups)
+        self._pending = deque(item for item in self._pending if item.request.group not in self._dropped)
+        for retry in progress.retries:
+            if retry not in self._retried and retry.group not in self._dropped:
+                self._retried.add(retry)
+                self._enqueue(self._group(group_number(retry.group)), retry.sample, retry.attempt)
+        return self._decide()
+
+    # What the live table shows -----------------------------------------------------------------------------------------
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Live figures by name."""
+        return {
+            "groups_opened": self._opened,
+            "rollouts_in_flight": len(self._in_flight),
+            "rollouts_pending": len(self._pending),
+            "kv_promised": sum(sum(engine.rollouts.values()) for engine in self._engines.values()),
+            "kv_total": sum(engine.load.kv_tokens_total for engine in self._engines.values()),
+        }
+
+    def in_flight_of(self, group: str) -> int:
+        """How many rollouts of the group are in flight."""
+        return sum(rollout.startswith(group + "/") for rollout in self._in_flight)
+
+    # Decisions ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _stage(self) -> EvaluateStage | RlStage | None:
+        if self._published is None or self._published.stage >= len(self._stages):
+            return None
+        stage = self._stages[self._published.stage]
+        return None if stage.kind == "sft" else stage
+
+    def _decide(self) -> list[Instruction]:
+        instructions: list[Instruction] = self._unwanted()
+        if not self._ready or self._stage is None:
+            return instructions
+        while True:
+            while self._pending and (generator := self._engine_for(self._pending[0].need)) is not None:
+                item = self._pending.popleft()
+                self._engines[generator].rollouts[item.request.rollout] = item.need
+                self._in_flight[item.request.rollout] = generator
+                instructions.append(Place(item.request, generator))
+            # A group being recorded will fill the room there is: open no more than one group ahead of the placements.
+            if self._pending or self._recording or not self._may_open():
+                return instructions
+            opened = self._group(self._opened)
+            if self._engine_for(self._need(opened)) is None:
+                return instructions
+            self._opened += 1
+            self._recording[opened.group] = opened
+            instructions.append(OpenGroup(opened))
+
+    def _eligible(self) -> list[_Engine]:
+        """Engines that serve this epoch's policy, at least as new as the stage."""
+        assert self._published is not None
+        epoch, oldest = self._published.policy.epoch, self._published.stage_version
+        return [e for e in self._engines.values() if e.load.policy.epoch == epoch and e.load.policy.version >= oldest]
+
+    def _served(self) -> int | None:
+        return min((engine.load.policy.version for engine in self._eligible()), default=None)
+
+    def _may_open(self) -> bool:
+        stage, served = self._stage, self._served()
+        if stage is None or served is None or self._published is None:
+            return False
+        if stage.kind == "evaluate":
+            return self._opened < 2 * stage.problems
+        steps = min(self._max_staleness + served - self._published.stage_version + 1, stage.steps)
+        return self._opened - self._uncounted < steps * self._algorithm.groups_per_step
+
+    def _group(self, number: int) -> GroupOpened:
+        assert self._published is not None
+        stage = self._stage
+        assert stage is not None
+        purpose: Purpose = "train"
+        samples = self._algorithm.samples
+        if stage.kind == "evaluate":
+            purpose = "evaluate_sampled" if number < stage.problems else "evaluate_greedy"
+            samples = 1
+        return GroupOpened(
+            group=group_id(self._published.stage, number),
+            stage=self._published.stage,
+            number=number,
+            purpose=purpose,
+            problem=self._problems(self._published.stage, number, purpose),
+            samples=samples,
+            policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+        )
+
+    def _enqueue(self, opened: GroupOpened, sample: int, attempt: int) -> None:
+        stage = self._stage
+        assert stage is not None
+        if stage.kind == "evaluate":
+            temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
+        else:
+            temperature = self._algorithm.temperature
+        request = RolloutRequest(
+            rollout=rollout_id(opened.group, sample, attempt),
+            group=opened.group,
+            stage=opened.stage,
+            sample=sample,
+            attempt=attempt,
+            purpose=opened.purpose,
+            problem=opened.problem,
+            sampling=Sampling(temperature, stage.max_response_tokens, stage.max_turns),
+            seed=rollout_seed(self._seed, opened.group, sample, attempt),
+        )
+        self._pending.append(_Pending(request, self._need(opened)))
+
+    def _need(self, opened: GroupOpened) -> int:
+        stage = self._stage
+        assert stage is not None
+        return self._prompt_tokens(opened.problem) + stage.max_response_tokens
+
+    def _engine_for(self, need: int) -> str | None:
+        """The eligible engine with the most room, if the rollout fits; ties go to the fewest rollouts, then the name."""
+        fitting = [engine for engine in self._eligible() if engine.room >= need]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda engine: (-engine.room, len(engine.rollouts), engine.load.generator))
+        return best.load.generator
+
+    def _unwanted(self) -> list[Instruction]:
+        current = self._published.stage if self._published else 0
+        groups = {rollout.split("/", 1)[0] for rollout in self._in_flight}
+        unwanted = tuple(sorted(g for g in groups if g in self._dropped or not g.startswith(f"s{current}-")))
+        if unwanted == self._announced_unwanted:
+            return []
+        self._announced_unwanted = unwanted
+        return [Unwanted(unwanted)]

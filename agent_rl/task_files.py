@@ -1,0 +1,133 @@
+"""Problems read from JSONL (also gzipped) and parquet files, with errors that say where and what to do."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+from agent_rl.messages import Problem
+from agent_rl.tasks import TaskError
+
+_FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
+_PARQUET_BATCH = 1024
+
+
+def read_tasks(patterns: Sequence[str], base: Path) -> tuple[Problem, ...]:
+    """All problems of the files that ``patterns`` (paths or globs, relative to ``base``) name, in the order named.
+
+    A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken) and
+    ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
+
+    Raises TaskError for a pattern without a file, an unknown format, a file without tasks or a row that is no task.
+    """
+    problems: list[Problem] = []
+    for name, path in _resolve(patterns, base):
+        before = len(problems)
+        rows = _parquet_rows(name, path) if name.endswith(".parquet") else _json_rows(name, path)
+        problems.extend(_problem(row, where) for where, row in rows)
+        if len(problems) == before:
+            raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it")
+    return tuple(problems)
+
+
+def _resolve(patterns: Sequence[str], base: Path) -> Iterator[tuple[str, Path]]:
+    for pattern in patterns:
+        # glob joins an absolute pattern to root_dir as the file system would: it stays absolute.
+        names = [pattern] if (base / pattern).is_file() else sorted(glob.glob(pattern, root_dir=base, recursive=True))
+        if not names:
+            raise TaskError(f"{pattern}: no such file in {base}; task files are looked up from the topology's folder")
+        for name in names:
+            if not name.endswith(_FORMATS):
+                raise TaskError(f"{name}: task files end in one of {', '.join(_FORMATS)}")
+            yield name, base / name
+
+
+def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        with _open_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                where = f"{name}:{number}"
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise TaskError(
+                        f"{where}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
+                    ) from error
+                if not isinstance(row, dict):
+                    raise TaskError(f"{where}: a JSON {type(row).__name__}; each line must be one JSON object")
+                yield where, row
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TaskError(f"{name}: cannot be read ({error}); is it UTF-8 text, or gzip if it ends in .gz?") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
+
+
+def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise TaskError(f"{name}: parquet needs pyarrow (pip install pyarrow), or convert the file to JSONL") from error
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{name}:{number}", row
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TaskError(f"{name}: cannot be read as parquet ({error})") from error
+
+
+def _problem(row: Mapping[str, Any], where: str) -> Problem:
+    identity = row.get("id")
+    return Problem(
+        id=where if identity is None else str(identity),
+        text=_text(row, where),
+        answer=_answer(row, where),
+    )
+
+
+def _text(row: Mapping[str, Any], where: str) -> str:
+    text = row.get("problem")
+    if text is None:
+        text = row.get("prompt")
+        if isinstance(text, list):
+            text = _user_text(text, where)
+    if text is None:
+        raise TaskError(f"{where}: neither `problem` nor `prompt`; columns are {sorted(row)}")
+    if not isinstance(text, str) or not text.strip():
+        raise TaskError(f"{where}: the problem is {text!r}; it must be text")
+    return text
+
+
+def _user_text(messages: list[Any], where: str) -> str:
+    """The one user message; a system message is left out, since ``tasks.prompt`` says what the system text is."""
+    turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
+    if len(turns) != 1 or turns[0].get("role") != "user":
+        roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+        raise TaskError(f"{where}: `prompt` has messages of roles {roles}; it must hold exactly one of the user's")
+    return cast("str", turns[0].get("content"))
+
+
+def _answer(row: Mapping[str, Any], where: str) -> str:
+    answer = row.get("answer")
+    if answer is None:
+        reward_model = row.get("reward_model")
+        answer = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    text = "" if answer is None or isinstance(answer, list | dict | bool) else str(answer).strip()
+    if not text:
+        raise TaskError(f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r}; it must be text or a number")
+    return text

@@ -1,0 +1,233 @@
+"""Where problems come from: a generator class, or files.
+
+::
+
+    topology [tasks] --> load_tasks --> TaskSource --> problem(stage, number)      training, filtered per stage
+                                                   --> evaluation(number)          held out
+                                                   --> demonstrations(rng)         supervised training
+
+Which problem a group is about is a pure function of seed, stage and number, so a restarted scheduler asks for the same
+ones again. Nothing here reads a clock or global randomness.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+from agent_rl.messages import Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent_rl.topology import TaskFilter, Tasks
+
+_DRAWS = 1000
+"""Draws from a generator before a filter is taken to let nothing pass: one in a hundred passes with near certainty."""
+
+
+class TaskError(Exception):
+    """Tasks cannot be had as asked; the message names what is wrong, where, and what would mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A problem and a conversation about it, without a system message, for supervised training.
+
+    ``messages`` are dictionaries with ``role`` and ``content``; the assistant's turns are what is trained on, tool
+    responses stand in the user role.
+    """
+
+    problem: Problem
+    messages: tuple[dict[str, str], ...]
+
+
+class TaskSource(Protocol):
+    """What the scheduler and the learner ask of tasks. Methods are pure functions of their arguments and the seed."""
+
+    def problem(self, stage: int, number: int) -> Problem:
+        """Training problem ``number`` (from 0, without end) of ``stage``."""
+
+    def evaluation(self, number: int) -> Problem:
+        """Held-out problem ``number``, from 0. Raises TaskError when there are none, or no more."""
+
+    @property
+    def evaluation_count(self) -> int | None:
+        """How many held-out problems there are; None when they do not run out."""
+
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        """Demonstrations without end. Raises TaskError, at the call, when the source has none."""
+
+
+def load_tasks(
+    tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, TaskFilter] | None = None
+) -> TaskSource:
+    """The source that ``[tasks]`` of a topology describes.
+
+    ``base`` is the folder of the topology file; paths of task files and of id lists are relative to it. ``filters`` says, by
+    stage index, which tasks a stage draws from. A generator class is called with ``seed`` and the settings as keywords.
+
+    Raises TaskError when the class, a file or a setting is not as it should be.
+    """
+    restrictions = {stage: _Restriction(wanted, base) for stage, wanted in (filters or {}).items()}
+    if tasks.generator is not None and (tasks.files or tasks.evaluation_files):
+        raise TaskError("[tasks] names a generator and files: keep one of them")
+    if tasks.generator is not None:
+        source = _load_generator(tasks.generator, tasks.settings, seed)
+        return _FilteredGenerator(source, restrictions) if any(restrictions.values()) else source
+    if not tasks.files:
+        raise TaskError("[tasks] names neither a generator nor files: set `generator` or `files`")
+    if tasks.settings:
+        raise TaskError(f"[tasks.settings] {sorted(tasks.settings)} are for generators: remove them, or set `generator`")
+    from agent_rl.task_files import read_tasks
+
+    training = read_tasks(tasks.files, base)
+    held_out = read_tasks(tasks.evaluation_files, base) if tasks.evaluation_files else ()
+    return _FileTasks(training, held_out, seed, restrictions)
+
+
+class _Restriction:
+    """A stage's filter with its list of ids read."""
+
+    def __init__(self, wanted: TaskFilter, base: Path) -> None:
+        self._max_chars = wanted.max_problem_chars
+        self._ids: frozenset[str] | None = None
+        self._source = ""
+        if wanted.ids is not None:
+            path = base / wanted.ids
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise TaskError(f"filter.ids: cannot read {path}: {error}; name a text file of problem ids") from error
+            self._ids = frozenset(line.strip() for line in lines if line.strip())
+            self._source = str(path)
+
+    def __bool__(self) -> bool:
+        return self._max_chars is not None or self._ids is not None
+
+    def __str__(self) -> str:
+        parts = []
+        if self._max_chars is not None:
+            parts.append(f"max_problem_chars = {self._max_chars}")
+        if self._ids is not None:
+            parts.append(f"ids = {self._source} ({len(self._ids)} ids)")
+        return ", ".join(parts)
+
+    def allows(self, problem: Problem) -> bool:
+        if self._max_chars is not None and len(problem.text) > self._max_chars:
+            return False
+        return self._ids is None or problem.id in self._ids
+
+
+class _FilteredGenerator:
+    """A generator whose training problems are redrawn, under further numbers, until the stage's filter lets one pass."""
+
+    def __init__(self, source: TaskSource, restrictions: Mapping[int, _Restriction]) -> None:
+        self._source = source
+        self._restrictions = restrictions
+
+    def problem(self, stage: int, number: int) -> Problem:
+        restriction = self._restrictions.get(stage)
+        if not restriction:
+            return self._source.problem(stage, number)
+        for draw in range(_DRAWS):
+            # Numbers of different groups never meet: a group's draws are its own residue class.
+            problem = self._source.problem(stage, number * _DRAWS + draw)
+            if restriction.allows(problem):
+                return problem
+        raise TaskError(f"stage {stage}: none of {_DRAWS} generated problems passes the filter ({restriction}); relax it")
+
+    def evaluation(self, number: int) -> Problem:
+        return self._source.evaluation(number)
+
+    @property
+    def evaluation_count(self) -> int | None:
+        return self._source.evaluation_count
+
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        return self._source.demonstrations(rng)
+
+
+class _FileTasks:
+    """Problems from files: each pass over a stage's tasks is a permutation of its own."""
+
+    def __init__(
+        self,
+        training: tuple[Problem, ...],
+        held_out: tuple[Problem, ...],
+        seed: int,
+        restrictions: Mapping[int, _Restriction],
+    ) -> None:
+        trained = {problem.text: problem.id for problem in training}
+        for problem in held_out:
+            if problem.text in trained:
+                raise TaskError(
+                    f"held-out problem {problem.id} has the text of training problem {trained[problem.text]}: "
+                    "remove it from `files` or from `evaluation_files`"
+                )
+        self._training = training
+        self._held_out = held_out
+        self._seed = seed
+        self._stages: dict[int, tuple[Problem, ...]] = {}
+        for stage, restriction in restrictions.items():
+            allowed = tuple(problem for problem in training if restriction.allows(problem))
+            if not allowed:
+                raise TaskError(
+                    f"stage {stage}: none of {len(training)} problems passes the filter ({restriction}); relax it"
+                )
+            self._stages[stage] = allowed
+        self._order: tuple[tuple[int, int], list[int]] = ((-1, -1), [])
+
+    def problem(self, stage: int, number: int) -> Problem:
+        problems = self._stages.get(stage, self._training)
+        turn, position = divmod(number, len(problems))
+        return problems[self._permutation(stage, turn, len(problems))[position]]
+
+    def _permutation(self, stage: int, turn: int, count: int) -> list[int]:
+        if self._order[0] != (stage, turn):
+            order = list(range(count))
+            random.Random(f"tasks/{self._seed}/{stage}/{turn}").shuffle(order)
+            self._order = ((stage, turn), order)
+        return self._order[1]
+
+    def evaluation(self, number: int) -> Problem:
+        if not self._held_out:
+            raise TaskError("an evaluation needs held-out problems: set `evaluation_files` in [tasks]")
+        if number >= len(self._held_out):
+            raise TaskError(
+                f"held-out problem {number} was asked for, but `evaluation_files` hold {len(self._held_out)}: "
+                "lower the stage's `problems`"
+            )
+        return self._held_out[number]
+
+    @property
+    def evaluation_count(self) -> int | None:
+        return len(self._held_out)
+
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        raise TaskError("tasks from files hold no demonstrations: leave out the sft stage, or start from a trained model")
+
+
+def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> TaskSource:
+    module_name, separator, class_name = path.partition(":")
+    if not (module_name and separator and class_name):
+        raise TaskError(f"tasks.generator is {path!r}: write it as `module:Class`")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise TaskError(f"tasks.generator {path!r}: no module {error.name!r}; is it installed and spelt so?") from error
+    generator = getattr(module, class_name, None)
+    if not inspect.isclass(generator):
+        raise TaskError(f"tasks.generator {path!r}: module {module_name} has no class {class_name}")
+    parameters = list(inspect.signature(generator).parameters.values())
+    accepted = {parameter.name for parameter in parameters if parameter.name != "seed"}
+    unknown = sorted(set(settings) - accepted)
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise TaskError(f"[tasks.settings] {unknown} are not settings of {path}: it knows {sorted(accepted)}")
+    return cast("TaskSource", generator(seed=seed, **settings))

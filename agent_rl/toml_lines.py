@@ -1,0 +1,156 @@
+"""Where each key of a TOML document stands: ``tomllib`` reads values but forgets their lines.
+
+The scanner follows the grammar only as far as finding keys requires, on text ``tomllib`` has already accepted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import TypeAlias
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""The way to a value: keys of tables and indices of arrays, as in ``("stages", 1, "steps")``."""
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'', re.DOTALL)
+_SCALAR = re.compile(r"[^,\]}#\r\n]+")
+_BLANK = re.compile(r"[ \t]*")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """The line (from 1) of every table, array entry and key of a valid TOML document."""
+    return _Scanner(text).scan()
+
+
+def nearest_line(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
+    """The line of ``path``, else of the innermost table around it that the document has; None when it has none."""
+    for length in range(len(path), 0, -1):
+        line = lines.get(path[:length])
+        if line is not None:
+            return line
+    return None
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.newlines = [index for index, char in enumerate(text) if char == "\n"]
+        self.lines: dict[KeyPath, int] = {}
+        self.entries: dict[KeyPath, int] = {}
+        """How many entries each array of tables has so far."""
+
+    def scan(self) -> dict[KeyPath, int]:
+        table: KeyPath = ()
+        while True:
+            self.skip(_BLANK_LINES)
+            if self.at >= len(self.text):
+                return self.lines
+            if self.text.startswith("[[", self.at):
+                table = self.header(2)
+            elif self.text.startswith("[", self.at):
+                table = self.header(1)
+            else:
+                self.pair(table)
+
+    def header(self, brackets: int) -> KeyPath:
+        """Read ``[a.b]`` or ``[[a.b]]``; what follows belongs to the path returned."""
+        line = self.line()
+        self.at += brackets
+        *outer, last = self.dotted_key()
+        self.at += brackets
+        path: KeyPath = ()
+        for part in outer:
+            path = self.enter(path, part)
+        if brackets == 1:
+            path = self.enter(path, last)
+        else:
+            array = (*path, last)
+            self.lines.setdefault(array, line)
+            index = self.entries.get(array, 0)
+            self.entries[array] = index + 1
+            path = (*array, index)
+        self.lines[path] = line
+        return path
+
+    def enter(self, path: KeyPath, part: str) -> KeyPath:
+        """Go into a table, or into the newest entry when it is an array of tables."""
+        inner = (*path, part)
+        self.lines.setdefault(inner, self.line())
+        return (*inner, self.entries[inner] - 1) if inner in self.entries else inner
+
+    def pair(self, table: KeyPath) -> None:
+        """Read ``key = value``."""
+        line = self.line()
+        path = table
+        for part in self.dotted_key():
+            path = (*path, part)
+            self.lines.setdefault(path, line)
+        self.skip(_BLANK)
+        self.at += 1  # the equals sign
+        self.skip(_BLANK)
+        self.value(path)
+
+    def value(self, path: KeyPath) -> None:
+        char = self.text[self.at]
+        if char == "[":
+            self.array(path)
+        elif char == "{":
+            self.inline_table(path)
+        elif char in "\"'":
+            self.skip(_STRING)
+        else:
+            self.skip(_SCALAR)
+
+    def array(self, path: KeyPath) -> None:
+        self.at += 1
+        index = 0
+        while self.separated("]"):
+            entry = (*path, index)
+            self.lines[entry] = self.line()
+            self.value(entry)
+            index += 1
+
+    def inline_table(self, path: KeyPath) -> None:
+        self.at += 1
+        while self.separated("}"):
+            self.pair(path)
+
+    def separated(self, closing: str) -> bool:
+        """Go to the next entry; False, and past the closing bracket, when there is none."""
+        self.skip(_BLANK_LINES)
+        if self.text[self.at] == ",":
+            self.at += 1
+            self.skip(_BLANK_LINES)
+        if self.text[self.at] == closing:
+            self.at += 1
+            return False
+        return True
+
+    def dotted_key(self) -> list[str]:
+        parts = []
+        while True:
+            self.skip(_BLANK)
+            start = self.at
+            if self.text[start] in "\"'":
+                self.skip(_STRING)
+                parts.append(tomllib.loads(f"key = {self.text[start : self.at]}")["key"])
+            else:
+                self.skip(_BARE_KEY)
+                parts.append(self.text[start : self.at])
+            self.skip(_BLANK)
+            if self.text[self.at] != ".":
+                return parts
+            self.at += 1
+
+    def skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+
+    def line(self) -> int:
+        return bisect.bisect_left(self.newlines, self.at) + 1

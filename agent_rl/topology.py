@@ -1,0 +1,210 @@
+"""The topology file: one TOML file names the run, the model, the tasks, the recipe, the hosts and the actors.
+
+This module holds the schema alone (pydantic); reading it imports neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class Part(BaseModel):
+    """A table of the file: unknown keys are errors, values are never changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Run(Part):
+    """What is run, where its files go, and when it ends."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = 0
+    directory: Path
+    """Journal, logs, metrics and checkpoints; relative to the working directory. On a local disk."""
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    max_minutes: PositiveFloat | None = None
+    """Training stages end when this much wall-clock time has passed; evaluation stages after them still run."""
+    checkpoint_every: PositiveInt = 50
+    """Steps between checkpoints; stage ends are always checkpoints."""
+    keep_checkpoints: PositiveInt = 3
+
+
+class InitialiseModel(Part):
+    """A small architecture to be initialised here, from the seed of the run."""
+
+    architecture: Literal["qwen3"] = "qwen3"
+    hidden_size: PositiveInt = 128
+    layers: PositiveInt = 3
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    head_dim: PositiveInt = 32
+    mlp_size: PositiveInt = 384
+    max_length: PositiveInt = 256
+    tie_embeddings: bool = True
+
+
+class Model(Part):
+    """Exactly one of a Hugging Face path (or name) and a small architecture."""
+
+    path: str | None = None
+    initialise: InitialiseModel | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class Tasks(Part):
+    """Where problems come from: a generator class, or files."""
+
+    generator: str | None = None
+    """``module:Class`` of a task generator (see agent_rl/tasks.py)."""
+    settings: dict[str, Any] = {}
+    files: tuple[str, ...] = ()
+    """JSONL (also .gz) or parquet files or globs, relative to the topology file, with columns ``problem`` and
+    ``answer`` or verl's ``prompt`` and ``reward_model.ground_truth``."""
+    evaluation_files: tuple[str, ...] = ()
+    prompt: Literal["plain", "rstar2"] = "plain"
+    """How a problem is put to the model: its text alone, or rStar2's system text, tools and answer instruction."""
+
+
+class SftStage(Part):
+    """Supervised steps on demonstrations of the format."""
+
+    kind: Literal["sft"]
+    name: str = "sft"
+    steps: PositiveInt
+    batch: PositiveInt = 64
+    learning_rate: PositiveFloat = 3e-3
+    warmup_steps: NonNegativeInt = 10
+    schedule: Literal["constant", "cosine"] = "cosine"
+
+
+class EvaluateStage(Part):
+    """Success on held-out problems, sampled and greedy, on the live generators."""
+
+    kind: Literal["evaluate"]
+    name: str
+    problems: PositiveInt
+    max_response_tokens: PositiveInt
+    max_turns: PositiveInt
+    temperature: PositiveFloat = 1.0
+
+
+class TaskFilter(Part):
+    """Which tasks a stage draws from; nothing set means all."""
+
+    max_problem_chars: PositiveInt | None = None
+    ids: Path | None = None
+    """A text file of problem ids, one a line: what a difficulty filter kept. Relative to the topology file."""
+
+
+class RlStage(Part):
+    """Steps of GRPO-RoC."""
+
+    kind: Literal["rl"]
+    name: str = "rl"
+    steps: PositiveInt
+    max_response_tokens: PositiveInt
+    max_turns: PositiveInt
+    learning_rate: PositiveFloat = 1e-6
+    warmup_steps: NonNegativeInt = 20
+    reset_optimizer: bool = False
+    filter: TaskFilter = TaskFilter()
+
+
+Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind")]
+
+
+class Algorithm(Part):
+    """GRPO-RoC and its step (paper, section GRPO-RoC); defaults as in the paper where it gives them."""
+
+    groups_per_step: PositiveInt = 512
+    samples: PositiveInt = 32
+    keep: PositiveInt = 16
+    minimum_samples: PositiveInt = 2
+    """A group with fewer usable rollouts than this is dropped."""
+    resampling: Literal["paper", "release", "none"] = "paper"
+    temperature: PositiveFloat = 1.0
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.28
+    updates_per_step: PositiveInt = 1
+    """Mini-batches a step is split into."""
+    microbatch_tokens: PositiveInt = 16384
+    gradient_clip: PositiveFloat = 1.0
+    weight_decay: float = Field(default=0.0, ge=0)
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    entropy_coefficient: float = 0.0
+    correction_cap: PositiveFloat = 2.0
+    """C of the correction for stale tokens, min(pi_prox / mu, C)."""
+    advantage_std: bool = True
+    max_staleness: NonNegativeInt = 1
+    on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
+    refill: bool = False
+    max_refill: PositiveInt = 3
+    rollout_attempts: PositiveInt = 3
+
+
+class Host(Part):
+    """A machine. ``address`` is what other hosts reach it by; ``base_port`` the first TCP port they listen on."""
+
+    address: str = "127.0.0.1"
+    base_port: int = Field(default=5700, ge=1024, le=60000)
+
+
+class Security(Part):
+    """What protects links that leave the machine."""
+
+    key_file: Path | None = None
+    """The CURVE key all hosts of the run share (``agent-rl keys FILE`` makes one); relative to the topology file.
+    Links between machines are encrypted and authenticated with it, or refused."""
+
+
+class ActorEntry(Part):
+    """One role: which class, where, how many, its settings, and whom its links lead to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    host: str = "local"
+    replicas: PositiveInt = 1
+    settings: dict[str, Any] = {}
+    links: dict[str, str | tuple[str, ...]] = {}
+    """Link name (the class names its links) to the role or roles it leads to."""
+    restarts: NonNegativeInt = 3
+    restart_window_seconds: PositiveFloat = 60.0
+
+    def targets(self, link: str) -> tuple[str, ...]:
+        """The roles the link leads to; KeyError when the file has no such link."""
+        value = self.links[link]
+        return (value,) if isinstance(value, str) else value
+
+
+class Topology(Part):
+    """The whole file."""
+
+    run: Run
+    model: Model
+    tasks: Tasks
+    algorithm: Algorithm = Algorithm()
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    hosts: dict[str, Host] = {"local": Host()}
+    security: Security = Security()
+    actors: dict[str, ActorEntry] = Field(min_length=1)
+
+    @property
+    def max_staleness(self) -> int:
+        """The staleness budget in force; synchronous mode is the budget 0: rollout and training alternate."""
+        return 0 if self.run.mode == "synchronous" else self.algorithm.max_staleness
+
+    @property
+    def hosts_in_use(self) -> tuple[str, ...]:
+        """The hosts that have an actor, in the order of the file's hosts."""
+        used = {entry.host for entry in self.actors.values()}
+        return tuple(name for name in self.hosts if name in used)
+
+    @property
+    def main_host(self) -> str:
+        """The learner's host, whose supervisor decides that the run ends; without a learner, the first actor's host."""
+        entry = self.actors.get("learner") or next(iter(self.actors.values()))
+        return entry.host

@@ -1,0 +1,262 @@
+"""The torch engine: the engines' contract, and what is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+import torch
+import trio
+from safetensors.torch import load_file, save_file
+
+from actors.engines.base import EngineError
+from actors.engines.testing import (
+    CHECKS,
+    FIRST_POLICY,
+    EngineOptions,
+    Subject,
+    eventually,
+    generate_all,
+    random_prompt,
+    save_tiny_model,
+    turn,
+)
+from actors.engines.torch import TorchEngine
+from agent_rl.messages import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+Update = Literal["keep", "recompute"]
+
+
+def new_subject(
+    directory: Path, architecture: Literal["qwen3", "llama"] = "qwen3", kv_on_update: Update = "keep"
+) -> Subject:
+    save_tiny_model(directory / "model", architecture, seed=0)
+
+    def make(options: EngineOptions) -> TorchEngine:
+        return TorchEngine(
+            options.model_path,
+            max_rollouts=options.max_rollouts,
+            kv_tokens=options.kv_tokens,
+            dtype="float32",
+            kv_on_update=kv_on_update,
+            initial_policy=options.policy,
+        )
+
+    return Subject(directory / "model", make, kv_on_update=kv_on_update)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("architecture", "kv_on_update"), [("qwen3", "keep"), ("llama", "recompute")])
+def test_contract(
+    check: Callable[[Subject], Awaitable[None]],
+    architecture: Literal["qwen3", "llama"],
+    kv_on_update: Update,
+    tmp_path: Path,
+) -> None:
+    trio.run(check, new_subject(tmp_path, architecture, kv_on_update))
+
+
+def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    subject = new_subject(tmp_path)
+    prompt = random_prompt(5, 33)
+    model = AutoModelForCausalLM.from_pretrained(subject.model_path)
+    inputs = torch.tensor([prompt])
+    whole = model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=90)
+
+    async def main() -> list[int]:
+        async with subject.running() as engine:
+            return (await engine.generate(turn("r", prompt, 90))).tokens.tolist()
+
+    assert trio.run(main) == whole[0, 33:].tolist()
+
+
+def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+
+    async def main() -> None:
+        async with subject.running() as engine:
+            tokens = random_prompt(0, 40)
+            first = await engine.generate(turn("r", tokens, 10))
+            assert engine.figures.prefilled_tokens == 40
+            assert engine.figures.kv_tokens_used == 49, "the last token was never fed back"
+            await engine.generate(turn("r", [*tokens, *first.tokens.tolist(), 1, 2, 3], 10))
+            assert engine.figures.prefilled_tokens == 40 + 1 + 3
+
+    trio.run(main)
+
+
+def test_a_groups_prompt_is_computed_once(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+    prompt = random_prompt(0, 40)
+
+    async def main() -> None:
+        async with subject.running(max_rollouts=8) as engine:
+            requests = [turn(f"r{i}", prompt, 12, temperature=1.0, seed=i) for i in range(8)]
+            results = await generate_all(engine, requests)
+            assert engine.figures.prefilled_tokens < 3 * 40
+            assert len({tuple(result.tokens.tolist()) for result in results}) > 4
+            for result in results:
+                expected = subject.reference.logprobs(prompt, result.tokens.tolist(), 1.0)
+                assert abs(result.logprobs - expected).max() < 1e-4
+
+    trio.run(main)
+
+
+def test_preempted_sequences_come_back_unchanged(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+    requests = [turn(f"r{i}", random_prompt(i, 10), 100, temperature=1.0, seed=i) for i in range(6)]
+
+    async def main(kv_tokens: int | None) -> tuple[list[list[int]], int]:
+        async with subject.running(max_rollouts=6, kv_tokens=kv_tokens) as engine:
+            results = await generate_all(engine, requests)
+            for request, result in zip(requests, results, strict=True):
+                expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), 1.0)
+                assert abs(result.logprobs - expected).max() < 1e-4
+            return [result.tokens.tolist() for result in results], engine.figures.preempted
+
+    roomy, unpreempted = trio.run(main, None)
+    crowded, preempted = trio.run(main, 300)
+    assert (unpreempted, preempted > 0) == (0, True)
+    assert crowded == roomy
+
+
+def test_idle_sequences_make_way_oldest_first(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+
+    async def main() -> None:
+        async with subject.running(max_rollouts=2) as engine:
+            tokens = {name: random_prompt(i, 20) for i, name in enumerate("abc")}
+            for name in "abc":
+                tokens[name] += (await engine.generate(turn(name, tokens[name], 5))).tokens.tolist()
+            assert engine.figures.preempted == 1
+            prefilled = engine.figures.prefilled_tokens
+            await engine.generate(turn("b", tokens["b"], 5))
+            assert engine.figures.prefilled_tokens == prefilled + 1, "b was still held"
+            again = await engine.generate(turn("a", tokens["a"], 5))
+            assert engine.figures.prefilled_tokens == prefilled + 1 + 25, "a had made way for c"
+            assert again.tokens.tolist() == subject.reference.greedy(tokens["a"], 5)
+
+    trio.run(main)
+
+
+def test_trio_goes_on_while_torch_works(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+
+    async def main() -> None:
+        async with subject.running() as engine, trio.open_nursery() as nursery:
+            nursery.start_soon(engine.generate, turn("r", random_prompt(0, 10), 500))
+            await eventually(lambda: engine.figures.generated_tokens > 0, "tokens are generated")
+            beats, before = 0, engine.figures.generated_tokens
+            while engine.figures.generated_tokens < 400:
+                await trio.sleep(0.001)
+                beats += 1
+            assert before < 400
+            assert beats > 5
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_weights_that_are_not_finite_stop_the_engine(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+    weights = load_file(subject.model_path / "model.safetensors")
+    save_file({name: tensor * float("nan") for name, tensor in weights.items()}, tmp_path / "nan.safetensors")
+
+    async def main() -> None:
+        failures: list[str] = []
+
+        async def expect_failure(engine: TorchEngine) -> None:
+            with pytest.raises(EngineError, match="not finite") as caught:
+                await engine.generate(turn("r", random_prompt(0, 10), 5))
+            failures.append(str(caught.value))
+
+        engine = TorchEngine(
+            subject.model_path, max_rollouts=2, kv_tokens=None, dtype="float32", initial_policy=FIRST_POLICY
+        )
+        with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="not finite")):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(engine.run)
+                await engine.load_weights(tmp_path / "nan.safetensors", Policy(2, 0))
+                with trio.CancelScope(shield=True):
+                    await expect_failure(engine)
+        assert len(failures) == 1
+        with pytest.raises(EngineError, match="not running"):
+            await engine.generate(turn("r", random_prompt(0, 10), 5))
+
+    trio.run(main)
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    engine = TorchEngine(
+        tmp_path / "nothing", max_rollouts=1, kv_tokens=None, dtype="float32", initial_policy=FIRST_POLICY
+    )
+    with pytest.raises(EngineError, match="nothing"):
+        trio.run(engine.run)
+
+
+def test_stopping_fails_what_is_in_flight(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            async with subject.running() as engine:
+
+                async def expect_failure() -> None:
+                    with pytest.raises(EngineError, match="has stopped"):
+                        await engine.generate(turn("r", random_prompt(0, 10), 500))
+
+                nursery.start_soon(expect_failure)
+                await eventually(lambda: engine.figures.running == 1, "the request runs")
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [
+        (turn("r", [], 5), "tokens"),
+        (turn("r", [1], 0), "max_tokens"),
+        (turn("r", [1], 5, temperature=-1.0), "temperature"),
+        (turn("r", [1, 61], 5), "vocabulary"),
+        (turn("busy", [1], 5), "in flight"),
+    ],
+)
+def test_senseless_requests_are_refused(request_: object, word: str, tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+
+    async def main() -> None:
+        async with subject.running() as engine, trio.open_nursery() as nursery:
+            nursery.start_soon(engine.generate, turn("busy", [1, 2], 500))
+            await eventually(lambda: engine.figures.running == 1, "a request runs")
+            with pytest.raises(EngineError, match=word):
+                await engine.generate(request_)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="in flight"):
+                engine.release("busy")
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path)
+
+    async def main() -> None:
+        engine = TorchEngine(
+            subject.model_path, max_rollouts=4, kv_tokens=None, dtype="bfloat16", initial_policy=FIRST_POLICY
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            prompts = [random_prompt(i, 20 + i) for i in range(4)]
+            requests = [turn(f"r{i}", prompt, 10, temperature=1.0, seed=i) for i, prompt in enumerate(prompts)]
+            for request, result in zip(requests, await generate_all(engine, requests), strict=True):
+                expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), 1.0)
+                assert abs(result.logprobs - expected).mean() < 0.2
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

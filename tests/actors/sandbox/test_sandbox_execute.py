@@ -1,0 +1,270 @@
+"""What model code experiences: outcomes, streams, values, limits. Real processes, real time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.interpreter import WarmUpError
+
+SHORT = ExecutionLimits(wall_seconds=0.4)
+
+
+def run_with(sandbox: Sandbox, main: Callable[[Sandbox], Awaitable[Any]]) -> Any:
+    async def body() -> Any:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(sandbox.run)
+                result = await main(sandbox)
+                nursery.cancel_scope.cancel()
+                return result
+
+    return trio.run(body)
+
+
+def execute(code: str, stdin: str = "", limits: ExecutionLimits | None = None) -> ExecutionResult:
+    return run_with(Sandbox(), lambda sandbox: sandbox.execute(code, stdin, limits=limits))
+
+
+def execute_all(codes: list[str], limits: ExecutionLimits | None = None) -> list[ExecutionResult]:
+    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+        return [await sandbox.execute(code, limits=limits) for code in codes]
+
+    return run_with(Sandbox(), main)
+
+
+def test_what_is_printed_and_the_value_of_the_last_expression_come_back() -> None:
+    printed, value, both, nothing, no_expression = execute_all(
+        ["print(6 * 7)", "x = 6\nx * 7", "print('a')\n'b'", "None", "x = 42"]
+    )
+    assert (printed.outcome, printed.stdout, printed.value) == ("success", "42\n", "")
+    assert (value.outcome, value.stdout, value.value) == ("success", "", "42")
+    assert (both.stdout, both.value) == ("a\n", "'b'")
+    assert (nothing.value, no_expression.value) == ("", "")
+    assert printed.stderr == ""
+    assert printed.run_seconds > 0
+    assert printed.queue_seconds > 0
+
+
+def test_standard_input_is_the_given_text_however_long() -> None:
+    result = execute("import sys\nfirst = input()\nprint(first, len(sys.stdin.read()))", "héllo\n" + "x" * 500_000)
+    assert result.stdout == "héllo 500000\n"
+    assert execute("input()").stderr.endswith("EOFError: EOF when reading a line\n")
+
+
+def test_a_traceback_starts_at_the_code_and_shows_its_lines() -> None:
+    result = execute("print('before')\ndef f():\n    return 1 / 0\nf()")
+    assert result.outcome == "error"
+    assert result.stdout == "before\n"
+    assert result.stderr == (
+        "Traceback (most recent call last):\n"
+        '  File "<tool>", line 4, in <module>\n'
+        "    f()\n"
+        '  File "<tool>", line 3, in f\n'
+        "    return 1 / 0\n"
+        "           ~~^~~\n"
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_code_that_is_no_code_is_an_error() -> None:
+    unclosed, nul, surrogate, bad_repr = execute_all(
+        ["x = [", "x\0", "\ud800 = 1", "class A:\n    def __repr__(self): raise ValueError('no')\nA()"]
+    )
+    assert {result.outcome for result in (unclosed, nul, surrogate, bad_repr)} == {"error"}
+    assert "SyntaxError: '[' was never closed" in unclosed.stderr
+    assert "null bytes" in nul.stderr
+    assert "surrogates not allowed" in surrogate.stderr
+    assert bad_repr.stderr.endswith("ValueError: no\n")
+
+
+def test_text_that_utf8_cannot_hold_does_not_break_the_framing() -> None:
+    printed, value, bytes_, stdin = execute_all(
+        [
+            "print('\\ud800')",
+            "class A:\n    def __repr__(self): return '\\ud800'\nA()",
+            "import os\n_ = os.write(1, b'\\xff\\n')",
+            "import sys\nsys.stdin.read()",
+        ]
+    )
+    assert printed.stdout == "\\ud800\n"
+    assert value.value == "\\ud800"
+    assert bytes_.stdout == "\ufffd\n"
+    assert stdin.outcome == "success"
+    assert execute("import sys\nsys.stdin.read()", "a\ud800\0b").value == r"'a?\x00b'"
+
+
+def test_exits_are_told_apart() -> None:
+    zero, message, hard, signalled = execute_all(
+        [
+            "import sys\nprint('x')\nsys.exit()",
+            "import sys\nsys.exit('enough')",
+            "import os\nprint('x')\nos._exit(3)",
+            "import os\nos.abort()",
+        ]
+    )
+    assert (zero.outcome, zero.stdout) == ("success", "x\n")
+    assert (message.outcome, message.stderr) == ("error", "SystemExit: enough\n")
+    assert (hard.outcome, hard.stdout) == ("error", "x\n")
+    assert "status 3" in hard.stderr
+    assert signalled.outcome == "killed"
+    assert "signal 6" in signalled.stderr
+
+
+def test_code_runs_as_the_main_module_without_what_the_server_imports_from_the_future() -> None:
+    result = execute(
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass A:\n    x: int = 1\n"
+        "import sys\n"
+        "if __name__ == '__main__':\n    print(A(), A.__annotations__['x'], sys.modules['__main__'].A is A)"
+    )
+    assert result.stdout == "A(x=1) <class 'int'> True\n"
+
+
+def test_a_thread_that_still_prints_is_waited_for() -> None:
+    code = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('late'))).start()"
+    assert execute(code).stdout == "late\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("print('started')\nwhile True: pass", "started\n"),
+        ("10 ** 10 ** 8", ""),  # not interruptible by a Python signal handler
+        ("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()", ""),
+    ],
+)
+def test_code_beyond_its_time_is_stopped_and_what_it_printed_kept(code: str, printed: str) -> None:
+    result = execute(code, limits=SHORT)
+    assert (result.outcome, result.stdout, result.value) == ("timeout", printed, "")
+    assert 0.4 <= result.run_seconds < 2
+
+
+def test_cpu_time_is_limited_too() -> None:
+    limits = ExecutionLimits(wall_seconds=10, cpu_seconds=0.5)
+    result = execute("import itertools\nfor _ in itertools.count(): pass", limits=limits)
+    assert result.outcome == "timeout"
+    assert result.run_seconds < 5
+
+
+def test_memory_is_limited() -> None:
+    at_once, piecemeal, fine = execute_all(
+        ["x = b'x' * 10**9", "x = []\nwhile True: x.append(b'x' * 10**5)", "len(b'x' * 10**7)"],
+        ExecutionLimits(memory_bytes=64 << 20),
+    )
+    assert at_once.outcome == piecemeal.outcome == "memory_limit"
+    assert at_once.stderr.endswith("MemoryError\n")
+    assert (fine.outcome, fine.value) == ("success", "10000000")
+
+
+def test_a_flood_of_output_is_stopped_and_cut() -> None:
+    limits = ExecutionLimits(output_bytes=1000)
+    flood, errors, value = execute_all(
+        ["while True: print('x' * 99)", "import sys\nwhile True: sys.stderr.write('x')", "'x' * 5000"], limits
+    )
+    assert flood.outcome == errors.outcome == "output_limit"
+    assert flood.run_seconds < 2
+    assert flood.stdout == ("x" * 99 + "\n") * 10 + "\n[cut after 1000 characters]\n"
+    assert errors.stderr.endswith("[cut after 1000 characters]\n")
+    assert (value.outcome, len(value.value)) == ("success", 1000 + len("\n[cut after 1000 characters]\n"))
+
+
+def test_files_and_descriptors_are_limited() -> None:
+    file, descriptors, core = execute_all(
+        [
+            "open('big', 'wb').write(b'x' * 2_000_000)",
+            "files = [open('/dev/null') for _ in range(100)]",
+            "import resource\nresource.getrlimit(resource.RLIMIT_CORE)",
+        ],
+        ExecutionLimits(file_bytes=1_000_000),
+    )
+    assert file.stderr.endswith("OSError: [Errno 27] File too large\n")
+    assert "Too many open files" in descriptors.stderr
+    assert core.value == "(0, 0)"
+
+
+def test_a_call_sees_only_its_own_descriptors_directory_and_environment() -> None:
+    code = (
+        "import os, sys, tempfile\n"
+        "print(sorted(map(int, os.listdir('/proc/self/fd')))[:4], len(os.listdir('/proc/self/fd')))\n"
+        "print(os.listdir(), tempfile.gettempdir() == os.getcwd(), sorted(os.environ))\n"
+        "print([name for name in ('trio', 'torch', 'numpy') if name in sys.modules])"
+    )
+    assert execute(code).stdout == (
+        "[0, 1, 2, 3] 5\n"  # 3 is the report; the fifth is the listing itself
+        "[] True ['HOME', 'LC_CTYPE', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'TMPDIR']\n"
+        "[]\n"
+    )
+
+
+def test_calls_share_neither_state_nor_random_numbers() -> None:
+    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+        code = "import builtins, random\nprint(hasattr(builtins, 'mark'), random.random())\nbuiltins.mark = 1"
+        return [await sandbox.execute(code) for _ in range(3)]
+
+    results = run_with(Sandbox(warm_modules=["random"]), main)
+    assert all(result.stdout.startswith("False 0.") for result in results)
+    assert len({result.stdout for result in results}) == 3
+
+
+def test_a_slow_call_holds_no_other_and_calls_beyond_the_limit_wait() -> None:
+    async def main(sandbox: Sandbox) -> tuple[list[str], float, float]:
+        order: list[str] = []
+
+        async def call(name: str, seconds: float) -> None:
+            assert (await sandbox.execute(f"import time\ntime.sleep({seconds})")).outcome == "success"
+            order.append(name)
+
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, "slow", 0.6)
+            await trio.sleep(0.05)
+            nursery.start_soon(call, "quick", 0)
+            await trio.sleep(0.05)
+            nursery.start_soon(call, "first", 0.2)
+            await trio.sleep(0.05)
+            nursery.start_soon(call, "second", 0)  # waits for a child: two are running
+            await trio.sleep(0.01)
+            waiting = sandbox.figures["waiting"]
+        return order, waiting, trio.current_time() - started
+
+    order, waiting, seconds = run_with(Sandbox(children=2), main)
+    assert order == ["quick", "first", "second", "slow"]
+    assert waiting == 1
+    assert seconds < 2
+
+
+def test_figures_count_outcomes() -> None:
+    async def main(sandbox: Sandbox) -> dict[str, float]:
+        for code in ("1", "1", "1/0"):
+            await sandbox.execute(code)
+        return sandbox.figures
+
+    figures = run_with(Sandbox(interpreters=2), main)
+    assert {name: figures[name] for name in ("calls", "success", "error", "interpreters", "in_flight")} == {
+        "calls": 3,
+        "success": 2,
+        "error": 1,
+        "interpreters": 2,
+        "in_flight": 0,
+    }
+
+
+def test_a_module_that_cannot_be_imported_stops_the_sandbox() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_with(Sandbox(warm_modules=["no_such_module"]), lambda sandbox: sandbox.execute("1"))
+    matching, others = caught.value.split(WarmUpError)
+    assert matching is not None
+    assert others is None
+    while isinstance(matching, BaseExceptionGroup):
+        matching = matching.exceptions[0]
+    assert "No module named 'no_such_module'" in str(matching)
+
+
+def test_a_module_that_prints_when_imported_does_no_harm() -> None:
+    result = run_with(Sandbox(warm_modules=["this"]), lambda sandbox: sandbox.execute("print(1)"))
+    assert result.stdout == "1\n"

@@ -1,0 +1,29 @@
+"""Micro-batches by token budget."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.batching import microbatches, split_evenly
+
+
+@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
+def test_every_sequence_is_in_one_batch_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = microbatches(lengths, max_tokens=budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= budget
+
+
+def test_like_lengths_share_a_batch() -> None:
+    assert microbatches([10, 100, 12, 98], max_tokens=200) == [[1, 3], [2, 0]]
+
+
+@given(st.integers(0, 50), st.integers(1, 7))
+def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
+    split = split_evenly(range(count), parts)
+    assert [index for part in split for index in part] == list(range(count))
+    sizes = [len(part) for part in split]
+    assert all(sizes)
+    assert not sizes or max(sizes) - min(sizes) <= 1

@@ -1,0 +1,382 @@
+"""Whether a topology is sound: classes, settings, links, circles, windows, files, hosts, and where nodes listen."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent_rl.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
+from agent_rl.check import check_topology, find_cycle
+from agent_rl.check_files import file_system
+from agent_rl.describe import describe, window_bytes
+from agent_rl.load import load_topology
+
+ACTORS = """\
+from agent_rl.messages import (
+    GroupOpened, GroupsProgress, Recorded, StepTrained, TrainingGroup, Trajectory, Verdict,
+)
+from actors.base import Actor, Announce, Call, Push, Settings
+
+
+class GeneratorSettings(Settings):
+    max_rollouts: int = 4
+
+
+class Generator(Actor):
+    Settings = GeneratorSettings
+    links = {"trajectories": Push(Trajectory)}
+    receives = (Announce(GroupsProgress),)
+
+
+class Filter(Actor):
+    single = True
+    receives = (Push(Trajectory, GroupOpened), Call(StepTrained, Recorded))
+    links = {"training": Push(TrainingGroup), "progress": Announce(GroupsProgress)}
+
+    @classmethod
+    def check(cls, topology, settings):
+        if topology.algorithm.groups_per_step > 100:
+            return ["its window holds 100 groups"]
+        return []
+
+
+class Learner(Actor):
+    receives = (Push(TrainingGroup),)
+    links = {"reports": Call(StepTrained, Recorded, awaited_in_handler=False)}
+
+
+class WaitingLearner(Learner):
+    links = {"reports": Call(StepTrained, Recorded)}
+
+
+class DeafFilter(Filter):
+    receives = (Push(GroupOpened), Call(StepTrained, Recorded))
+
+
+class OtherReply(Filter):
+    receives = (Push(Trajectory), Call(StepTrained, Verdict))
+
+
+class Faulty(Filter):
+    @classmethod
+    def check(cls, topology, settings):
+        raise ZeroDivisionError("no")
+
+
+class NoActor:
+    pass
+"""
+
+SOUND = """\
+[run]
+name = "demo"
+directory = "RUN"
+
+[model]
+initialise = {}
+
+[tasks]
+generator = "checked_actors:NoActor"
+
+[algorithm]
+groups_per_step = 4
+samples = 8
+keep = 4
+
+[[stages]]
+kind = "rl"
+steps = 3
+max_response_tokens = 64
+max_turns = 2
+
+[hosts.a]
+address = "127.0.0.1"
+base_port = 5700
+
+[hosts.b]
+address = "127.0.0.1"
+base_port = 5800
+
+[actors.generator]
+class = "checked_actors:Generator"
+host = "a"
+replicas = 2
+settings = { max_rollouts = 2 }
+links = { trajectories = "filter" }
+
+[actors.filter]
+class = "checked_actors:Filter"
+host = "a"
+links = { training = "learner", progress = ["generator"] }
+
+[actors.learner]
+class = "checked_actors:Learner"
+host = "a"
+links = { reports = "filter" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "checked_actors.py").write_text(ACTORS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def load(folder, text=SOUND, overrides=()):
+    path = folder / "topology.toml"
+    path.write_text(text.replace("RUN", str(folder / "run")), encoding="utf-8")
+    return load_topology(path, overrides), path
+
+
+def check(folder, text=SOUND, overrides=()):
+    topology, path = load(folder, text, overrides)
+    return check_topology(topology, path, overrides)
+
+
+def the_fault(folder, old, new, overrides=()):
+    assert old in SOUND
+    text = SOUND.replace(old, new, 1)
+    (fault,) = check(folder, text, overrides)
+    return fault
+
+
+def test_a_sound_topology_has_no_faults(folder):
+    assert check(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "message", "remedy"),
+    [
+        (":Learner", ":Lerner", "actors.learner.class", "checked_actors has no class 'Lerner'", "'Learner'"),
+        ("checked_actors:Learner", "chequed:Learner", "actors.learner.class", "no module 'chequed'", "directory"),
+        (":Learner", ":NoActor", "actors.learner.class", "lacks receives, links, Settings, handle", "Actor"),
+        ("max_rollouts", "max_rolouts", "actors.generator.settings.max_rolouts", "no known key", "'max_rollouts'"),
+        ("max_rollouts = 2", "max_rollouts = 'x'", "actors.generator.settings.max_rollouts", "whole number", ""),
+        ('reports = "filter"', "", "actors.learner.links", "the link 'reports' leads nowhere", "StepTrained"),
+        ('reports = "filter"', "reports = []", "actors.learner.links.reports", "leads nowhere", "name the role"),
+        (
+            'reports = "filter"',
+            'reports = "filter", repots = "filter"',
+            "actors.learner.links.repots",
+            "has no such link",
+            "'reports'",
+        ),
+        (
+            "checked_actors:Filter",
+            "checked_actors:DeafFilter",
+            "actors.generator.links.trajectories",
+            "filter (checked_actors:DeafFilter) does not receive Trajectory by push",
+            "give filter a class that does",
+        ),
+        (
+            "checked_actors:Filter",
+            "checked_actors:OtherReply",
+            "actors.learner.links.reports",
+            "answers StepTrained with Verdict, not with Recorded",
+            "",
+        ),
+        ('reports = "filter"', 'reports = "generator"', "actors.learner.links.reports", "not answer StepTrained", ""),
+        ('Filter"\nhost = "a"', 'Filter"\nhost = "a"\nreplicas = 2', "actors.filter.replicas", "exactly one", "= 1"),
+        ("checked_actors:Filter", "checked_actors:Faulty", "actors.filter.settings", "ZeroDivisionError: no", ""),
+        ("groups_per_step = 4", "groups_per_step = 101", "actors.filter.settings", "holds 100 groups", ""),
+        ("keep = 4", "keep = 9", "algorithm.keep", "keeps 9 of 8 samples", "at most"),
+        ("keep = 4", "keep = 1", "algorithm.keep", "at least 2", ""),
+        ("keep = 4", "keep = 4\nminimum_samples = 9", "algorithm.minimum_samples", "no group of 8", ""),
+        (":NoActor", ":NoTasks", "tasks.generator", "has no class 'NoTasks'", ""),
+        ('generator = "checked_actors:NoActor"', 'files = ["no*.jsonl"]', "tasks.files.0", "no file matches", ""),
+        ("initialise = {}", 'path = "./nowhere"', "model.path", "no directory nowhere", "working directory"),
+        ("max_turns = 2", 'max_turns = 2\nfilter.ids = "kept"', "stages.0.filter.ids", "there is no file", "relative"),
+    ],
+)
+def test_each_fault_is_found_alone_and_named(folder, old, new, key, message, remedy):  # noqa: PLR0917
+    fault = the_fault(folder, old, new)
+    assert fault.key == key
+    assert message in fault.message
+    assert remedy in fault.remedy
+    assert fault.line is not None
+
+
+def test_every_fault_is_reported_in_one_go(folder):
+    text = SOUND.replace("keep = 4", "keep = 9").replace("max_rollouts", "x").replace('reports = "filter"', "")
+    assert [fault.key for fault in check(folder, text)] == [
+        "algorithm.keep",
+        "actors.generator.settings.x",
+        "actors.learner.links",
+    ]
+
+
+def test_actors_that_wait_for_each_other_are_shown_as_a_circle(folder):
+    fault = the_fault(folder, "checked_actors:Learner", "checked_actors:WaitingLearner")
+    assert fault.message == "actors wait for each other in a circle: filter -> learner -> filter"
+
+
+def test_a_module_that_fails_to_import_is_a_fault(folder):
+    (folder / "broken_actors.py").write_text("import not_there_at_all\n")
+    assert "needs 'not_there_at_all'" in the_fault(folder, "checked_actors:Learner", "broken_actors:Learner").message
+    (folder / "raising_actors.py").write_text("raise ValueError('on purpose')\n")
+    fault = the_fault(folder, "checked_actors:Learner", "raising_actors:Learner")
+    assert "ValueError: on purpose" in fault.message
+
+
+def test_a_fault_from_an_override_says_so(folder):
+    (fault,) = check(folder, overrides=["algorithm.keep=9"])
+    assert fault.line is None
+    assert fault.message.endswith("(from --set)")
+
+
+@pytest.mark.parametrize(
+    ("edges", "cycle"),
+    [
+        ({"a": ["b"], "b": ["c"], "c": []}, []),
+        ({"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}, []),
+        ({"a": ["a"]}, ["a", "a"]),
+        ({"x": ["a"], "a": ["b"], "b": ["c"], "c": ["a"]}, ["a", "b", "c", "a"]),
+        ({"a": ["gone"]}, []),
+    ],
+)
+def test_circles_in_a_graph(edges, cycle):
+    assert find_cycle(edges) == cycle
+
+
+def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
+    stage = '[[stages]]\nkind = "evaluate"\nname = "after"\nproblems = 2\nmax_response_tokens = 4\nmax_turns = 1\n'
+    (folder / "train.jsonl").write_text("{}\n")
+    text = SOUND.replace('generator = "checked_actors:NoActor"', 'files = ["*.jsonl"]') + stage
+    (fault,) = check(folder, text)
+    assert (fault.key, fault.message) == ("tasks.evaluation_files", "is missing, though a stage evaluates")
+    assert check(folder, text, ["tasks.evaluation_files=['train.jsonl']"]) == []
+
+
+def test_a_model_directory_needs_config_and_tokenizer(folder):
+    model = folder / "model"
+    model.mkdir()
+    text = SOUND.replace("initialise = {}", f'path = "{model}"')
+    assert [fault.key for fault in check(folder, text)] == ["model.path", "model.path"]
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    assert check(folder, text) == []
+    assert check(folder, SOUND.replace("initialise = {}", 'path = "Qwen/Qwen3-14B"')) == []
+
+
+def test_the_run_directory_may_not_be_a_file(folder):
+    (folder / "run").write_text("")
+    (fault,) = check(folder)
+    assert (fault.key, fault.remedy) == ("run.directory", "name a directory")
+
+
+def test_the_run_directory_may_not_be_on_a_network(folder, monkeypatch):
+    monkeypatch.setattr("agent_rl.check_files.file_system", lambda path, mounts: "nfs4")  # noqa: ARG005
+    (fault,) = check(folder)
+    assert fault.key == "run.directory"
+    assert "(nfs4)" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/runs", "nfs4"),
+        ("/data/local/runs", "ext4"),
+        ("/database", "overlay"),
+        ("/with space/x", "cifs"),
+        ("/twice", "tmpfs"),
+    ],
+)
+def test_the_innermost_mount_tells_the_file_system(path, kind):
+    mounts = (
+        "overlay / overlay rw 0 0\nserver:/x /data nfs4 rw 0 0\n/dev/sda1 /data/local ext4 rw 0 0\n"
+        "//s/x /with\\040space cifs rw 0 0\n/dev/sdb /twice ext4 rw 0 0\ntmpfs /twice tmpfs rw 0 0\n\n"
+    )
+    assert file_system(Path(path), mounts) == kind
+
+
+SPLIT = SOUND.replace('Filter"\nhost = "a"', 'Filter"\nhost = "b"')
+
+
+def test_ports_of_hosts_at_one_address_are_apart(folder):
+    assert check(folder, SPLIT) == []
+    (fault,) = check(folder, SPLIT, ["hosts.b.base_port=5703"])
+    assert fault.key == "hosts.b.base_port"
+    assert fault.message.startswith("its ports 5703 to 5704 are taken by host a")
+    assert fault.remedy == "choose 5704 or more"
+    assert check(folder, SPLIT, ["hosts.b.base_port=5704"]) == []
+
+
+def test_ports_end_at_the_highest(folder):
+    (fault,) = check(folder, SPLIT, ["actors.generator.replicas=9000", "hosts.a.base_port=60000"])
+    assert "needs the ports 60000 to 69001" in fault.message
+
+
+def test_links_that_leave_the_machine_need_a_key(folder):
+    overrides = ["hosts.b.address=10.0.0.2"]
+    (fault,) = check(folder, SPLIT, overrides)
+    assert fault.key == "security.key_file"
+    assert "agent-rl keys FILE" in fault.remedy
+    key = folder / "cluster.key"
+    overrides.append("security.key_file=cluster.key")
+    (fault,) = check(folder, SPLIT, overrides)
+    assert "there is no file" in fault.message
+    key.write_text("secret")
+    key.chmod(0o644)
+    (fault,) = check(folder, SPLIT, overrides)
+    assert fault.remedy == f"chmod 600 {key}"
+    key.chmod(0o600)
+    assert check(folder, SPLIT, overrides) == []
+
+
+def test_one_host_needs_no_key_wherever_it_is(folder):
+    assert check(folder, SOUND, ["hosts.a.address=10.0.0.2"]) == []
+
+
+def test_one_host_listens_on_sockets_alone(folder):
+    topology, _ = load(folder)
+    table = addresses(topology, Path("/tmp/x"))
+    assert table == {
+        "supervisor.a": "ipc:///tmp/x/supervisor.a",
+        "generator.0": "ipc:///tmp/x/generator.0",
+        "generator.1": "ipc:///tmp/x/generator.1",
+        "filter.0": "ipc:///tmp/x/filter.0",
+        "learner.0": "ipc:///tmp/x/learner.0",
+    }
+
+
+def test_several_hosts_listen_on_ports_where_peers_are_elsewhere(folder):
+    extra = '[actors.executor]\nclass = "checked_actors:Learner"\nhost = "b"\nlinks = { reports = "filter" }\n'
+    topology, _ = load(folder, SPLIT + extra, ["hosts.b.address=::1"])
+    table = addresses(topology, Path("/tmp/x"))
+    assert table == {
+        "supervisor.a": "tcp://127.0.0.1:5700",
+        "generator.0": "tcp://127.0.0.1:5701",
+        "generator.1": "tcp://127.0.0.1:5702",
+        "learner.0": "tcp://127.0.0.1:5703",
+        "supervisor.b": "tcp://[::1]:5800",
+        "filter.0": "tcp://[::1]:5801",
+        "executor.0": "ipc:///tmp/x/executor.0",
+    }
+
+
+def test_socket_paths_fit_however_long_names_and_folders_are(folder, monkeypatch):
+    deep = folder / ("d" * 90) / "tmp"
+    deep.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    text = SOUND.replace("actors.learner]", f"actors.{'l' * 90}]").replace('"learner"', f'"{"l" * 90}"')
+    topology, _ = load(folder, text)
+    runtime = runtime_directory(topology)
+    table = addresses(topology, runtime)
+    assert len(set(table.values())) == len(table)
+    assert all(len(os.fsencode(address.removeprefix("ipc://"))) <= SOCKET_PATH_LIMIT for address in table.values())
+    assert runtime == runtime_directory(load(folder, text)[0])
+    other = load(folder, text, [f"run.directory={folder / 'other'}"])[0]
+    assert runtime != runtime_directory(other)
+
+
+def test_the_description_names_actors_links_addresses_and_memory(folder):
+    topology, _ = load(folder)
+    text = "\n".join(describe(topology))
+    assert "2 x checked_actors:Generator on a" in text
+    assert "learner.reports -> filter: call StepTrained / Recorded" in text
+    assert "generator.1" in text
+    assert "at most 8 groups open (2 steps of 4), 64 rollouts" in text
+    assert window_bytes(topology) == 8 * 8 * 64 * 21
+    assert window_bytes(load(folder, SOUND, ["run.mode=synchronous"])[0]) == 4 * 8 * 64 * 21

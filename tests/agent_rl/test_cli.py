@@ -1,0 +1,180 @@
+"""The command line: exit codes, messages without tracebacks, and a quick start."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import trio
+
+from agent_rl.cli import main
+from agent_rl.journal import Journal
+from agent_rl.run_directory import RunRefused
+from transport import BindError, CurveKeys
+
+ACTORS = "from actors.base import Actor\n\nclass Idle(Actor):\n    pass\n"
+
+TOPOLOGY = """\
+[run]
+name = "demo"
+directory = "RUN"
+
+[model]
+initialise = {}
+
+[tasks]
+generator = "idle_actors:Idle"
+
+[[stages]]
+kind = "sft"
+steps = 2
+
+[actors.learner]
+class = "idle_actors:Idle"
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    (tmp_path / "idle_actors.py").write_text(ACTORS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "topology.toml"
+    path.write_text(TOPOLOGY.replace("RUN", str(tmp_path / "run")), encoding="utf-8")
+    return path
+
+
+def test_a_sound_file_is_described(file, capsys):
+    assert main(["check", str(file)]) == 0
+    output = capsys.readouterr().out
+    assert f"{file} is sound" in output
+    assert "learner" in output
+    assert "ipc://" in output
+
+
+def test_faults_are_listed_with_their_lines(file, capsys):
+    file.write_text(file.read_text().replace("steps", "stepz").replace("seed", "sead"), encoding="utf-8")
+    assert main(["check", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"{file}:13: stages.0.stepz: is no known key; did you mean 'steps'?" in captured.err.splitlines()
+
+
+def test_faults_of_the_whole_are_listed_too(file, capsys):
+    assert (
+        main(["check", str(file), "--set", "algorithm.keep=1", "--set", "actors.learner.class=idle_actors:Idel"]) == 2
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert any("did you mean 'Idle'?" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_missing_file_is_one_clear_line(tmp_path, capsys, command):
+    assert main([command, str(tmp_path / "none.toml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("cannot be read: No such file or directory")
+
+
+def replace_run(monkeypatch, run_topology):
+    monkeypatch.setattr("agent_rl.supervise.run_topology", run_topology)
+
+
+def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, capsys):
+    asked = []
+
+    async def run_topology(topology, path, overrides, host):
+        await trio.lowlevel.checkpoint()
+        asked.append((topology.stages[0].steps, path, overrides, host))
+        topology.run.directory.mkdir()
+        (topology.run.directory / "summary.json").write_text(json.dumps({"steps": 5, "success": 0.5}))
+        return 1
+
+    replace_run(monkeypatch, run_topology)
+    assert main(["run", str(file), "--set", "stages.0.steps=5", "--host", "local"]) == 1
+    assert asked == [(5, file, ["stages.0.steps=5"], "local")]
+    output = capsys.readouterr().out
+    assert json.loads(output.splitlines()[-1]) == {"steps": 5, "success": 0.5}
+    assert "summary" in output
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RunRefused("in use"), "agent-rl: in use"),
+        (PermissionError(13, "Permission denied", "runs"), "agent-rl: [Errno 13] Permission denied: 'runs'"),
+        (ExceptionGroup("x", [ExceptionGroup("y", [BindError("port 5700 is taken")])]), "agent-rl: port 5700 is taken"),
+    ],
+)
+def test_what_prevents_a_run_is_one_clear_line(file, monkeypatch, capsys, error, message):
+    async def run_topology(*_):
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    replace_run(monkeypatch, run_topology)
+    assert main(["run", str(file)]) == 2
+    assert capsys.readouterr().err.strip() == message
+
+
+def test_a_bug_keeps_its_traceback(file, monkeypatch):
+    async def run_topology(*_):
+        await trio.lowlevel.checkpoint()
+        raise ExceptionGroup("x", [BindError("port"), ZeroDivisionError("bug")])
+
+    replace_run(monkeypatch, run_topology)
+    with pytest.raises(ExceptionGroup):
+        main(["run", str(file)])
+
+
+def test_keys_are_made_once(tmp_path, capsys):
+    file = tmp_path / "cluster.key"
+    assert main(["keys", str(file)]) == 0
+    assert f'key_file = "{file}"' in capsys.readouterr().out
+    made = CurveKeys.load(file)
+    assert main(["keys", str(file)]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert CurveKeys.load(file) == made
+    assert main(["keys", str(tmp_path / "none" / "key")]) == 2
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_audit_says_whether_the_journal_balances(tmp_path, capsys):
+    assert main(["audit", str(tmp_path / "none")]) == 2
+    assert "there is no run directory" in capsys.readouterr().err
+    assert main(["audit", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    Journal(tmp_path / "journal.sqlite").close()
+    assert main(["audit", str(tmp_path)]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run"], ["check", "a", "--sett", "b"]])
+def test_a_wrong_call_shows_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: agent-rl" in capsys.readouterr().err
+
+
+def test_a_class_beside_the_user_is_found_from_the_installed_command(file, tmp_path):
+    script = "import sys; sys.path[0] = '/nowhere'; from agent_rl.cli import main; sys.exit(main(sys.argv[1:]))"
+    result = subprocess.run(
+        [sys.executable, "-c", script, "check", str(file)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path != str(tmp_path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_version_is_told_quickly():
+    before = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "agent_rl", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("agent-rl ")
+    assert " torch" not in result.stderr
+    assert " pydantic" not in result.stderr
+    assert time.monotonic() - before < 10

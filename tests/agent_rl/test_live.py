@@ -1,0 +1,152 @@
+"""What people see of a run: the table's figures, missing ones, and when plain lines are due."""
+
+import io
+import json
+
+from rich.console import Console
+
+from agent_rl.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
+from agent_rl.logs import open_log
+from agent_rl.messages import ActorStatus
+
+ACTORS = ("kv_scheduler.0", "rollout_generator.0", "rollout_generator.1", "learner.0")
+
+
+def view():
+    return LiveView("demo", ACTORS, ["warm-up", "rl"], now=100.0)
+
+
+def status(actor, state="running", detail="", **figures):
+    return ActorStatus(
+        actor, actor.split(".")[0], state, detail, {name: float(value) for name, value in figures.items()}
+    )
+
+
+def drawn(shown, now):
+    console = Console(file=io.StringIO(), width=160)
+    console.print(shown.render(now))
+    return console.file.getvalue()
+
+
+def test_what_nobody_reported_is_a_dash():
+    shown = view()
+    figures = dict(shown.figures())
+    assert figures["stage"] == "-"
+    assert figures["step"] == "-/-"
+    assert {figures[label] for label in ("success", "tokens/s", "tool calls/s", "KV in use", "left")} == {"-"}
+    text = drawn(shown, 100.0)
+    assert all(actor in text for actor in ACTORS)
+    assert text.count("starting") == len(ACTORS)
+
+
+def test_figures_of_replicas_are_added_and_those_of_one_actor_shown():
+    shown = view()
+    shown.observe(status("rollout_generator.0", tokens_per_s=1000, kv_used=100, kv_total=400, running=3), 101.0)
+    shown.observe(status("rollout_generator.1", tokens_per_s=500, kv_used=300, kv_total=400), 101.0)
+    learner = status(
+        "learner.0", stage=1, stages=2, step=3, steps=10, success=0.25, staleness_mean=0.5, staleness_max=2,
+        seconds_per_step=20,
+    )  # fmt: skip
+    shown.observe(learner, 102.0)
+    figures = dict(shown.figures())
+    assert figures["tokens/s"] == "1,500"
+    assert figures["KV in use"] == "50.0%"
+    assert figures["stage"] == "2/2 rl"
+    assert figures["step"] == "3/10"
+    assert figures["success"] == "25.0%"
+    assert figures["staleness"] == "0.50 (max 2)"
+    assert figures["left"] == "2:20"
+    text = drawn(shown, 105.0)
+    assert "running 3" in text
+    assert "3 s ago" in text
+    assert "demo, 0:05" in text
+
+
+def test_a_newer_status_replaces_the_older():
+    shown = view()
+    shown.observe(status("rollout_generator.0", tokens_per_s=1000), 101.0)
+    shown.observe(status("rollout_generator.0"), 102.0)
+    assert dict(shown.figures())["tokens/s"] == "-"
+
+
+def test_the_recipe_is_done_after_its_last_stage():
+    shown = view()
+    shown.observe(status("learner.0", stage=2, stages=2), 101.0)
+    assert dict(shown.figures())["stage"] == "done"
+
+
+def test_states_follow_actor_and_process():
+    shown = view()
+    shown.observe(status("learner.0", tokens_per_s=1), 101.0)
+    assert "learner.0" not in shown.line(101.0)
+    shown.process("learner.0", "restarting")
+    assert "learner.0 restarting" in shown.line(101.0)
+    assert dict(shown.figures())["tokens/s"] == "-"
+    shown.observe(status("learner.0", "failed", "no memory"), 102.0)
+    assert "learner.0 failed: no memory" in shown.line(102.0)
+    shown.observe(status("learner.0"), 103.0)
+    shown.process("learner.0", "stopping")
+    shown.observe(status("learner.0"), 104.0)
+    assert "learner.0 stopping" in shown.line(104.0)
+
+
+def test_actors_of_other_hosts_appear_when_heard():
+    shown = view()
+    shown.observe(status("tool_executor.0", calls_per_s=12.5), 101.0)
+    assert "tool_executor.0" in drawn(shown, 101.0)
+    assert dict(shown.figures())["tool calls/s"] == "12.50"
+
+
+def test_plain_lines_come_at_milestones_and_now_and_then():
+    shown, out = view(), io.StringIO()
+    display = PlainDisplay(shown, out)
+    display.refresh(100.0)
+    assert out.getvalue() == ""
+    shown.observe(status("learner.0", stage=0, step=0, steps=2), 101.0)
+    display.refresh(101.0)
+    display.refresh(101.5)
+    assert out.getvalue().count("\n") == 1
+    shown.observe(status("learner.0", stage=0, step=1, steps=2), 102.0)
+    display.refresh(102.0)
+    assert out.getvalue().count("\n") == 2
+    display.refresh(102.0 + PlainDisplay.INTERVAL - 0.1)
+    assert out.getvalue().count("\n") == 2
+    display.refresh(102.0 + PlainDisplay.INTERVAL)
+    assert out.getvalue().count("\n") == 3
+    assert "step 1/2" in out.getvalue().splitlines()[-1]
+
+
+def test_a_terminal_gets_the_table_and_notices_word_for_word():
+    shown, out = view(), io.StringIO()
+    with TerminalDisplay(shown, Console(file=out, force_terminal=True, width=120)) as display:
+        display.refresh(101.0)
+        display.notice("learner.0 exited with status 1 [not markup]")
+    assert "rollout_generator.1" in out.getvalue()
+    assert "[not markup]" in out.getvalue()
+
+
+def test_what_is_no_terminal_gets_plain_lines():
+    assert isinstance(make_display(view(), io.StringIO()), PlainDisplay)
+
+
+def test_a_summary_lists_every_figure():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary_table({"steps": 3, "success": 0.123456789, "name": "demo"}))
+    text = console.file.getvalue()
+    assert "steps" in text
+    assert "0.123457" in text
+    assert "demo" in text
+
+
+def test_logs_are_json_lines_with_what_is_bound(tmp_path):
+    with open_log(tmp_path, "learner.0", actor="learner.0") as log:
+        log.info("step", loss=0.5)
+        log.debug("unseen")
+        try:
+            int("x")
+        except ValueError:
+            log.exception("failed")
+    first, second = map(json.loads, (tmp_path / "logs" / "learner.0.jsonl").read_text().splitlines())
+    assert (first["event"], first["loss"], first["actor"], first["level"]) == ("step", 0.5, "learner.0", "info")
+    assert first["timestamp"].endswith("Z")
+    assert second["exception"][0]["exc_type"] == "ValueError"

@@ -1,0 +1,331 @@
+"""Topology files: what is read, and that everything wrong is said at once, where it stands."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.load import Fault, TopologyError, load_topology, parse_value
+from agent_rl.toml_lines import key_lines
+
+SOUND = """\
+[run]
+name = "demo"
+directory = "runs/demo"
+
+[model]
+initialise = { layers = 2, heads = 2 }
+
+[tasks]
+generator = "agent_rl.arithmetic:Arithmetic"
+
+[algorithm]
+groups_per_step = 4
+
+[[stages]]
+kind = "sft"
+steps = 2
+
+[[stages]]
+kind = "rl"
+name = "long"
+steps = 3
+max_response_tokens = 64
+max_turns = 2
+
+[hosts.local]
+base_port = 6000
+
+[actors.a]
+class = "somewhere:A"
+links = { out = "b" }
+
+[actors.a.settings]
+depth = 3
+
+[actors.b]
+class = "somewhere:B"
+links.many = ["a", "b"]
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "topology.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def faults_of(tmp_path, text, *overrides):
+    path = write(tmp_path, text)
+    with pytest.raises(TopologyError) as caught:
+        load_topology(path, overrides)
+    return caught.value.faults
+
+
+def line_of(text, start):
+    return next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith(start))
+
+
+def test_a_sound_file_becomes_a_topology(tmp_path):
+    topology = load_topology(write(tmp_path, SOUND))
+    assert [stage.name for stage in topology.stages] == ["sft", "long"]
+    assert topology.model.initialise.layers == 2
+    assert topology.actors["a"].settings == {"depth": 3}
+    assert topology.actors["a"].targets("out") == ("b",)
+    assert topology.actors["b"].targets("many") == ("a", "b")
+    assert topology.hosts_in_use == ("local",)
+    assert topology.main_host == "local"
+
+
+def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
+    text = (
+        SOUND.replace('name = "demo"', 'nmae = "demo"')
+        .replace("layers = 2", 'layers = "two"')
+        .replace("groups_per_step = 4", "groups_per_step = 0")
+        .replace('name = "long"\nsteps = 3', 'name = "long"\nstepz = 3')
+        .replace('out = "b"', 'out = "c"')
+    )
+    faults = faults_of(tmp_path, text)
+    found = {fault.key: fault for fault in faults}
+    assert found["run.nmae"] == Fault(line_of(text, "nmae"), "run.nmae", "is no known key", "did you mean 'name'?")
+    assert found["run.name"].line == line_of(text, "[run]")
+    assert found["model.initialise.layers"].line == line_of(text, "initialise")
+    assert "'two'" in found["model.initialise.layers"].message
+    assert found["algorithm.groups_per_step"].message == "must be greater than 0, not 0"
+    assert found["stages.1.stepz"].line == line_of(text, "stepz")
+    assert found["stages.1.stepz"].remedy == "did you mean 'steps'?"
+    assert found["stages.1.steps"].message == "is missing"
+    assert found["actors.a.links.out"].message == "no actor is named 'c'"
+    assert len(faults) == 8 - 1
+    assert faults == sorted(faults, key=lambda fault: fault.line)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "message", "remedy"),
+    [
+        ('kind = "sft"', 'kind = "stf"', "stages.0.kind", "'stf' is unknown", "did you mean 'sft'?"),
+        ('kind = "sft"\n', "", "stages.0.kind", "is missing", "it says what the entry is"),
+        ('links = { out = "b" }', "links = { out = 3 }", "actors.a.links.out", "must be", ""),
+        ('class = "somewhere:A"', 'class = "somewhere"', "actors.a.class", "must be 'module:Class'", "actors.learner"),
+        ("[hosts.local]", "[hosts.lokal]", "actors.a.host", "no host is named 'local'", "did you mean 'lokal'?"),
+        ("[model]\n", '[model]\npath = "x"\n', "model", "exactly one of path and initialise, both are given", ""),
+        ('generator = "agent_rl.arithmetic:Arithmetic"', "", "tasks", "neither is given", ""),
+        ("[hosts.local]", "[[hosts]]", "hosts", "must be a table", ""),
+        ("max_turns = 2", 'max_turns = 2\nfilter = "short"', "stages.1.filter", "must be a table", ""),
+        ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "'paper'", "did you mean 'paper'?"),
+    ],
+)
+def test_each_kind_of_mistake_is_said_in_words_of_the_file(tmp_path, old, new, key, message, remedy):  # noqa: PLR0917
+    assert old in SOUND
+    faults = faults_of(tmp_path, SOUND.replace(old, new, 1))
+    (fault,) = [fault for fault in faults if fault.key == key]
+    assert message in fault.message
+    assert remedy in fault.remedy
+    assert fault.line is not None
+
+
+def test_broken_toml_names_its_line(tmp_path):
+    (fault,) = faults_of(tmp_path, SOUND.replace("steps = 2", "steps = = 2"))
+    assert fault.line == line_of(SOUND, "steps = 2")
+    assert fault.message.startswith("not TOML: ")
+    (fault,) = faults_of(tmp_path, "[run]\nname = [1,\n")
+    assert fault.line == 2
+
+
+def test_a_file_that_cannot_be_read_is_a_fault_not_a_traceback(tmp_path):
+    with pytest.raises(TopologyError, match="No such file"):
+        load_topology(tmp_path / "none.toml")
+    with pytest.raises(TopologyError, match="cannot be read"):
+        load_topology(tmp_path)
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'[run]\nname = "\xff"\n')
+    with pytest.raises(TopologyError, match="not UTF-8"):
+        load_topology(path)
+
+
+def test_a_fault_is_rendered_with_what_it_has():
+    assert Fault(3, "a.b", "is wrong", "mend it").render("x.toml") == "x.toml:3: a.b: is wrong; mend it"
+    assert Fault(None, "", "is wrong").render("x.toml") == "x.toml: is wrong"
+
+
+def test_overrides_replace_and_add_keys(tmp_path):
+    path = write(tmp_path, SOUND)
+    topology = load_topology(
+        path,
+        [
+            "stages.1.steps=5",
+            "run.seed=7",
+            "algorithm.max_staleness = 0",
+            "stages.1.filter.max_problem_chars=80",
+            "actors.a.settings.deep.er=[1, 2]",
+            "actors.a.links.out=a",
+            "hosts.local.base_port=7000",
+            "run.directory=runs/other",
+        ],
+    )
+    assert topology.stages[1].steps == 5
+    assert topology.run.seed == 7
+    assert topology.max_staleness == 0
+    assert topology.stages[1].filter.max_problem_chars == 80
+    assert topology.actors["a"].settings == {"depth": 3, "deep": {"er": [1, 2]}}
+    assert topology.actors["a"].targets("out") == ("a",)
+    assert topology.hosts["local"].base_port == 7000
+    assert str(topology.run.directory) == "runs/other"
+
+
+def test_an_override_may_set_a_table_the_file_leaves_to_its_default(tmp_path):
+    text = SOUND.replace("[hosts.local]\nbase_port = 6000\n", "").replace("[algorithm]\ngroups_per_step = 4\n", "")
+    topology = load_topology(write(tmp_path, text), ["hosts.local.base_port=7000", "algorithm.keep=3"])
+    assert topology.hosts["local"].base_port == 7000
+    assert topology.algorithm.keep == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "remedy"),
+    [
+        ("stages.1.stepz=5", "stages.1 has no key 'stepz'", "did you mean 'steps'?"),
+        ("stages.0.max_turns=5", "stages.0 has no key 'max_turns'", "steps"),
+        ("stages.2.steps=5", "stages has no entry '2'", "entries 0 to 1"),
+        ("stages.rl.steps=5", "stages has no entry 'rl'", "entries 0 to 1"),
+        ("actors.aa.replicas=2", "actors has no key 'aa'", "did you mean 'a'?"),
+        ("algoritm.keep=2", "a topology has no key 'algoritm'", "did you mean 'algorithm'?"),
+        ("run.name.first=x", "run.name is a value", ""),
+        ("tasks.files.0=x", "tasks.files has no entry '0'", "it has none"),
+        ("run.seed", "is not KEY=VALUE", "--set"),
+        ("run..seed=1", "is not KEY=VALUE", "--set"),
+    ],
+)
+def test_an_override_of_an_unknown_key_names_the_nearest(tmp_path, override, message, remedy):
+    (fault,) = faults_of(tmp_path, SOUND, override)
+    assert fault.key.startswith("--set ")
+    assert message in fault.message
+    assert remedy in fault.remedy
+
+
+def test_a_refused_override_leaves_nothing_behind(tmp_path):
+    (fault,) = faults_of(tmp_path, SOUND, "stages.1.filter.idz=x")
+    assert fault.remedy == "did you mean 'ids'?"
+
+
+def test_a_wrong_value_from_an_override_is_not_blamed_on_the_file(tmp_path):
+    (fault,) = faults_of(tmp_path, SOUND, "stages.1.steps=many")
+    assert fault.line is None
+    assert fault.message == "must be a whole number, not 'many' (from --set)"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), ("0.5", 0.5), ("true", True), ('"5"', "5"), ("plain", "plain"), ("[1]", [1]), ("1\nb = 2", "1\nb = 2")],
+)
+def test_values_of_overrides_are_toml_or_else_strings(text, value):
+    assert parse_value(text) == value
+
+
+def test_loading_needs_no_heavy_library():
+    script = (
+        "import sys; from agent_rl import load, check, cli, addresses; "
+        "print([name for name in ('torch', 'transformers', 'vllm', 'zmq', 'trio') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_lines_of_every_way_to_write_a_key():
+    text = '''\
+# a comment with [brackets] and "quotes"
+title = """
+[not.a.table]
+key = 1
+"""
+literal = \'\'\'it's "fine" \'\'\'
+dotted.inner."quo.ted" = 1
+
+[table] # after
+array = [
+  1, # one = 1
+  { deep = 2, list = ["]", '}'] },
+  [ 3, 4 ],
+]
+inline = { a = 1, b = { c = 2 } }
+time = 1979-05-27 07:32:00
+
+[[rows]]
+x = 1
+[rows.sub]
+y = 2
+[[rows.inner]]
+z = 3
+[[rows]]
+x = 4
+"spaced key" = 5'''
+    lines = key_lines(text)
+    assert {path: line for path, line in lines.items() if len(path) == 1} == {
+        ("title",): 2,
+        ("literal",): 6,
+        ("dotted",): 7,
+        ("table",): 9,
+        ("rows",): 18,
+    }
+    assert lines["dotted", "inner", "quo.ted"] == 7
+    assert lines["table", "array", 0] == 11
+    assert lines["table", "array", 1, "deep"] == 12
+    assert lines["table", "array", 1, "list", 1] == 12
+    assert lines["table", "array", 2, 1] == 13
+    assert lines["table", "inline", "b", "c"] == 15
+    assert lines["table", "time"] == 16
+    assert lines["rows", 0, "sub", "y"] == 21
+    assert lines["rows", 0, "inner", 0, "z"] == 23
+    assert lines["rows", 1] == 24
+    assert lines["rows", 1, "spaced key"] == 26
+
+
+def leaves(value, path=()):
+    """Every path of a parsed document."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+
+
+scalars = st.one_of(
+    st.integers(-9, 9).map(str),
+    st.sampled_from(
+        ["true", '"a # b"', "'[x]'", '"\\"]"', '""', '"""a\n"b"\n"""', "'''\n'x' = 1'''", "1.5", '"""x"""""']
+    ),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda parts: "[" + ", # note ]\n".join(parts) + "\n]"),
+        st.lists(inner, max_size=3).map(
+            lambda parts: "{ " + ", ".join(f"k{index} = {part}" for index, part in enumerate(parts)) + " }"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["plain", "table", "rows"]), values), max_size=6))
+def test_the_scanner_finds_exactly_the_keys_tomllib_reads(parts):
+    text = "".join(
+        f"a{index} = {value}\n"
+        if kind == "plain" and not index
+        else {
+            "plain": f"[p{index}.q]\n'v' = {value}\n",
+            "table": f"[t{index}]\nv.w = {value}\n",
+            "rows": f"[[r]]\nv={value}\n",
+        }[kind]
+        for index, (kind, value) in enumerate(parts)
+    )
+    lines = key_lines(text)
+    assert set(lines) == set(leaves(tomllib.loads(text)))
+    total = text.count("\n") + 1
+    assert all(1 <= line <= total for line in lines.values())

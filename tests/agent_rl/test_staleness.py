@@ -1,0 +1,161 @@
+"""The step assembler: counting, refilling, and the staleness budget under random schedules."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.staleness import Step, StepAssembler
+
+
+def assembler(**changes: object) -> StepAssembler:
+    return StepAssembler(**{"version": 0, "groups_per_step": 2, "max_staleness": 1, "on_stale": "wait", **changes})  # type: ignore[arg-type]
+
+
+def test_a_step_is_groups_per_step_decided_groups_equal_rewards_included() -> None:
+    steps = assembler()
+    for name in "ab":
+        steps.opened(name, 0)
+    steps.decided("a", 0, signal=True)
+    assert steps.close() is None
+    steps.decided("b", 0, signal=False)
+    step = steps.close()
+    assert step == Step(0, ("a",), ("a", "b"), (), (0,))
+    assert steps.close() is None
+    assert steps.uncounted == 0
+
+
+def test_a_step_without_any_signal_is_empty_and_counted() -> None:
+    steps = assembler()
+    for name in "ab":
+        steps.opened(name, 0)
+        steps.decided(name, 0, signal=False)
+    step = steps.close()
+    assert step is not None
+    assert step.trained == ()
+    assert steps.version == 1
+
+
+def test_refill_replaces_groups_without_signal_up_to_its_limit() -> None:
+    steps = assembler(refill=True, max_refill=2)
+    for name in "abcd":
+        steps.opened(name, 0)
+    steps.decided("a", 0, signal=False)
+    steps.decided("b", 0, signal=True)
+    assert steps.close() is None
+    assert steps.uncounted == 1
+    steps.decided("c", 0, signal=False)
+    assert steps.close() is None
+    assert steps.uncounted == 2
+    steps.decided("d", 0, signal=False)  # 2 * 2 decided: the step closes short
+    step = steps.close()
+    assert step is not None
+    assert step.trained == ("b",)
+    assert steps.uncounted == 2  # four opened, two counted: the step forgave the missing one
+
+
+def test_waiting_holds_the_step_back_until_the_straggler_is_decided() -> None:
+    steps = assembler(version=1)
+    steps.opened("old", 0)
+    for name in "ab":
+        steps.opened(name, 1)
+        steps.decided(name, 1, signal=True)
+    assert steps.close() is None
+    assert steps.waits_for() == ("old",)
+    steps.decided("old", 0, signal=True)
+    step = steps.close()
+    assert step is not None
+    assert step.trained == ("old", "a")  # the oldest first
+    assert step.staleness == (1, 0)
+
+
+def test_dropping_closes_the_step_and_drops_the_straggler() -> None:
+    steps = assembler(version=1, on_stale="drop")
+    steps.opened("old", 0)
+    for name in "ab":
+        steps.opened(name, 1)
+        steps.decided(name, 1, signal=True)
+    step = steps.close()
+    assert step is not None
+    assert step.dropped_open == ("old",)
+    assert steps.uncounted == 1  # it may be replaced
+    assert steps.open_groups == 0
+
+
+def test_training_corrected_takes_the_straggler_whenever_it_is_ready() -> None:
+    steps = assembler(version=3, on_stale="train_corrected")
+    steps.opened("old", 0)
+    for name in "ab":
+        steps.opened(name, 3)
+        steps.decided(name, 3, signal=True)
+    assert steps.close() is not None
+    steps.decided("old", 0, signal=True)
+    steps.opened("c", 4)
+    steps.decided("c", 4, signal=True)
+    step = steps.close()
+    assert step is not None
+    assert step.staleness == (4, 0)
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 10**6),
+    budget=st.integers(0, 3),
+    groups_per_step=st.integers(1, 4),
+    on_stale=st.sampled_from(["wait", "drop"]),
+    refill=st.booleans(),
+    lag=st.integers(0, 2),
+)
+def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
+    seed: int, budget: int, groups_per_step: int, on_stale: str, refill: bool, lag: int  # noqa: FBT001
+) -> None:
+    """A random run: groups open within the opening bound, are decided in random order, engines lag behind the learner."""
+    rng = random.Random(seed)
+    steps = assembler(groups_per_step=groups_per_step, max_staleness=budget, on_stale=on_stale, refill=refill, max_refill=2)
+    served = opened = 0
+    open_groups: dict[str, int] = {}
+    seen: list[str] = []
+    for _ in range(2000):
+        if steps.version >= 12:
+            break
+        if served < steps.version and (lag == 0 or rng.random() < 1 / lag):
+            served += 1
+        if opened - steps.uncounted < (budget + served + 1) * groups_per_step:
+            name = f"g{opened}"
+            opened += 1
+            open_groups[name] = served
+            steps.opened(name, served)
+        if open_groups and rng.random() < 0.6:
+            name = rng.choice(list(open_groups))
+            # Its tokens may be newer than its opening, never older.
+            oldest = rng.randint(open_groups.pop(name), served)
+            steps.decided(name, oldest, signal=rng.random() < 0.7)
+        while (step := steps.close()) is not None:
+            assert all(staleness <= budget for staleness in step.staleness)
+            seen.extend(step.decided)
+            for name in step.dropped_open:
+                del open_groups[name]
+    assert steps.version >= 12
+    assert len(seen) == len(set(seen))
+
+
+def test_groups_not_open_are_not_forgotten_twice() -> None:
+    steps = assembler()
+    steps.opened("a", 0)
+    steps.forgotten("a")
+    steps.forgotten("a")
+    assert steps.uncounted == 1
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2])
+def test_synchronous_mode_is_the_budget_zero(budget: int) -> None:
+    steps = assembler(max_staleness=budget)
+    for name in "ab":
+        steps.opened(name, 0)
+    steps.opened("c", 0)
+    for name in "ab":
+        steps.decided(name, 0, signal=True)
+    assert (steps.close() is None) == (budget == 0)

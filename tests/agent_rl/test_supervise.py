@@ -1,0 +1,513 @@
+"""The supervisor with real processes: restarts, draining, signals, and that no process is ever left behind."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import trio
+
+from agent_rl.addresses import addresses, runtime_directory
+from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start
+from agent_rl.load import load_topology
+from agent_rl.run_directory import RunRefused, read_summary, run_lock, socket_directory
+from agent_rl.supervise import run_topology
+
+# An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
+ENTRY = """\
+import argparse, ctypes, os, select, signal, socket, subprocess, sys, tomllib
+from pathlib import Path
+from pydantic import BaseModel, ConfigDict
+
+
+class Plain:
+    class Settings(BaseModel):
+        behaviour: str = "run"
+        threads: int | None = None
+
+    receives = ()
+    links = {}
+    drain_seconds = 0.3
+
+    async def handle(self, message):
+        pass
+
+
+class First(Plain):
+    drain_order = 10
+
+
+def announce_finished(options, path, state):
+    from functools import partial
+    import trio
+    from agent_rl import messages
+    from agent_rl.addresses import addresses, runtime_directory, supervisor_node
+    from agent_rl.load import load_topology
+    from transport import Node, Registry, ZmqNetwork
+
+    async def run():
+        topology = load_topology(path)
+        network = ZmqNetwork(addresses(topology, runtime_directory(topology)))
+        node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
+        link = node.announce("status", [supervisor_node(topology.main_host)])
+
+        async def ignore(delivery):
+            pass
+
+        async with trio.open_nursery() as nursery:
+            with trio.open_signal_receiver(signal.SIGTERM) as received:
+                await nursery.start(partial(node.run, ignore))
+                link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", {"step": 7.0}))
+                async for _ in received:
+                    nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("--topology", "--actor", "--started-at"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--set", action="append")
+    options = parser.parse_args()
+    path = Path(options.topology)
+    role = options.actor.rsplit(".", 1)[0]
+    behaviour = tomllib.loads(path.read_text())["actors"][role].get("settings", {}).get("behaviour", "run")
+
+    def tell(event, detail=""):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
+            text = f"{event} {options.actor} {os.getpid()} {options.incarnation} {detail}"
+            news.sendto(text.encode(), str(path.parent / "news"))
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if behaviour == "run":
+        tell("up", " ".join([os.environ["OMP_NUM_THREADS"], str(os.getpgid(0) == os.getpid()), *(options.set or [])]))
+        signal.sigwait({signal.SIGTERM})
+        tell("stopped")
+    elif behaviour == "stubborn":
+        child = subprocess.Popen(["sleep", "600"])
+        tell("up", str(child.pid))
+        signal.sigwait({signal.SIGUSR1})
+    elif behaviour == "lifeline":
+        ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # live on when the parent dies, so that the lifeline alone tells
+        tell("up")
+        select.select([options.lifeline], [], [])
+        tell("lifeline")
+    elif behaviour == "crash":
+        tell("up")
+        print("first words\\n\\nboom of", options.actor, file=sys.stderr)
+        sys.exit(7)
+    elif behaviour == "crash_once":
+        tell("up")
+        marker = path.parent / "crashed"
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.sigwait({signal.SIGTERM})
+        tell("stopped")
+    elif behaviour == "mistake":
+        print("Traceback", "the file is wrong: mend it", sep="\\n", file=sys.stderr)
+        sys.exit(3)
+    elif behaviour in {"finished", "failed"}:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        tell("up")
+        announce_finished(options, path, behaviour)
+        tell("stopped")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+SCRIPT = """\
+import sys
+from functools import partial
+from pathlib import Path
+import trio
+from agent_rl.load import load_topology
+from agent_rl.supervise import run_topology
+path = Path(sys.argv[1])
+sys.exit(trio.run(partial(run_topology, load_topology(path), path, entry_module="fake_entry")))
+"""
+
+
+class Stage:
+    """A folder with a topology of fake actors, and the news they send."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / "topology.toml"
+        self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.news.bind(str(folder / "news"))
+        self.news.settimeout(10)
+
+    def topology(self, *, hosts="", **actors):
+        text = (
+            f'[run]\nname = "demo"\ndirectory = "{self.folder / "run"}"\n[model]\npath = "x"\n[tasks]\nfiles = ["x"]\n'
+        )
+        text += '[[stages]]\nkind = "sft"\nsteps = 1\n' + hosts
+        for role, keys in actors.items():
+            text += f"[actors.{role}]\n" + ('class = "fake_entry:Plain"\n' if "class" not in keys else "") + keys + "\n"
+        self.path.write_text(text, encoding="utf-8")
+        return load_topology(self.path)
+
+    def heard(self):
+        """The next news as (event, actor, pid, incarnation, details...)."""
+        event, actor, pid, incarnation, *details = self.news.recv(4096).decode().split()
+        return event, actor, int(pid), int(incarnation), *details
+
+    async def await_news(self, count):
+        return [await trio.to_thread.run_sync(self.heard) for _ in range(count)]
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "fake_entry.py").write_text(ENTRY, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "fake_entry", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    made = Stage(folder)
+    yield made
+    made.news.close()
+    monkeypatch.delitem(sys.modules, "fake_entry", raising=False)
+
+
+def supervise(stage, topology, during=None, **options):
+    """Run to the end, with ``during`` beside it; the exit code."""
+
+    async def main():
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                if during is not None:
+                    nursery.start_soon(during)
+                return await run_topology(topology, stage.path, entry_module="fake_entry", **options)
+
+    return trio.run(main)
+
+
+def assert_gone(pids, within=5.0):
+    """All processes have ended, or end in time."""
+    descriptors = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptors.append(os.pidfd_open(pid))
+    for descriptor in descriptors:
+        ended, _, _ = select.select([descriptor], [], [], within)
+        os.close(descriptor)
+        assert ended, "a process was left behind"
+
+
+def press(number):
+    os.kill(os.getpid(), number)
+
+
+def test_a_restart_budget_counts_within_its_window():
+    budget = RestartBudget(restarts=2, seconds=10)
+    assert budget.spend(0.0)
+    assert budget.spend(5.0)
+    assert not budget.spend(9.9)
+    assert budget.spend(10.0)
+    assert not budget.spend(14.9)
+    assert budget.spend(15.0)
+    assert not RestartBudget(restarts=0, seconds=10).spend(0.0)
+
+
+def test_exit_statuses_in_words():
+    assert describe_exit(1) == "exited with status 1"
+    assert describe_exit(-9) == "was killed by SIGKILL"
+    assert describe_exit(-250) == "was killed by signal 250"
+
+
+def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
+    topology = stage.topology(a="replicas = 2", b='class = "fake_entry:First"\nsettings = { threads = 3 }')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(3))
+        press(signal.SIGINT)
+        heard.extend(await stage.await_news(3))
+
+    assert supervise(stage, topology, during, overrides=["run.seed=4"]) == 0
+    ups = {actor: details for event, actor, _, _, *details in heard if event == "up"}
+    assert ups == {
+        "a.0": ["1", "True", "run.seed=4"],
+        "a.1": ["1", "True", "run.seed=4"],
+        "b.0": ["3", "True", "run.seed=4"],
+    }
+    # b is first by its class' drain_order, though it stands last in the file
+    assert next(actor for event, actor, *_ in heard if event == "stopped") == "b.0"
+    output = capsys.readouterr().out
+    assert f"stopped; continue with: agent-rl run {stage.path} --set run.seed=4" in output
+    assert_gone(pid for _, _, pid, *_ in heard)
+    assert not runtime_directory(topology).exists()
+
+
+def test_the_run_ends_when_an_actor_says_it_is_finished(stage, capsys):
+    topology = stage.topology(a="", learner='settings = { behaviour = "finished" }')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(4))
+
+    assert supervise(stage, topology, during) == 0
+    assert [event for event, *_ in heard].count("stopped") == 2
+    output = capsys.readouterr().out
+    assert "learner.0 has finished" in output
+    assert "continue with" not in output
+
+
+def test_an_actor_that_dies_is_started_again_as_a_new_incarnation(stage, capsys):
+    topology = stage.topology(a='settings = { behaviour = "crash_once" }')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(2))
+        press(signal.SIGTERM)
+        heard.extend(await stage.await_news(1))
+
+    assert supervise(stage, topology, during) == 0
+    first, second, stopped = heard
+    assert second[3] == first[3] + 1
+    assert stopped[0] == "stopped"
+    assert "a.0 was killed by SIGKILL; starting it again" in capsys.readouterr().out
+
+
+def test_a_spent_budget_stops_the_run_loudly(stage, capsys):
+    topology = stage.topology(a='restarts = 1\nsettings = { behaviour = "crash" }', b="")
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(4))
+
+    assert supervise(stage, topology, during) == 1
+    assert sorted(event[:2] for event in heard) == [("stopped", "b.0"), ("up", "a.0"), ("up", "a.0"), ("up", "b.0")]
+    output = capsys.readouterr().out
+    assert "stopping the run: a.0 exited with status 7, and its 1 restarts in 60 s are spent" in output
+    assert "  first words\n  boom of a.0" in output
+
+
+def test_a_users_mistake_is_not_tried_again(stage, capsys):
+    topology = stage.topology(a='settings = { behaviour = "mistake" }')
+    assert supervise(stage, topology) == 2
+    assert "a.0: the file is wrong: mend it" in capsys.readouterr().out
+
+
+def test_why_an_actor_failed_is_part_of_the_report(stage, capsys, monkeypatch):
+    topology = stage.topology(learner='restarts = 0\nsettings = { behaviour = "failed" }')
+
+    announced = trio.Event()
+    monkeypatch.setattr("agent_rl.live.LiveView.observe", lambda *_: announced.set())
+
+    async def during():
+        ((_, _, pid, *_),) = await stage.await_news(1)
+        await announced.wait()
+        os.kill(pid, signal.SIGKILL)
+
+    assert supervise(stage, topology, during) == 1
+    assert "it said: for a reason" in capsys.readouterr().out
+
+
+def test_what_ignores_sigterm_is_killed_with_all_it_started(stage, capsys):
+    topology = stage.topology(a='settings = { behaviour = "stubborn" }')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(1))
+        press(signal.SIGTERM)
+
+    assert supervise(stage, topology, during) == 0
+    assert "a.0 did not stop in time and is killed" in capsys.readouterr().out
+    ((_, _, pid, _, grandchild),) = heard
+    assert_gone([pid, int(grandchild)])
+
+
+def test_a_second_signal_kills_at_once(stage):
+    topology = stage.topology(a='class = "fake_entry:Slow"\nsettings = { behaviour = "stubborn" }')
+    import fake_entry
+
+    fake_entry.Slow = type("Slow", (fake_entry.Plain,), {"drain_seconds": 600.0})
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(1))
+        press(signal.SIGINT)
+        await trio.sleep(0.1)
+        press(signal.SIGINT)
+
+    assert supervise(stage, topology, during) == 130
+    ((_, _, pid, _, grandchild),) = heard
+    assert_gone([pid, int(grandchild)])
+
+
+def test_cancelling_the_supervisor_leaves_no_process(stage):
+    topology = stage.topology(a='replicas = 2\nsettings = { behaviour = "stubborn" }')
+    heard = []
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
+            heard.extend(await stage.await_news(2))
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert_gone(number for _, _, pid, _, grandchild in heard for number in (pid, int(grandchild)))
+
+
+@pytest.mark.parametrize("behaviour", ["stubborn", "lifeline"])
+def test_killing_the_supervisor_leaves_no_actor(stage, behaviour):
+    stage.topology(a=f'replicas = 2\nsettings = {{ behaviour = "{behaviour}" }}')
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(script), str(stage.path)], stdout=subprocess.DEVNULL) as supervisor:
+        heard = [stage.heard(), stage.heard()]
+        supervisor.kill()
+    if behaviour == "lifeline":
+        assert {stage.heard()[:2] for _ in heard} == {("lifeline", "a.0"), ("lifeline", "a.1")}
+    assert_gone(pid for _, _, pid, *_ in heard)
+    for _, _, _, _, *grandchild in heard:  # nobody's process group leader is left to end these
+        if grandchild:
+            os.kill(int(grandchild[0]), signal.SIGKILL)
+
+
+def test_a_run_directory_has_one_supervisor(tmp_path):
+    with run_lock(tmp_path / "run", ["a"]):
+        refused = pytest.raises(RunRefused, match=rf"in use by another supervisor \(process {os.getpid()}\)")
+        with refused, run_lock(tmp_path / "run", ["a"]):
+            pytest.fail("got in")
+        with run_lock(tmp_path / "run", ["b"]):
+            pass
+    with run_lock(tmp_path / "run", ["a", "b"]):
+        pass
+
+
+def test_sockets_have_a_directory_of_their_own(tmp_path):
+    folder = tmp_path / "sockets"
+    address = f"ipc://{folder / 'a.0'}"
+    with socket_directory(folder, [address, "tcp://127.0.0.1:5700"]):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "a.0").touch()
+        with socket_directory(folder, [f"ipc://{folder / 'b.0'}"]):
+            (folder / "b.0").touch()
+        assert [file.name for file in folder.iterdir()] == ["a.0"]
+    assert not folder.exists()
+    folder.mkdir(mode=0o755)
+    with pytest.raises(RunRefused, match="not a directory of yours alone"), socket_directory(folder, [address]):
+        pytest.fail("got in")
+
+
+def test_only_a_summary_of_this_run_counts(tmp_path):
+    assert read_summary(tmp_path, 0.0) is None
+    file = tmp_path / "summary.json"
+    file.write_text('{"steps": 3}')
+    os.utime(file, (1000.0, 1000.0))
+    assert read_summary(tmp_path, 999.0) == {"steps": 3}
+    assert read_summary(tmp_path, 1001.0) is None
+
+
+HOSTS = '[hosts.b]\nbase_port = 5800\n[hosts.a]\naddress = "127.0.0.1"\n'
+
+
+def test_which_hosts_a_supervisor_serves(stage):
+    topology = stage.topology(hosts=HOSTS, x='host = "b"', learner='host = "a"')
+    assert hosts_to_start(topology, None) == ("a", "b")
+    assert hosts_to_start(topology, "b") == ("b",)
+    with pytest.raises(RunRefused, match="no actor runs on a host named 'c'; there is b, a"):
+        hosts_to_start(topology, "c")
+    topology = load_topology(stage.path, ["hosts.b.address=10.0.0.2"])
+    with pytest.raises(RunRefused, match="start each with its own, --host b, --host a"):
+        hosts_to_start(topology, None)
+    assert hosts_to_start(topology, "a") == ("a",)
+
+
+def free_ports(count):
+    """Ports that were free a moment ago, in a row."""
+    for base in range(20000 + os.getpid() % 20000, 60000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(base, base + count):
+                    held = stack.enter_context(socket.socket())
+                    held.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base
+    pytest.fail("no ports are free")
+
+
+def two_hosts(stage, learner):
+    base = free_ports(8)
+    hosts = f"[hosts.b]\nbase_port = {base}\n[hosts.a]\nbase_port = {base + 4}\n"
+    return stage.topology(hosts=hosts, x='host = "b"', learner=f'host = "a"\n{learner}')
+
+
+def test_one_supervisor_may_serve_several_hosts_of_this_machine(stage):
+    topology = two_hosts(stage, 'settings = { behaviour = "finished" }')
+    table = addresses(topology, runtime_directory(topology))
+    assert table["supervisor.a"].startswith("tcp://")
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(4))
+
+    assert supervise(stage, topology, during) == 0
+    assert {actor for event, actor, *_ in heard if event == "stopped"} == {"x.0", "learner.0"}
+
+
+def run_both_hosts(stage, topology):
+    codes = {}
+
+    async def one(host):
+        codes[host] = await run_topology(topology, stage.path, host=host, entry_module="fake_entry")
+
+    async def main():
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one, "a")
+                nursery.start_soon(one, "b")
+
+    trio.run(main)
+    return codes
+
+
+def test_the_other_hosts_end_with_the_learners(stage, capsys):
+    topology = two_hosts(stage, 'settings = { behaviour = "finished" }')
+    assert run_both_hosts(stage, topology) == {"a": 0, "b": 0}
+    assert {stage.heard()[:2] for _ in range(4)} >= {("stopped", "x.0"), ("stopped", "learner.0")}
+    assert "look at these hosts" not in capsys.readouterr().out
+
+
+def test_a_host_that_gives_up_ends_the_run(stage, capsys):
+    topology = two_hosts(stage, "")
+    topology = load_topology(stage.path, ["actors.x.restarts=0"])
+    text = stage.path.read_text().replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "crash" }\n')
+    stage.path.write_text(text)
+    assert run_both_hosts(stage, topology) == {"a": 1, "b": 1}
+    assert "supervisor.b: stopping the run: x.0 exited with status 7" in capsys.readouterr().out
+
+
+def test_roles_stop_upstream_first(tmp_path, monkeypatch):
+    (tmp_path / "ordered_actors.py").write_text(
+        "class Kind:\n    def __init__(self, kind): self.kind = kind\n"
+        "class Any:\n    links = {'push': Kind('push'), 'tell': Kind('announce')}\n"
+        "class Early(Any):\n    drain_order = 10\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "topology.toml"
+    head = '[run]\nname = "demo"\ndirectory = "x"\n[model]\npath = "x"\n[tasks]\nfiles = ["x"]\n'
+    head += '[[stages]]\nkind = "sft"\nsteps = 1\n'
+    actors = {"sink": {}, "middle": {"push": "sink", "tell": "source"}, "source": {"push": "middle"}, "early": {}}
+    for role, links in actors.items():
+        name = "Early" if role == "early" else "Any"
+        head += f'[actors.{role}]\nclass = "ordered_actors:{name}"\n'
+        head += "".join(f'links.{link} = "{target}"\n' for link, target in links.items())
+    path.write_text(head)
+    assert drain_order(load_topology(path)) == ["early", "source", "middle", "sink"]

@@ -1,0 +1,41 @@
+"""Both networks fulfil the contract: memory in virtual time, ZeroMQ over ipc in short real time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from transport import Limits, MemoryNetwork, ZmqNetwork
+from transport.contract import LinkContract
+
+
+class TestMemory(LinkContract):
+    def network(self, names):
+        return MemoryNetwork()
+
+    def run(self, main):
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+class TestZmq(LinkContract):
+    limits = Limits(heartbeat_interval=0.05, silent_after=0.6, credit_report_after=0.2, linger=0.2)
+    frames_to_lose = 9
+    announcements_to_lose = 5
+
+    @pytest.fixture(autouse=True)
+    def _directory(self):
+        # not tmp_path: a socket's path is short
+        with tempfile.TemporaryDirectory(prefix="link") as directory:
+            self.directory = Path(directory)
+            yield
+            assert not list(self.directory.iterdir())  # every socket file was removed
+
+    def network(self, names):
+        return ZmqNetwork({name: f"ipc://{self.directory / name}" for name in names})
+
+    def run(self, main):
+        trio.run(main)

@@ -1,0 +1,73 @@
+"""Links between processes: ZeroMQ and msgpack on trio, and the same in memory. Knows bytes, dataclasses and links.
+
+Three kinds of link, named by what they promise: *push* (one way, at least once, with credit and acknowledgement),
+*call* (request and reply with a deadline) and *announce* (newest wins). See ``docs/architecture.md``.
+"""
+
+from transport.codec import Registry, decode, encode
+from transport.curve import CurveKeys
+from transport.dispatch import Handler
+from transport.errors import (
+    BindError,
+    CallFailed,
+    CallRefused,
+    CallTimeout,
+    CreditWait,
+    DecodeError,
+    EncodeError,
+    InsecureLink,
+    LinkEvent,
+    MalformedFrames,
+    MessageRejected,
+    PeerBack,
+    PeerLost,
+    PeerReplaced,
+    PeerSilent,
+    TransportError,
+    Unauthenticated,
+    UnknownPeer,
+)
+from transport.handles import AnnounceLink, CallLink, PushLink
+from transport.inbound import Delivery, current_delivery
+from transport.limits import Limits
+from transport.memory import MemoryNetwork
+from transport.network import Network, Port
+from transport.node import Node
+from transport.zeromq import ZmqNetwork
+
+__all__ = [
+    "AnnounceLink",
+    "BindError",
+    "CallFailed",
+    "CallLink",
+    "CallRefused",
+    "CallTimeout",
+    "CreditWait",
+    "CurveKeys",
+    "DecodeError",
+    "Delivery",
+    "EncodeError",
+    "Handler",
+    "InsecureLink",
+    "Limits",
+    "LinkEvent",
+    "MalformedFrames",
+    "MemoryNetwork",
+    "MessageRejected",
+    "Network",
+    "Node",
+    "PeerBack",
+    "PeerLost",
+    "PeerReplaced",
+    "PeerSilent",
+    "Port",
+    "PushLink",
+    "Registry",
+    "TransportError",
+    "Unauthenticated",
+    "UnknownPeer",
+    "ZmqNetwork",
+    "current_delivery",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,138 @@
+"""From the queue to the handler: one after another, or several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import trio
+
+from transport.codec import encode
+from transport.errors import CallRefused
+from transport.frames import Envelope, Refused, Reply
+from transport.inbound import CURRENT, Delivery, Inbound, Queue
+from transport.schema import Buffer
+
+Handler: TypeAlias = Callable[[Delivery], Awaitable[object]]
+
+# A handler that never waits would keep the socket from being read and credit from going back.
+_HANDLED_BETWEEN_CHECKPOINTS = 64
+
+
+class _SendBack(Protocol):
+    def __call__(self, inbound: Inbound, envelope: Envelope, frames: Sequence[Buffer] = (), /) -> None: ...
+
+
+class Dispatcher:
+    """Runs the handler for each delivery. ``mark`` is told whose stream changed, ``send_back`` carries answers."""
+
+    def __init__(self, mark: Callable[[Inbound], None], send_back: _SendBack) -> None:
+        self.handled = 0
+        self.handling = 0
+        self._mark = mark
+        self._send_back = send_back
+        self._queue = Queue()
+        self._announcements = Queue()
+        self._handler: Handler | None = None
+        self._concurrency = 1
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def queued(self) -> int:
+        """Deliveries whose handler has not started."""
+        return len(self._queue) + len(self._announcements)
+
+    def put(self, delivery: Delivery) -> None:
+        """Queue a delivery, or start its handler at once when there is room among the concurrent ones."""
+        if self._concurrency == 1:
+            self._queue.put(delivery)
+        elif delivery.kind == "announce":
+            self._announcements.put(delivery)
+        else:
+            self._queue.put(delivery)
+            self._start_handlers()
+
+    async def run(self, handler: Handler, concurrency: int) -> None:
+        """Handle until cancelled.
+
+        With concurrency 1 everything passes in order through one task, which costs less than a task for each. With more,
+        announcements have a task of their own, so that a full house does not starve them.
+        """
+        self._handler, self._concurrency = handler, concurrency
+        if concurrency == 1:
+            await self._work(self._queue)
+            return
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            early, self._queue = self._queue, Queue()
+            while (delivery := early.pop()) is not None:  # it arrived before this task ran
+                self.put(delivery)
+            await self._work(self._announcements)
+
+    async def _work(self, queue: Queue) -> None:
+        handled = 0
+        while True:
+            delivery = queue.pop()
+            if delivery is None:
+                await queue.wait()
+                handled = 0
+                continue
+            self._take(delivery)
+            await self._handle(delivery)
+            handled += 1
+            if handled == _HANDLED_BETWEEN_CHECKPOINTS:
+                await trio.lowlevel.checkpoint()
+                handled = 0
+
+    def _start_handlers(self) -> None:
+        while self.handling < self._concurrency and self._nursery is not None:
+            delivery = self._queue.pop()
+            if delivery is None:
+                break
+            self._take(delivery)
+            self._nursery.start_soon(self._handle_beside_others, delivery)
+
+    async def _handle_beside_others(self, delivery: Delivery) -> None:
+        await self._handle(delivery)
+        self._start_handlers()
+
+    def _take(self, delivery: Delivery) -> None:
+        if delivery.kind != "announce":
+            self.handling += 1
+        if delivery.kind == "push":
+            delivery.inbound.stream(delivery.link).take()
+            self._mark(delivery.inbound)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        assert self._handler is not None
+        token = CURRENT.set(delivery)
+        try:
+            if delivery.kind == "call":
+                await self._answer(delivery, self._handler)
+            else:
+                await self._handler(delivery)
+        finally:
+            CURRENT.reset(token)
+        self.handled += 1
+        if delivery.kind != "announce":
+            self.handling -= 1
+        if delivery.kind == "push" and not delivery.deferred:
+            delivery.release()
+
+    async def _answer(self, delivery: Delivery, handler: Handler) -> None:
+        inbound = delivery.inbound
+        answer: Envelope | None = None
+        frames: Sequence[Buffer] = ()
+        if delivery.withdrawn or trio.current_time() >= delivery.deadline:  # it waited too long: nobody waits for it
+            inbound.calls.pop(delivery.number, None)
+            return
+        with trio.CancelScope(deadline=delivery.deadline) as delivery.scope:
+            try:
+                reply = await handler(delivery)
+            except CallRefused as refused:
+                answer = Refused(delivery.number, refused.reason)
+            else:
+                answer, frames = Reply(delivery.number), encode(reply)
+        inbound.calls.pop(delivery.number, None)
+        if answer is not None:
+            self._send_back(inbound, answer, frames)

@@ -1,0 +1,222 @@
+"""The sending ends that actors hold: push, call and announce links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from transport.codec import encode
+from transport.errors import CallTimeout, CreditWait, UnknownPeer
+from transport.link import CallRouter, PushSender, Unsettled, Waiting
+from transport.outbound import Outbound, PendingCall
+from transport.schema import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# A send that finds room takes no detour through the scheduler, except now and then, so that a loop of sends does not
+# keep other tasks from running.
+_SENDS_BETWEEN_CHECKPOINTS = 32
+
+
+class _WaitingSend:
+    __slots__ = ("frames", "on_ack", "reported", "sent", "since", "to")
+
+    def __init__(self, frames: Sequence[Buffer], on_ack: Callable[[], None] | None, to: str | None) -> None:
+        self.frames = frames
+        self.on_ack = on_ack
+        self.to = to
+        self.since = trio.current_time()
+        self.reported = False
+        self.sent = trio.Event()
+
+
+class PushLink:
+    """One way, at least once; made by ``Node.push``. Messages to one target arrive in the order of sending."""
+
+    def __init__(
+        self, name: str, targets: Mapping[str, Outbound], window: int, stalled_heartbeats: int, silent: Collection[str]
+    ) -> None:
+        self.name = name
+        self._targets = dict(sorted(targets.items()))
+        self._senders = {peer: PushSender(window, stalled_heartbeats) for peer in self._targets}
+        self._silent = silent
+        self._waiting: Waiting[_WaitingSend] = Waiting()
+        self._drained: trio.Event | None = None
+        self._sends = 0
+        for peer, outbound in self._targets.items():
+            outbound.pushes[name] = (self._senders[peer], self)
+
+    async def send(self, message: Any, *, to: str | None = None, on_ack: Callable[[], None] | None = None) -> None:
+        """Wait for credit and send; to the target with the most credit (ties by name) when none is named.
+
+        Silent targets are passed over while there is another. Returns before the message has arrived: ``on_ack`` is
+        called once the receiver has acknowledged it. Until then its arrays must not be changed. Raises EncodeError, and
+        UnknownPeer when ``to`` is no target of this link.
+        """
+        if to is not None and to not in self._senders:
+            raise UnknownPeer(f"{to} is no target of link {self.name}")
+        frames = encode(message)
+        self._sends += 1
+        if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            target = self._with_room(to)
+            if target is not None:
+                self._offer(target, frames, on_ack)
+                return
+        waiting = _WaitingSend(frames, on_ack, to)
+        self._waiting.add(waiting)
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._waiting.serve(self._serve)
+            if waiting.sent.is_set():  # it is under way: no cancellation may say otherwise
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            else:
+                await waiting.sent.wait()
+        finally:
+            self._waiting.discard(waiting)
+
+    def unacknowledged(self, to: str | None = None) -> int:
+        """Messages sent to one target, or to all, that are not acknowledged."""
+        if to is not None:
+            return self._senders[to].unacknowledged
+        return sum(sender.unacknowledged for sender in self._senders.values())
+
+    async def drained(self) -> None:
+        """Wait until everything sent is acknowledged."""
+        await trio.lowlevel.checkpoint()
+        while self.unacknowledged():
+            if self._drained is None:
+                self._drained = trio.Event()
+            await self._drained.wait()
+
+    @property
+    def waiting(self) -> int:
+        """Sends that wait for credit."""
+        return len(self._waiting)
+
+    def moved(self) -> None:
+        """Credit or acknowledgements came back."""
+        if self._waiting:
+            self._waiting.serve(self._serve)
+        if self._drained is not None and not self.unacknowledged():
+            self._drained.set()
+            self._drained = None
+
+    def overdue(self, now: float, after: float) -> list[CreditWait]:
+        """Waits for credit longer than ``after`` seconds, each told once."""
+        found: dict[str, CreditWait] = {}
+        for waiting in self._waiting:
+            if not waiting.reported and now - waiting.since >= after:
+                waiting.reported = True
+                peer = waiting.to or ", ".join(self._senders)
+                found.setdefault(peer, CreditWait(self.name, peer, now - waiting.since))
+        return list(found.values())
+
+    def _with_room(self, to: str | None) -> str | None:
+        if to is not None:
+            return to if self._senders[to].room > 0 else None
+        candidates = [peer for peer in self._senders if peer not in self._silent] or list(self._senders)
+        target = max(candidates, key=lambda peer: self._senders[peer].room)  # the first of equals: sorted by name
+        return target if self._senders[target].room > 0 else None
+
+    def _serve(self, waiting: _WaitingSend) -> bool:
+        target = self._with_room(waiting.to)
+        if target is None:
+            return False
+        self._offer(target, waiting.frames, waiting.on_ack)
+        waiting.sent.set()
+        return True
+
+    def _offer(self, target: str, frames: Sequence[Buffer], on_ack: Callable[[], None] | None) -> None:
+        self._senders[target].offer(Unsettled(frames, on_ack))
+        self._targets[target].send_pushes(self.name)
+
+
+class CallLink:
+    """Request and reply, with a deadline; made by ``Node.call``."""
+
+    def __init__(
+        self, name: str, targets: Mapping[str, Outbound], outstanding: int, timeout: float, silent: Collection[str]
+    ) -> None:
+        self.name = name
+        self.router = CallRouter(tuple(targets), outstanding)
+        self._targets = dict(targets)
+        self._timeout = timeout
+        self._silent = silent
+        self._waiting: Waiting[PendingCall] = Waiting()
+        for outbound in self._targets.values():
+            outbound.call_links.append(self)
+
+    async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
+        """The reply of the replica with the fewest calls outstanding; waits for room, first come first served.
+
+        With ``key`` calls go to the replica first chosen, until ``forget(key)`` or that replica is lost. ``timeout``,
+        in seconds, counts from now, waiting included. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        call = PendingCall(self, encode(message), key, trio.current_time() + seconds)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._waiting.add(call)
+        self._waiting.serve(self._serve)
+        try:
+            with trio.move_on_at(call.deadline):
+                await call.done.wait()
+        finally:
+            if not call.done.is_set():
+                self._abandon(call)
+        if call.failure is not None:
+            raise call.failure
+        if not call.done.is_set():
+            where = "no replica had room" if call.target is None else f"{call.target.peer} did not answer"
+            raise CallTimeout(f"{type(message).__name__} over {self.name}: {where} within {seconds:g} s")
+        return call.reply
+
+    def forget(self, key: str) -> None:
+        """The session has ended: its key is no longer pinned. An unknown key is ignored."""
+        self.router.forget(key)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for room."""
+        return len(self._waiting)
+
+    def ended(self, call: PendingCall) -> None:
+        """A call's fate is known: there is room for the next."""
+        if call.target is not None:
+            self.router.end(call.target.peer)
+        if self._waiting:
+            self._waiting.serve(self._serve)
+
+    def _serve(self, call: PendingCall) -> bool:
+        target = self.router.begin(call.key, self._silent)
+        if target is None:
+            return False
+        self._targets[target].begin(call)
+        return True
+
+    def _abandon(self, call: PendingCall) -> None:
+        self._waiting.discard(call)
+        if call.target is not None:
+            call.target.abandon(call)
+            self.ended(call)
+
+
+class AnnounceLink:
+    """Newest wins, never blocks; made by ``Node.announce``."""
+
+    def __init__(
+        self, name: str, targets: Mapping[str, Outbound], on_set: Callable[[Sequence[Outbound]], None]
+    ) -> None:
+        self.name = name
+        self._targets = tuple(targets.values())
+        self._on_set = on_set
+
+    def set(self, message: Any) -> None:
+        """The newest value of this message's type, for every target. Raises EncodeError."""
+        frames = encode(message)
+        for outbound in self._targets:
+            outbound.announcements.set(self.name, type(message).__name__, frames)
+        self._on_set(self._targets)

@@ -1,0 +1,173 @@
+"""What arrives: deliveries, the queue in which they wait for the handler, and what is known of each sender."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias
+
+import trio
+
+from transport.frames import HeartbeatBack, Progress
+from transport.link import PushReceiver
+
+DeliveryKind: TypeAlias = Literal["push", "call", "announce"]
+
+
+class Inbound:
+    """One process that is connected to this node's inbox: its streams, its calls, what it announced."""
+
+    def __init__(self, identity: bytes, peer: str, incarnation: int) -> None:
+        self.identity = identity
+        self.peer = peer
+        self.incarnation = incarnation
+        self.streams: dict[str, PushReceiver] = {}
+        self.calls: dict[int, Delivery] = {}
+        self.last_request = 0
+        self.announced: dict[tuple[str, str], int] = {}
+        self._changed: dict[str, PushReceiver] = {}
+        self._new_announced: dict[tuple[str, str], int] = {}
+
+    def stream(self, link: str) -> PushReceiver:
+        """The stream of a link; marks it as changed, so that the next Progress tells of it."""
+        stream = self.streams.get(link)
+        if stream is None:
+            stream = self.streams[link] = PushReceiver(link)
+        self._changed[link] = stream
+        return stream
+
+    def announce(self, link: str, kind: str, version: int) -> bool:
+        """Whether this version is news; that it arrived is told back either way."""
+        self._new_announced[link, kind] = version
+        if version <= self.announced.get((link, kind), 0):
+            return False
+        self.announced[link, kind] = version
+        return True
+
+    def progress(self, incarnation: int) -> Progress:
+        """What to tell the sender since the last call."""
+        streams = [stream.progress() for stream in self._changed.values()]
+        announced = [(link, kind, version) for (link, kind), version in self._new_announced.items()]
+        self._changed.clear()
+        self._new_announced.clear()
+        return Progress(incarnation, streams, announced)
+
+    def heartbeat(self, incarnation: int) -> HeartbeatBack:
+        """The whole state of all streams."""
+        return HeartbeatBack(incarnation, [stream.state for stream in self.streams.values()])
+
+
+class Delivery:
+    """A message on its way to the handler: ``message``, and its ``sender`` (a node), ``link`` and ``kind``."""
+
+    __slots__ = (
+        "_on_release",
+        "_released",
+        "deadline",
+        "deferred",
+        "inbound",
+        "kind",
+        "link",
+        "message",
+        "number",
+        "scope",
+        "sender",
+        "withdrawn",
+    )
+
+    def __init__(
+        self,
+        message: Any,
+        kind: DeliveryKind,
+        link: str,
+        *,
+        inbound: Inbound,
+        number: int,
+        on_release: Callable[[Delivery], None],
+    ) -> None:
+        self.message = message
+        self.sender = inbound.peer
+        self.link = link
+        self.kind: DeliveryKind = kind
+        # The rest is the node's. ``number``: of the push in its stream, of the call at its caller.
+        self.inbound = inbound
+        self.number = number
+        self.deferred = self.withdrawn = self._released = False
+        self.deadline = 0.0
+        self.scope: trio.CancelScope | None = None
+        self._on_release = on_release
+
+    def defer(self) -> Callable[[], None]:
+        """Let the push be acknowledged when the returned function is called, not when the handler returns.
+
+        The function may be called from anywhere in the trio thread, at any time, more than once. Raises RuntimeError
+        for calls and announcements, which have no acknowledgement to defer.
+        """
+        if self.kind != "push":
+            raise RuntimeError(f"only a push can be deferred, this is a {self.kind}")
+        self.deferred = True
+        return self.release
+
+    def release(self) -> None:
+        """Acknowledge the push, once."""
+        if not self._released:
+            self._released = True
+            self._on_release(self)
+
+    def withdraw(self) -> None:
+        """The caller no longer waits: skip the call, or cancel its handler."""
+        self.withdrawn = True
+        if self.scope is not None:
+            self.scope.cancel()
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.kind} {type(self.message).__name__} from {self.sender} over {self.link}>"
+
+
+CURRENT: ContextVar[Delivery] = ContextVar("transport_current_delivery")
+
+
+def current_delivery() -> Delivery:
+    """The delivery that the running handler was started for. Raises LookupError outside of handlers."""
+    return CURRENT.get()
+
+
+class Queue:
+    """Deliveries in order of arrival. Announcements of one (sender, link, type) that still wait become the newest."""
+
+    def __init__(self) -> None:
+        self._items: deque[Delivery] = deque()
+        self._announcements: dict[tuple[str, str, type], Delivery] = {}
+        self._empty = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, delivery: Delivery) -> None:
+        """Append, or replace the announcement that waits."""
+        if delivery.kind == "announce":
+            key = (delivery.sender, delivery.link, type(delivery.message))
+            waiting = self._announcements.get(key)
+            if waiting is not None:
+                waiting.message = delivery.message
+                return
+            self._announcements[key] = delivery
+        self._items.append(delivery)
+        if self._empty:
+            self._empty.unpark()
+
+    def pop(self) -> Delivery | None:
+        """The oldest delivery that is still wanted, or None."""
+        while self._items:
+            delivery = self._items.popleft()
+            if delivery.kind == "announce":
+                del self._announcements[delivery.sender, delivery.link, type(delivery.message)]
+            if not delivery.withdrawn:
+                return delivery
+        return None
+
+    async def wait(self) -> None:
+        """Wait until there may be something to pop."""
+        if not self._items:
+            await self._empty.park()

@@ -1,0 +1,175 @@
+"""A network on trio's memory channels, for tests and simulation: the same links, deterministic under a mock clock.
+
+Frames to a node that is not running wait for it, as they would in a ZeroMQ pipe. Faults are switched on by hand:
+``drop_next`` loses frames, ``cut`` and ``heal`` break and mend the connection between two nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import trio
+
+from transport.errors import BindError, UnknownPeer
+from transport.limits import Limits
+from transport.network import Port, Receiver, make_identity, read_identity
+from transport.schema import Buffer
+
+_WAITING_FRAMES = 1024
+_READ_BETWEEN_CHECKPOINTS = 128
+
+
+class _Fault:
+    """Lets ``skip`` frames pass, then loses ``count``."""
+
+    def __init__(self, count: int, skip: int, source: str | None, destination: str | None) -> None:
+        self.count = count
+        self.skip = skip
+        self._source = source
+        self._destination = destination
+
+    def loses(self, source: str, destination: str) -> bool:
+        if not self.count or self._source not in (None, source) or self._destination not in (None, destination):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.count -= 1
+        return True
+
+
+class MemoryNetwork:
+    """Nodes of one trio loop. Every frame is encoded and decoded as it would be on a wire."""
+
+    def __init__(self) -> None:
+        self._ports: dict[str, MemoryPort] = {}
+        self._waiting: dict[str, deque[Callable[[Receiver], None]]] = {}
+        self._cut: set[frozenset[str]] = set()
+        self._faults: list[_Fault] = []
+        self.carried = 0
+        """Frames (multipart messages) handed to the network so far, lost ones included."""
+        self.on_frame: Callable[[str, str, Sequence[Buffer]], None] | None = None
+        """Called with source, destination and frames of all that is sent: for tests that look at the wire."""
+
+    def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
+        """The port of a node; any name will do. ``limits`` concern real networks only."""
+        del limits
+        return MemoryPort(self, name, incarnation)
+
+    def drop_next(self, count: int, *, to: str | None = None, source: str | None = None, skip: int = 0) -> None:
+        """Lose ``count`` frames, after letting ``skip`` pass, among those to ``to`` and from ``source`` (None: any)."""
+        self._faults.append(_Fault(count, skip, source, to))
+
+    def cut(self, one: str, other: str) -> None:
+        """Lose all frames between two nodes, in both directions, until healed."""
+        self._cut.add(frozenset((one, other)))
+
+    def heal(self, one: str, other: str) -> None:
+        """Let frames pass again. What was lost stays lost."""
+        self._cut.discard(frozenset((one, other)))
+
+    def bind(self, port: MemoryPort) -> None:
+        """A port's inbox opens, and gets what waited for it."""
+        if port.name in self._ports:
+            raise BindError(f"{port.name} runs already in this network: stop it first, or choose another name")
+        self._ports[port.name] = port
+        for deliver in self._waiting.pop(port.name, ()):
+            port.arrived(deliver)
+
+    def unbind(self, port: MemoryPort) -> None:
+        """A port's inbox closes."""
+        if self._ports.get(port.name) is port:
+            del self._ports[port.name]
+
+    def _loses(self, source: str, destination: str, frames: Sequence[Buffer]) -> bool:
+        self.carried += 1
+        if self.on_frame is not None:
+            self.on_frame(source, destination, frames)
+        if frozenset((source, destination)) in self._cut:
+            return True
+        return any([fault.loses(source, destination) for fault in self._faults])  # noqa: C419  (each counts its frames)
+
+    def to_inbox(self, source: MemoryPort, peer: str, frames: Sequence[Buffer]) -> None:
+        """Carry frames to a node's inbox."""
+        if self._loses(source.name, peer, frames):
+            return
+        deliver = partial(_deliver_inbox, source.identity, frames)
+        port = self._ports.get(peer)
+        if port is not None:
+            port.arrived(deliver)
+        else:
+            self._waiting.setdefault(peer, deque(maxlen=_WAITING_FRAMES)).append(deliver)
+
+    def back(self, source: MemoryPort, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Carry frames back to a connected process."""
+        who = read_identity(identity)
+        if who is None or self._loses(source.name, who[0], frames):
+            return
+        port = self._ports.get(who[0])
+        if port is not None and port.identity == identity:
+            port.arrived(partial(_deliver_back, source.name, frames))
+
+
+def _deliver_inbox(identity: bytes, frames: Sequence[Buffer], receiver: Receiver) -> None:
+    receiver.on_inbox(identity, frames)
+
+
+def _deliver_back(peer: str, frames: Sequence[Buffer], receiver: Receiver) -> None:
+    receiver.on_back(peer, frames)
+
+
+class MemoryPort:
+    """A node's attachment to a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, name: str, incarnation: int) -> None:
+        self.name = name
+        self.identity = make_identity(name, incarnation)
+        self._network = network
+        self._peers: set[str] = set()
+        self._receiver: Receiver | None = None
+        self._send, self._receive = trio.open_memory_channel[Callable[[Receiver], None]](math.inf)
+
+    def arrived(self, deliver: Callable[[Receiver], None]) -> None:
+        """Something for this node."""
+        self._send.send_nowait(deliver)
+
+    async def bind(self, receiver: Receiver) -> None:
+        """Open the inbox. Raises BindError when a node of this name runs."""
+        await trio.lowlevel.checkpoint()
+        self._receiver = receiver
+        self._network.bind(self)
+
+    async def serve(self) -> None:
+        """Hand over what arrives, until cancelled."""
+        assert self._receiver is not None
+        async for deliver in self._receive:
+            deliver(self._receiver)
+            for _ in range(_READ_BETWEEN_CHECKPOINTS):
+                try:
+                    more = self._receive.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                more(self._receiver)
+
+    def connect(self, peer: str) -> None:
+        """Nothing needs to be opened."""
+        self._peers.add(peer)
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Send to a peer's inbox."""
+        if peer not in self._peers:
+            raise UnknownPeer(f"{self.name} is not connected to {peer}")
+        self._network.to_inbox(self, peer, frames)
+
+    def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Send back to a connected process."""
+        self._network.back(self, identity, frames)
+
+    async def close(self) -> None:
+        """Leave the network; what was sent has arrived."""
+        self._network.unbind(self)
+        self._send.close()
+        self._receive.close()

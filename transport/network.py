@@ -1,0 +1,70 @@
+"""What a node asks of a network, and what a network tells a node. ``zeromq.py`` and ``memory.py`` fulfil it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from transport.limits import Limits
+from transport.schema import Buffer
+
+
+class Receiver(Protocol):
+    """The node, as its port sees it. Called from the trio thread; never waits."""
+
+    def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Frames of the process ``identity`` (see ``make_identity``) arrived at the inbox."""
+
+    def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Frames flowed back over the connection to ``peer``."""
+
+    def on_unauthenticated(self, address: str) -> None:
+        """A client without the cluster's key was turned away."""
+
+
+class Port(Protocol):
+    """One node's attachment to a network. Sending never waits: credit bounds what is under way."""
+
+    async def bind(self, receiver: Receiver) -> None:
+        """Open the inbox. Raises BindError."""
+
+    async def serve(self) -> None:
+        """Hand over what arrives, until cancelled."""
+
+    def connect(self, peer: str) -> None:
+        """Open the connection to a peer's inbox, which need not exist yet. Raises UnknownPeer."""
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Send to a peer's inbox. What cannot be delivered is lost."""
+
+    def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Send back to a process that is connected to this inbox. What cannot be delivered is lost."""
+
+    async def close(self) -> None:
+        """Close everything, waiting at most ``Limits.linger`` for the last frames to leave."""
+
+
+class Network(Protocol):
+    """Where nodes are attached, by name."""
+
+    def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
+        """The port of node ``name``. Raises UnknownPeer when the network has no address for it."""
+
+
+def make_identity(name: str, incarnation: int) -> bytes:
+    """How a process introduces itself on its connections: node name and incarnation."""
+    identity = f"{name}#{incarnation}".encode()
+    if len(identity) > 255:
+        raise ValueError(f"node name of {len(name)} characters: the identity would exceed ZeroMQ's 255 bytes")
+    return identity
+
+
+def read_identity(identity: bytes) -> tuple[str, int] | None:
+    """Name and incarnation, or None when this is no identity of ours."""
+    try:
+        name, separator, incarnation = identity.decode().rpartition("#")
+    except UnicodeDecodeError:
+        return None
+    if not (name and separator and incarnation.isascii() and incarnation.isdigit() and len(incarnation) < 20):
+        return None
+    return name, int(incarnation)

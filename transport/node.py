@@ -1,0 +1,402 @@
+"""A node: one process's place in the network. The shell that carries frames between the port and the state machines.
+
+::
+
+    port ── on_inbox ──> Inbound (streams, calls, announcements) ──> Queue ──> handler
+      │                     └── Progress, HeartbeatBack, Reply ── send_back ──> port
+      └──── on_back ───> Outbound (pushes, calls, announcements) ──> PushLink, CallLink, AnnounceLink
+
+Arrivals are processed synchronously, a burst at a time; credit and acknowledgements of one loop turn leave together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from transport.codec import Registry, decode
+from transport.dispatch import Dispatcher, Handler
+from transport.errors import (
+    DecodeError,
+    LinkEvent,
+    MalformedFrames,
+    PeerBack,
+    PeerSilent,
+    Unauthenticated,
+    log_event,
+)
+from transport.frames import (
+    Announce,
+    Call,
+    Cancel,
+    Envelope,
+    Goodbye,
+    Heartbeat,
+    MalformedFrame,
+    Push,
+    Refused,
+    pack,
+    unpack,
+)
+from transport.handles import AnnounceLink, CallLink, PushLink
+from transport.inbound import Delivery, Inbound
+from transport.limits import Limits
+from transport.link import Liveness
+from transport.network import Network, read_identity
+from transport.outbound import Outbound
+from transport.schema import Buffer
+
+
+class Node:
+    """Binds one inbox, connects to the inboxes of the peers its links lead to.
+
+    ``incarnation`` must be greater in every later process of the same name: it is how peers notice a restart. Links may
+    be made before or while ``run`` runs; nothing moves unless it does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        registry: Registry,
+        *,
+        incarnation: int,
+        limits: Limits | None = None,
+        on_event: Callable[[LinkEvent], None] = log_event,
+    ) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self._limits = limits or Limits()
+        self._registry = registry
+        self._on_event = on_event
+        self._port = network.attach(name, incarnation, self._limits)
+        self._running = False
+        self._outbound: dict[str, Outbound] = {}
+        self._links: dict[str, PushLink | CallLink | AnnounceLink] = {}
+        self._inbound: dict[bytes, Inbound] = {}
+        self._inbound_by_name: dict[str, Inbound] = {}
+        self._liveness = Liveness(self._limits.silent_after)
+        self._reported: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._changed: dict[Inbound, None] = {}
+        self._announcing: dict[Outbound, None] = {}
+        self._flush_wanted = trio.lowlevel.ParkingLot()
+        self._dispatcher = Dispatcher(self._mark, self._send_back)
+
+    # Making links
+
+    def push(self, link: str, targets: Sequence[str], *, window: int) -> PushLink:
+        """A push link: at most ``window`` messages to each target are sent and not yet taken off its queue."""
+        if window < 1:
+            raise ValueError(f"window of link {link} must be at least 1, got {window}")
+        peers = self._peers(link, targets)
+        made = PushLink(link, peers, window, self._limits.stalled_heartbeats, self._liveness.silent)
+        self._links[link] = made
+        return made
+
+    def call(self, link: str, targets: Sequence[str], *, outstanding: int, timeout: float) -> CallLink:
+        """A call link: at most ``outstanding`` calls to each replica at once; ``timeout`` in seconds is the default."""
+        if outstanding < 1:
+            raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
+        made = CallLink(link, self._peers(link, targets), outstanding, timeout, self._liveness.silent)
+        self._links[link] = made
+        return made
+
+    def announce(self, link: str, targets: Sequence[str]) -> AnnounceLink:
+        """An announce link."""
+        made = AnnounceLink(link, self._peers(link, targets), self._announce)
+        self._links[link] = made
+        return made
+
+    def _peers(self, link: str, targets: Sequence[str]) -> dict[str, Outbound]:
+        if link in self._links:
+            raise ValueError(f"node {self.name} has a link {link} already")
+        if not targets:
+            raise ValueError(f"link {link} leads nowhere")
+        return {peer: self._connect(peer) for peer in targets}
+
+    def _connect(self, peer: str) -> Outbound:
+        outbound = self._outbound.get(peer)
+        if outbound is None:
+            self._port.connect(peer)
+            outbound = self._outbound[peer] = Outbound(peer, self._port.send, self._decode, self._on_event)
+            if self._running:
+                self._liveness.expect(peer, trio.current_time())
+                outbound.send_heartbeat(self.incarnation)
+        return outbound
+
+    # Running
+
+    async def run(
+        self, handler: Handler, *, concurrency: int = 1, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until cancelled; ``started()`` once the inbox is open. Raises BindError.
+
+        What ``handler`` returns answers a call; CallRefused refuses it. At most ``concurrency`` handlers run at once;
+        with 1, messages are handled strictly in order of arrival. With more, announcements are handled one at a time
+        beside them. Any other exception of a handler ends the node: it leaves here in an ExceptionGroup.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, got {concurrency}")
+        await self._port.bind(self)
+        try:
+            self._running = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._port.serve)
+                nursery.start_soon(self._flush_forever)
+                nursery.start_soon(self._tick_forever)
+                nursery.start_soon(self._dispatcher.run, handler, concurrency)
+                task_status.started()
+        finally:
+            self._running = False
+            self._flush()
+            for outbound in self._outbound.values():
+                self._port.send(outbound.peer, [pack(Goodbye())])
+            await self._port.close()
+
+    async def _flush_forever(self) -> None:
+        while True:
+            if not self._changed and not self._announcing:
+                await self._flush_wanted.park()
+            self._flush()
+
+    def _flush(self) -> None:
+        for inbound in self._changed:
+            self._send_back(inbound, inbound.progress(self.incarnation))
+        self._changed.clear()
+        for outbound in self._announcing:
+            outbound.send_announcements()
+        self._announcing.clear()
+
+    async def _tick_forever(self) -> None:
+        next_tick = trio.current_time()
+        for outbound in self._outbound.values():
+            self._liveness.expect(outbound.peer, next_tick)
+        while True:
+            now = trio.current_time()
+            self._tick(now)
+            next_tick = max(next_tick + self._limits.heartbeat_interval, now)
+            await trio.sleep_until(next_tick)
+
+    def _tick(self, now: float) -> None:
+        for outbound in self._outbound.values():
+            outbound.send_heartbeat(self.incarnation)
+            outbound.announcements.repeat()
+            outbound.send_announcements()
+        for inbound in self._inbound.values():
+            self._send_back(inbound, inbound.heartbeat(self.incarnation))
+        for peer, seconds in self._liveness.tick(now, self._limits.heartbeat_interval):
+            silent = self._outbound.get(peer)
+            self._on_event(PeerSilent(peer, seconds, silent.waiting_for if silent is not None else ()))
+            if silent is not None:
+                silent.silent = True
+                silent.lost()
+        for link in self._links.values():
+            if isinstance(link, PushLink):
+                for event in link.overdue(now, self._limits.credit_report_after):
+                    self._on_event(event)
+
+    def _announce(self, targets: Sequence[Outbound]) -> None:
+        self._announcing.update(dict.fromkeys(targets))
+        self._flush_wanted.unpark()
+
+    def _mark(self, inbound: Inbound) -> None:
+        if not self._changed:
+            self._flush_wanted.unpark()
+        self._changed[inbound] = None
+
+    def _send_back(self, inbound: Inbound, envelope: Envelope, frames: Sequence[Buffer] = ()) -> None:
+        self._port.send_back(inbound.identity, [pack(envelope), *frames])
+
+    # Arrivals at the inbox
+
+    def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """A process sent something to this node's inbox."""
+        inbound = self._inbound.get(identity) or self._admit(identity)
+        if inbound is None:
+            return
+        try:
+            envelope = unpack(frames[0] if frames else b"")
+        except MalformedFrame as error:
+            self._malformed(inbound.peer, str(error))
+            return
+        self._liveness.heard(inbound.peer)
+        if isinstance(envelope, (Push, Call, Announce, Cancel)):
+            if envelope.incarnation != self.incarnation:
+                self._counts["frames_for_another_incarnation"] += 1
+            elif isinstance(envelope, Push):
+                self._push(inbound, envelope, frames[1:])
+            elif isinstance(envelope, Call):
+                self._call(inbound, envelope, frames[1:])
+            elif isinstance(envelope, Announce):
+                self._announced(inbound, envelope, frames[1:])
+            else:
+                self._cancel(inbound, envelope)
+        elif isinstance(envelope, Heartbeat):
+            self._heartbeat(inbound, envelope)
+        elif isinstance(envelope, Goodbye):
+            self._forget(inbound)
+        else:
+            self._malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
+
+    def _admit(self, identity: bytes) -> Inbound | None:
+        who = read_identity(identity)
+        if who is None:
+            self._malformed(repr(identity[:40]), "the identity is not a node's")
+            return None
+        peer, incarnation = who
+        before = self._inbound_by_name.get(peer)
+        if before is not None:
+            if before.incarnation > incarnation:
+                self._counts["frames_of_replaced_processes"] += 1
+                return None
+            self._forget(before)
+        inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(identity, peer, incarnation)
+        self._liveness.expect(peer, trio.current_time())
+        self._send_back(inbound, inbound.heartbeat(self.incarnation))
+        return inbound
+
+    def _forget(self, inbound: Inbound) -> None:
+        """The process left or was replaced: what it waited for is no longer wanted; what it pushed is still handled."""
+        del self._inbound[inbound.identity], self._inbound_by_name[inbound.peer]
+        self._changed.pop(inbound, None)
+        for delivery in list(inbound.calls.values()):
+            delivery.withdraw()
+        if inbound.peer not in self._outbound:
+            self._liveness.forget(inbound.peer)
+
+    def _heartbeat(self, inbound: Inbound, heartbeat: Heartbeat) -> None:
+        self._alive(inbound.peer)
+        for link, through in heartbeat.settled:
+            if link in inbound.streams:
+                inbound.streams[link].settled(through)
+
+    def _push(self, inbound: Inbound, push: Push, frames: Sequence[Buffer]) -> None:
+        stream = inbound.stream(push.link)
+        if not stream.accept(push.sequence):
+            self._counts["duplicates_dropped"] += 1
+            self._mark(inbound)
+            return
+        try:
+            message = self._decode(frames)
+        except DecodeError as error:
+            stream.take()
+            stream.reject(push.sequence, str(error))
+            self._mark(inbound)
+            self._malformed(inbound.peer, str(error))
+            return
+        self._dispatcher.put(
+            Delivery(message, "push", push.link, inbound=inbound, number=push.sequence, on_release=self._acknowledge)
+        )
+
+    def _call(self, inbound: Inbound, call: Call, frames: Sequence[Buffer]) -> None:
+        if call.request <= inbound.last_request:
+            self._counts["duplicates_dropped"] += 1
+            return
+        inbound.last_request = call.request
+        try:
+            message = self._decode(frames)
+        except DecodeError as error:
+            self._send_back(inbound, Refused(call.request, f"undecodable request: {error}"))
+            self._malformed(inbound.peer, str(error))
+            return
+        delivery = Delivery(
+            message, "call", call.link, inbound=inbound, number=call.request, on_release=self._acknowledge
+        )
+        delivery.deadline = trio.current_time() + call.timeout
+        inbound.calls[call.request] = delivery
+        self._dispatcher.put(delivery)
+
+    def _cancel(self, inbound: Inbound, cancel: Cancel) -> None:
+        delivery = inbound.calls.pop(cancel.request, None)
+        if delivery is not None:
+            delivery.withdraw()
+
+    def _announced(self, inbound: Inbound, announce: Announce, frames: Sequence[Buffer]) -> None:
+        news = inbound.announce(announce.link, announce.type, announce.version)
+        self._mark(inbound)
+        if not news:
+            return
+        try:
+            message = self._decode(frames)
+        except DecodeError as error:
+            self._malformed(inbound.peer, str(error))
+            return
+        self._dispatcher.put(
+            Delivery(
+                message,
+                "announce",
+                announce.link,
+                inbound=inbound,
+                number=announce.version,
+                on_release=self._acknowledge,
+            )
+        )
+
+    # Arrivals from peers this node is connected to
+
+    def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Something flowed back over the connection to ``peer``."""
+        try:
+            self._outbound[peer].receive(unpack(frames[0] if frames else b""), frames[1:])
+        except MalformedFrame as error:
+            self._malformed(peer, str(error))
+            return
+        self._liveness.heard(peer)
+        self._alive(peer)
+
+    def on_unauthenticated(self, address: str) -> None:
+        """A client without the cluster's key was turned away."""
+        self._counts["unauthenticated"] += 1
+        if address not in self._reported:
+            self._reported.add(address)
+            self._on_event(Unauthenticated(address))
+
+    def _alive(self, peer: str) -> None:
+        if peer in self._liveness.silent:
+            seconds = self._liveness.back(peer, trio.current_time())
+            if seconds is not None:
+                self._on_event(PeerBack(peer, seconds))
+            if peer in self._outbound:
+                self._outbound[peer].back()
+
+    def _malformed(self, peer: str, reason: str) -> None:
+        self._counts["decode_errors"] += 1
+        if peer not in self._reported:
+            self._reported.add(peer)
+            self._on_event(MalformedFrames(peer, reason))
+
+    def _acknowledge(self, delivery: Delivery) -> None:
+        inbound = delivery.inbound
+        inbound.stream(delivery.link).acknowledge(delivery.number)
+        self._mark(inbound)
+
+    def _decode(self, frames: Sequence[Buffer]) -> Any:
+        return decode(frames, self._registry, self._limits)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Totals for a live table: what waits now, and what was counted since the start."""
+        calls = sum(len(outbound.calls) for outbound in self._outbound.values())
+        unacknowledged = sum(
+            sender.unacknowledged for outbound in self._outbound.values() for sender, _ in outbound.pushes.values()
+        )
+        waiting = sum(link.waiting for link in self._links.values() if not isinstance(link, AnnounceLink))
+        return {
+            "queued": self._dispatcher.queued,
+            "handling": self._dispatcher.handling,
+            "unacknowledged": unacknowledged,
+            "outstanding_calls": calls,
+            "waiting_to_send": waiting,
+            "peers": len(self._inbound_by_name.keys() | self._outbound.keys()),
+            "silent_peers": len(self._liveness.silent),
+            "handled": self._dispatcher.handled,
+            "decode_errors": self._counts["decode_errors"],
+            "duplicates_dropped": self._counts["duplicates_dropped"],
+            "frames_for_another_incarnation": self._counts["frames_for_another_incarnation"],
+            "frames_of_replaced_processes": self._counts["frames_of_replaced_processes"],
+            "unauthenticated": self._counts["unauthenticated"],
+        }

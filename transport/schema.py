@@ -1,0 +1,305 @@
+"""How values travel: for each kind of field a pair of closures, one makes plain msgpack, one checks and rebuilds it.
+
+``transport/compiler.py`` puts them together, once for each message type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, get_args
+
+from transport.limits import DEFAULT_LIMITS, Limits
+
+Buffer: TypeAlias = "bytes | memoryview"
+Encoder: TypeAlias = Callable[[Any, list[Buffer]], Any]
+
+INT_MIN = -(1 << 63)
+INT_MAX = (1 << 63) - 1
+
+
+class Cursor:
+    """The array frames of one message, read in order."""
+
+    __slots__ = ("frames", "limits", "position")
+
+    def __init__(self, frames: Sequence[Buffer], limits: Limits) -> None:
+        self.frames = frames
+        self.limits = limits
+        self.position = 1
+
+
+Decoder: TypeAlias = Callable[[Any, Cursor], Any]
+
+
+class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or DecodeError)
+    """A value that does not fit; the path is gathered from the inside out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[str] = []
+
+    def field(self, root: str) -> str:
+        """The dotted path from ``root`` to the value."""
+        return root + "".join(reversed(self.path))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """How values of one annotation travel. ``wire`` names the msgpack family, to keep unions unambiguous."""
+
+    encode: Encoder
+    decode: Decoder
+    wire: str
+    describe: str
+
+
+def wrong(expected: str, value: object) -> Invalid:
+    """The error for a value of another type."""
+    return Invalid(f"expected {expected}, got {type(value).__name__}")
+
+
+def _encode_int(value: Any, _frames: list[Buffer]) -> Any:
+    if type(value) is not int:
+        raise wrong("int", value)
+    if not INT_MIN <= value <= INT_MAX:
+        raise Invalid("integer outside the 64-bit range")
+    return value
+
+
+def _decode_int(value: Any, _cursor: Cursor) -> Any:
+    if type(value) is not int:
+        raise wrong("int", value)
+    if value > INT_MAX:  # msgpack itself bounds the rest
+        raise Invalid("integer outside the 64-bit range")
+    return value
+
+
+def _encode_float(value: Any, _frames: list[Buffer]) -> Any:
+    if type(value) is float:
+        return value
+    if isinstance(value, float) or type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise Invalid("integer too large for a float") from None
+    raise wrong("float", value)
+
+
+def _decode_float(value: Any, _cursor: Cursor) -> Any:
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        return float(value)
+    raise wrong("float", value)
+
+
+def _encode_str(value: Any, _frames: list[Buffer]) -> Any:
+    if isinstance(value, str):
+        return value
+    raise wrong("str", value)
+
+
+def _decode_str(value: Any, cursor: Cursor) -> Any:
+    if type(value) is not str:
+        raise wrong("str", value)
+    if len(value) > cursor.limits.string:
+        raise Invalid(f"string of {len(value)} characters, the limit is {cursor.limits.string}")
+    return value
+
+
+def _encode_bytes(value: Any, _frames: list[Buffer]) -> Any:
+    if isinstance(value, bytes):
+        return value
+    raise wrong("bytes", value)
+
+
+def _decode_bytes(value: Any, cursor: Cursor) -> Any:
+    if type(value) is not bytes:
+        raise wrong("bytes", value)
+    if len(value) > cursor.limits.string:
+        raise Invalid(f"{len(value)} bytes, the limit is {cursor.limits.string}")
+    return value
+
+
+def _check_bool(value: Any, _: object) -> Any:
+    if value is True or value is False:
+        return value
+    raise wrong("bool", value)
+
+
+def _check_none(value: Any, _: object) -> Any:
+    if value is None:
+        return None
+    raise wrong("None", value)
+
+
+def check_json(value: Any, limits: Limits, depth: int) -> None:
+    """Raise Invalid unless ``value`` is None, bool, int, float, str, or a list or dictionary of such, not too deep."""
+    kind = type(value)
+    if kind is str:
+        if len(value) > limits.string:
+            raise Invalid(f"string of {len(value)} characters, the limit is {limits.string}")
+        return
+    if value is None or kind is bool or kind is float:
+        return
+    if kind is int:
+        if not INT_MIN <= value <= INT_MAX:
+            raise Invalid("integer outside the 64-bit range")
+        return
+    if kind is not list and kind is not dict:
+        raise wrong("a JSON value", value)
+    if depth >= limits.json_depth:
+        raise Invalid(f"nested deeper than {limits.json_depth}")
+    if len(value) > limits.container:
+        raise Invalid(f"{len(value)} items, the limit is {limits.container}")
+    part: object = 0
+    try:
+        if kind is list:
+            for index, item in enumerate(value):
+                part = index
+                check_json(item, limits, depth + 1)
+        else:
+            for key, item in value.items():
+                part = key
+                if type(key) is not str:
+                    raise wrong("a key of type str", key)
+                check_json(item, limits, depth + 1)
+    except Invalid as invalid:
+        invalid.path.append(f"[{part!r:.80}]")
+        raise
+
+
+def _encode_json(value: Any, _frames: list[Buffer]) -> Any:
+    check_json(value, DEFAULT_LIMITS, 0)
+    return value
+
+
+def _decode_json(value: Any, cursor: Cursor) -> Any:
+    check_json(value, cursor.limits, 0)
+    return value
+
+
+SIMPLE: dict[object, Plan] = {
+    type(None): Plan(_check_none, _check_none, "nil", "None"),
+    bool: Plan(_check_bool, _check_bool, "bool", "bool"),
+    int: Plan(_encode_int, _decode_int, "int", "int"),
+    float: Plan(_encode_float, _decode_float, "float", "float"),
+    str: Plan(_encode_str, _decode_str, "str", "str"),
+    bytes: Plan(_encode_bytes, _decode_bytes, "bin", "bytes"),
+    Any: Plan(_encode_json, _decode_json, "any", "Any"),
+}
+
+
+def literal(hint: Any) -> Plan:
+    """One of the listed values, all of one type."""
+    choices = get_args(hint)
+    kinds = {type(choice) for choice in choices}
+    if len(kinds) != 1 or not kinds <= {str, int, bool}:
+        raise TypeError(f"{hint}: the choices of a Literal must be all str, all int or all bool")
+    (kind,) = kinds
+    allowed = frozenset(choices)
+
+    def check(value: Any, _: object) -> Any:
+        if type(value) is not kind:
+            raise wrong(kind.__name__, value)
+        if value not in allowed:
+            raise Invalid(f"{value!r:.80} is none of {', '.join(map(repr, choices))}")
+        return value
+
+    return Plan(check, check, kind.__name__, str(hint))
+
+
+def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: str) -> Plan:
+    """``tuple[T, ...]`` or ``list[T]``."""
+    encode_item, decode_item = item.encode, item.decode
+
+    def encode(value: Any, frames: list[Buffer]) -> Any:
+        if not isinstance(value, python):
+            raise wrong(describe, value)
+        result: list[Any] = []
+        append = result.append
+        try:
+            for each in value:
+                append(encode_item(each, frames))
+        except Invalid as invalid:
+            invalid.path.append(f"[{len(result)}]")
+            raise
+        return result
+
+    def decode(value: Any, cursor: Cursor) -> Any:
+        if type(value) is not list:
+            raise wrong(describe, value)
+        if len(value) > cursor.limits.container:
+            raise Invalid(f"{len(value)} items, the limit is {cursor.limits.container}")
+        result: list[Any] = []
+        append = result.append
+        try:
+            for each in value:
+                append(decode_item(each, cursor))
+        except Invalid as invalid:
+            invalid.path.append(f"[{len(result)}]")
+            raise
+        return result if python is list else tuple(result)
+
+    return Plan(encode, decode, "array", describe)
+
+
+def fixed_tuple(items: tuple[Plan, ...], describe: str) -> Plan:
+    """``tuple[A, B, C]``."""
+
+    def run(value: Any, step: Callable[[Plan, Any], Any]) -> list[Any]:
+        if len(value) != len(items):
+            raise Invalid(f"expected {len(items)} items, got {len(value)}")
+        result: list[Any] = []
+        try:
+            for item, each in zip(items, value, strict=True):
+                result.append(step(item, each))
+        except Invalid as invalid:
+            invalid.path.append(f"[{len(result)}]")
+            raise
+        return result
+
+    def encode(value: Any, frames: list[Buffer]) -> Any:
+        if not isinstance(value, tuple):
+            raise wrong(describe, value)
+        return run(value, lambda item, each: item.encode(each, frames))
+
+    def decode(value: Any, cursor: Cursor) -> Any:
+        if type(value) is not list:
+            raise wrong(describe, value)
+        return tuple(run(value, lambda item, each: item.decode(each, cursor)))
+
+    return Plan(encode, decode, "array", describe)
+
+
+def mapping(item: Plan, describe: str) -> Plan:
+    """``dict[str, T]``."""
+
+    def run(value: Any, step: Callable[[Any], Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        key: object = ""
+        try:
+            for key, each in value.items():
+                if type(key) is not str:
+                    raise wrong("a key of type str", key)
+                result[key] = step(each)
+        except Invalid as invalid:
+            invalid.path.append(f"[{key!r:.80}]")
+            raise
+        return result
+
+    def encode(value: Any, frames: list[Buffer]) -> Any:
+        if not isinstance(value, dict):
+            raise wrong(describe, value)
+        return run(value, lambda each: item.encode(each, frames))
+
+    def decode(value: Any, cursor: Cursor) -> Any:
+        if type(value) is not dict:
+            raise wrong(describe, value)
+        if len(value) > cursor.limits.container:
+            raise Invalid(f"{len(value)} items, the limit is {cursor.limits.container}")
+        return run(value, lambda each: item.decode(each, cursor))
+
+    return Plan(encode, decode, "map", describe)

@@ -1,0 +1,329 @@
+"""A network of ZeroMQ sockets: one ROUTER per node as its inbox, one DEALER per peer it sends to.
+
+Three traps shape this file. A socket's file descriptor is edge-triggered and any operation on the socket may consume
+the edge: so one task reads each socket until it is empty before it waits, and a send that leaves something to read
+wakes it. High-water marks would make a ROUTER drop and a DEALER block: they are off, and credit bounds what is under
+way. Closing with linger 0 would lose the last acknowledgements: the linger is bounded instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket as sockets
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import trio
+import zmq
+
+from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys
+from transport.errors import BindError, InsecureLink, UnknownPeer
+from transport.limits import Limits
+from transport.network import Port, Receiver, make_identity
+from transport.schema import Buffer
+
+_READ_BETWEEN_CHECKPOINTS = 128
+# A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
+_COPY_BELOW = 64 << 10
+_UNIX_PATH_MAX = 107
+
+
+class ZmqNetwork:
+    """Nodes by name at ``addresses``: ``ipc:///path`` on one machine, ``tcp://host:port`` between machines.
+
+    With ``curve`` every socket is encrypted and only holders of the cluster's keys are admitted. Raises InsecureLink
+    for an address that leaves this machine when ``curve`` is None, and ValueError for one that is neither ipc nor tcp.
+    Without a ``context`` each node has its own; nodes that share one share the admission of whichever runs first.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        curve: CurveKeys | None = None,
+    ) -> None:
+        for name, address in addresses.items():
+            scheme, _, rest = address.partition("://")
+            if scheme not in ("ipc", "tcp") or not rest:
+                raise ValueError(f"address of {name}: expected ipc:///path or tcp://host:port, got {address!r}")
+            if scheme == "tcp" and curve is None and not _is_loopback(rest.rpartition(":")[0]):
+                raise InsecureLink(
+                    f"{address} of {name} leaves this machine without encryption: "
+                    "create a key file (CurveKeys.generate().save(path)), copy it to every host and pass curve="
+                )
+        self._addresses = dict(addresses)
+        self._context = context
+        self._curve = curve
+
+    def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
+        """The port of a node. Raises UnknownPeer when it has no address."""
+        if name not in self._addresses:
+            raise UnknownPeer(f"no address is known for {name}")
+        return ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
+
+
+def _is_loopback(host: str) -> bool:
+    host = host.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Channel:
+    """A socket and the task that reads it."""
+
+    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Buffer]], None]) -> None:
+        self.socket = socket
+        self._deliver = deliver
+        self._waiting: trio.CancelScope | None = None
+
+    async def read(self) -> None:
+        """Deliver what arrives, until cancelled."""
+        while True:
+            self._drain()
+            await trio.lowlevel.checkpoint()
+            if not self._readable():
+                with trio.CancelScope() as self._waiting:
+                    await trio.lowlevel.wait_readable(self.socket.fileno())
+                self._waiting = None
+
+    def _readable(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _drain(self) -> None:
+        for _ in range(_READ_BETWEEN_CHECKPOINTS):
+            try:
+                frames = _receive(self.socket)
+            except zmq.Again:
+                return
+            self._deliver(frames)
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send without waiting; a peer that has vanished loses it. Wakes the reader if the send took its edge."""
+        large = any(len(frame) >= _COPY_BELOW for frame in frames)
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=not large)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+        if self._waiting is not None and self._readable():
+            self._waiting.cancel()
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
+    """One multipart message. Small frames are copied out, large ones stay in ZeroMQ's memory."""
+    frames: list[Buffer] = []
+    more = True
+    while more:
+        # asking the frame whether more follow is cheaper than asking the socket
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        frames.append(frame.bytes if len(frame) < _COPY_BELOW else frame.buffer)
+        more = frame.more
+    return frames
+
+
+class ZmqPort:
+    """A node's sockets."""
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        name: str,
+        incarnation: int,
+        limits: Limits,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None,
+        curve: CurveKeys | None,
+    ) -> None:
+        self._addresses = addresses
+        self._name = name
+        self._identity = make_identity(name, incarnation)
+        self._limits = limits
+        self._given_context = context
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._curve = curve
+        self._receiver: Receiver | None = None
+        self._inbox: _Channel | None = None
+        self._zap: _Channel | None = None
+        self._peers: dict[str, _Channel | None] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def bind(self, receiver: Receiver) -> None:
+        """Open the inbox at this node's address. Raises BindError."""
+        self._receiver = receiver
+        self._context = self._given_context or zmq.Context()
+        address = self._addresses[self._name]
+        try:
+            if self._curve is not None:
+                self._zap = self._admission(self._curve, receiver)
+            socket = self._socket(zmq.ROUTER)
+            self._inbox = _Channel(socket, self._on_inbox)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            await self._bind(socket, address)
+            for peer in self._peers:
+                self._open(peer)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _bind(self, socket: zmq.Socket[bytes], address: str) -> None:
+        scheme, _, rest = address.partition("://")
+        if scheme == "ipc":
+            _make_way(Path(rest), address)
+        else:
+            address = await _resolve(address)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            remedy = {
+                errno.EADDRINUSE: "another process listens there: stop it, or change the host's base_port",
+                errno.ENODEV: "no interface of this machine has this address: correct the host's address",
+                errno.EADDRNOTAVAIL: "no interface of this machine has this address: correct the host's address",
+                errno.EACCES: "permission denied: choose a directory or port this user may use",
+            }.get(error.errno or 0, str(error))
+            raise BindError(f"{self._name} cannot listen at {address}: {remedy}") from error
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        assert self._context is not None
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
+        socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
+        socket.setsockopt(zmq.IPV6, 1)
+        if self._curve is not None:
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret.encode())
+            if kind == zmq.ROUTER:
+                socket.setsockopt(zmq.CURVE_SERVER, 1)
+                socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+                socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from admission nobody gets in
+            else:
+                socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.public.encode())
+        return socket
+
+    def _admission(self, keys: CurveKeys, receiver: Receiver) -> _Channel | None:
+        assert self._context is not None
+        admission = Admission(keys, receiver.on_unauthenticated)
+        socket = self._context.socket(zmq.REP)
+        try:
+            socket.bind(ZAP_ENDPOINT)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            if error.errno == errno.EADDRINUSE:  # another node of a shared context admits for this one
+                return None
+            raise
+
+        def answer(frames: Sequence[Buffer]) -> None:
+            reply = admission.answer([bytes(frame) for frame in frames])
+            socket.send_multipart(reply or [b""])
+
+        return _Channel(socket, answer)
+
+    def _open(self, peer: str) -> None:
+        assert self._receiver is not None
+        on_back = self._receiver.on_back
+        socket = self._socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, self._identity)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.connect(self._addresses[peer])
+        channel = self._peers[peer] = _Channel(socket, lambda frames: on_back(peer, frames))
+        if self._nursery is not None:
+            self._nursery.start_soon(channel.read)
+
+    async def serve(self) -> None:
+        """Read all sockets until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for channel in (self._zap, self._inbox, *self._peers.values()):
+                if channel is not None:
+                    nursery.start_soon(channel.read)
+
+    def connect(self, peer: str) -> None:
+        """Open the connection to a peer, now or as soon as the inbox is open."""
+        if peer not in self._addresses:
+            raise UnknownPeer(f"no address is known for {peer}")
+        if peer not in self._peers:
+            self._peers[peer] = None
+            if self._inbox is not None:
+                self._open(peer)
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Send to a peer's inbox."""
+        channel = self._peers[peer]
+        if channel is not None:
+            channel.send(frames)
+
+    def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Send back to a connected process."""
+        if self._inbox is not None:
+            self._inbox.send([identity, *frames])
+
+    def _on_inbox(self, frames: list[Buffer]) -> None:
+        assert self._receiver is not None
+        self._receiver.on_inbox(bytes(frames[0]), frames[1:])
+
+    async def close(self) -> None:
+        """Close the sockets; the last frames have ``Limits.linger`` seconds to leave."""
+        self._nursery = None
+        for channel in (self._inbox, self._zap, *self._peers.values()):
+            if channel is not None:
+                channel.socket.close()
+        bound = self._inbox is not None and self._inbox.socket.closed
+        self._inbox = self._zap = None
+        self._peers = dict.fromkeys(self._peers)
+        context, self._context = self._context, None
+        if context is not None and self._given_context is None:
+            with trio.CancelScope(shield=True):  # bounded by the linger; in a thread, since it would stop the loop
+                await trio.to_thread.run_sync(context.term)
+        scheme, _, rest = self._addresses[self._name].partition("://")
+        if bound and scheme == "ipc":
+            _remove(Path(rest))
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _make_way(path: Path, address: str) -> None:
+    """Remove what a killed process left at an ipc path. Raises BindError when the path is of no use."""
+    if len(os.fsencode(path)) > _UNIX_PATH_MAX:
+        raise BindError(f"{address}: a socket's path may have {_UNIX_PATH_MAX} bytes: choose a shorter run directory")
+    if not path.parent.is_dir():
+        raise BindError(f"{address}: {path.parent} is no directory: create it first")
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise BindError(f"{address}: something else than a socket is there: remove {path}")
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise BindError(f"{address}: another process listens there: stop it, or choose another run directory")
+
+
+async def _resolve(address: str) -> str:
+    """A tcp address to bind: ZeroMQ binds numbers and interfaces, not host names."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        try:
+            found = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+        except OSError as error:
+            raise BindError(f"{address}: the name {host} is unknown ({error}): use an IP address") from error
+        number = str(found[0][4][0])
+        return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
+    return address
