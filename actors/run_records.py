@@ -39,7 +39,8 @@ class RunRecords:
         row = self._journal.steps(from_version=version)[0]
         spec = self._topology.stages[row.stage]
         figures = {**row.figures, **row.learner_figures}
-        self._append({"kind": "step", "stage": spec.name, "step": version + 1, **figures}, wall)
+        step = version - int(self._journal.fact("stage_version") or 0) + 1
+        self._append({"kind": "step", "stage": spec.name, "step": step, "version": version + 1, **figures}, wall)
         self._recount()
 
     def evaluation(self, stage: int, figures: dict[str, float], wall: float) -> None:

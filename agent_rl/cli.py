@@ -90,6 +90,7 @@ def _run(options: argparse.Namespace) -> int:
     if topology is None:
         return MISTAKE
     import time
+    from math import isfinite
 
     import trio
     from rich.console import Console
@@ -115,7 +116,9 @@ def _run(options: argparse.Namespace) -> int:
     summary = read_summary(topology.run.directory, started_at)
     if summary is not None:
         Console().print(summary_table(summary))
-        print(json.dumps(summary), flush=True)
+        # NaN, a figure there was nothing to compute from, is not JSON
+        unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
+        print(json.dumps(summary | unknown, allow_nan=False), flush=True)
     return exit_code
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -50,9 +51,10 @@ class LiveView:
         self._actors = {actor: _ActorLine() for actor in actors}
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """An actor says how it is; actors of other hosts appear as they are heard."""
+        """An actor says how it is; actors of other hosts appear as they are heard. NaN and infinity are no figures."""
         line = self._actors.setdefault(status.actor, _ActorLine())
-        line.said, line.detail, line.figures, line.heard_at = status.state, status.detail, status.figures, now
+        line.said, line.detail, line.heard_at = status.state, status.detail, now
+        line.figures = {name: value for name, value in status.figures.items() if math.isfinite(value)}
 
     def process(self, actor: str, state: str) -> None:
         """The supervisor says how an actor's process is: starting, restarting, stopping, stopped, ..."""

@@ -6,7 +6,7 @@ with ``served`` the oldest version an engine serves; see staleness.py for why th
 
 Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
 many rollouts fit; each engine is given no more than that, and when one ends the next is assigned at once. What an engine
-was promised is the sum of L over its rollouts; its room is its cache less the larger of promised and really used tokens.
+was promised is the sum of L over its rollouts; its room is its cache less that, and less what it uses beyond it.
 """
 
 from __future__ import annotations
@@ -71,13 +71,24 @@ Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
 class _Engine:
     load: EngineLoad
     rollouts: dict[str, int] = field(default_factory=dict)
+    unaccounted: int = 0
+
+    def report(self, load: EngineLoad) -> None:
+        """Take in a load. What it uses beyond our promises belongs to rollouts an earlier scheduler placed."""
+        self.load = load
+        self.unaccounted = max(0, load.kv_tokens_used - self.promised)
+
+    @property
+    def promised(self) -> int:
+        """KV tokens its rollouts may come to need."""
+        return sum(self.rollouts.values())
 
     @property
     def room(self) -> int:
-        """KV tokens neither promised nor used; 0 when every place for a rollout is taken."""
+        """KV tokens neither promised nor used otherwise; 0 when every place for a rollout is taken."""
         if len(self.rollouts) >= self.load.max_rollouts:
             return 0
-        return self.load.kv_tokens_total - max(sum(self.rollouts.values()), self.load.kv_tokens_used)
+        return self.load.kv_tokens_total - self.promised - self.unaccounted
 
 
 @dataclass(slots=True)
@@ -154,7 +165,7 @@ class GroupScheduler:
             self._recording.clear()
             self._asked = entered
             if self._stage is not None:
-                return [AskUnfinished(published.stage)]
+                return [*self._unwanted(), AskUnfinished(published.stage)]
         return self._decide()
 
     def unfinished(self, answer: GroupsUnfinished) -> list[Instruction]:
@@ -173,11 +184,7 @@ class GroupScheduler:
 
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
         """An engine's newest load; an engine not seen before joins."""
-        engine = self._engines.get(load.generator)
-        if engine is None:
-            self._engines[load.generator] = _Engine(load)
-        else:
-            engine.load = load
+        self._engines.setdefault(load.generator, _Engine(load)).report(load)
         return self._decide()
 
     def group_recorded(self, group: str) -> list[Instruction]:
@@ -217,7 +224,7 @@ class GroupScheduler:
             "groups_opened": self._opened,
             "rollouts_in_flight": len(self._in_flight),
             "rollouts_pending": len(self._pending),
-            "kv_promised": sum(sum(engine.rollouts.values()) for engine in self._engines.values()),
+            "kv_promised": sum(engine.promised for engine in self._engines.values()),
             "kv_total": sum(engine.load.kv_tokens_total for engine in self._engines.values()),
         }
 

@@ -17,6 +17,7 @@ from transport.schema import (
     Cursor,
     Invalid,
     Plan,
+    WrongType,
     fixed_tuple,
     literal,
     mapping,
@@ -149,10 +150,10 @@ def _union(members: tuple[Plan, ...], describe: str) -> Plan:
         for member in ordered:
             try:
                 return member.encode(value, frames)
-            except Invalid as invalid:
-                del frames[held:]
-                if invalid.path:
+            except WrongType as invalid:
+                if invalid.path:  # the member fits, something inside it does not
                     raise
+                del frames[held:]
         raise wrong(describe, value)
 
     def decode(value: Any, cursor: Cursor) -> Any:
@@ -160,10 +161,10 @@ def _union(members: tuple[Plan, ...], describe: str) -> Plan:
         for member in ordered:
             try:
                 return member.decode(value, cursor)
-            except Invalid as invalid:
-                cursor.position = position
+            except WrongType as invalid:
                 if invalid.path:
                     raise
+                cursor.position = position
         raise wrong(describe, value)
 
     return Plan(encode, decode, "union", describe)

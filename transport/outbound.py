@@ -166,6 +166,7 @@ class Outbound:
             reply = self._decode(frames)
         except DecodeError as error:
             call.finish(None, CallFailed(f"undecodable reply: {error}"))
+            raise MalformedFrame(str(error)) from error
         else:
             call.finish(reply)
 

@@ -55,9 +55,13 @@ class Plan:
     describe: str
 
 
-def wrong(expected: str, value: object) -> Invalid:
+class WrongType(Invalid):
+    """A value of another type: another member of a union may fit it."""
+
+
+def wrong(expected: str, value: object) -> WrongType:
     """The error for a value of another type."""
-    return Invalid(f"expected {expected}, got {type(value).__name__}")
+    return WrongType(f"expected {expected}, got {type(value).__name__}")
 
 
 def _encode_int(value: Any, _frames: list[Buffer]) -> Any:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PREFILL_TOKENS = 2048
 """New tokens a step may prefill (one sequence may always): bounds how long decoding sequences wait for a step."""
 PREFILL_SHARE = 1 / 8
-"""A step with a prefill costs a fixed sum more, so sequences wait to join until they are this share of those decoding,"""
+"""A step with a prefill costs a fixed sum more: sequences wait to join until they are this share of those decoding,"""
 PREFILL_WAIT_STEPS = 8
 """or until the first has waited so many steps."""
 HEADROOM_STEPS = 16
@@ -96,7 +96,7 @@ class Decoder:
         return int(self._sequences.held.sum())
 
     def submit(self, turn: Turn) -> None:
-        """Take a turn in. Of a parked sequence, what agrees with ``turn.tokens`` is kept. No other turn of it is live."""
+        """Take a turn in; of a parked sequence, what agrees with its tokens is kept. No other turn of it may be live."""
         slot = self._parked.pop(turn.rollout, None)
         if slot is None:
             self._waiting.append(turn)
@@ -106,7 +106,7 @@ class Decoder:
             self._pending.append(slot)
 
     def cancel(self, turn: Turn) -> None:
-        """Forget a turn and the KV cache of its rollout; a turn that has ended leaves its sequence parked: free it too."""
+        """Forget a turn and the KV cache of its rollout, also when the turn has ended meanwhile."""
         if turn in self._waiting:
             self._waiting.remove(turn)
         else:
@@ -203,7 +203,7 @@ class Decoder:
         self.preempted += 1
 
     def _place(self, computed: list[int], shared: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """Move those who join to the rows after the decoding ones, in the order ``pack`` asks for; returns the step's slots."""
+        """Move those who join to the rows after the decoding ones, as ``pack`` wants them; returns the step's slots."""
         new_tokens = self._sequences.total - self._sequences.held
         joining = sorted(computed, key=lambda slot: -new_tokens[slot]) + [slot for slot, _ in shared]
         for offset, slot in enumerate(joining):
@@ -250,4 +250,3 @@ class Decoder:
         self._stop_decoding(slot)
         self._parked[turn.rollout] = slot
         return turn, result
-

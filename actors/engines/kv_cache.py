@@ -27,8 +27,8 @@ _MINIMUM_LENGTH = 64
 class KVCache:
     """Keys and values of ``rows`` sequences, in one tensor [layers, 2, rows, kv_heads, length, head_dim].
 
-    ``length`` grows by doubling up to ``max_length`` as sequences need it. What a row holds beyond its sequence is stale
-    but finite, so that a weight of 0 in attention cancels it.
+    ``length`` grows by doubling up to ``max_length`` as sequences need it. What a row holds beyond its sequence is
+    stale but finite, so that a weight of 0 in attention cancels it.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class KVCache:
 class Prefill:
     """Consecutive cache rows whose sequences get more than one token in this step, padded to the longest of them.
 
-    With p sequences, s new tokens at most, and keys up to l: ``gather`` [p * s] indexes the step's tokens (padding repeats
-    one), ``bias`` [p, 1, s, l] is 0 or -inf, and ``scatter`` [m] indexes the p * s positions that are tokens.
+    With p sequences, s new tokens at most, and keys up to l: ``gather`` [p * s] indexes the step's tokens (padding
+    repeats one), ``bias`` [p, 1, s, l] is 0 or -inf, and ``scatter`` [m] indexes the p * s positions that are tokens.
     """
 
     first_row: int
@@ -112,8 +112,8 @@ class Prefill:
 class Step:
     """Which sequences the n tokens of one forward pass belong to, and where their keys and values are put.
 
-    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write`` [n * kv_heads]
-    indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
+    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order.
+    ``write`` [n * kv_heads] indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
     """
 
     cache: KVCache
@@ -124,7 +124,7 @@ class Step:
 
 
 def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """query [n, heads, head_dim] of the whole step; returns [m, heads, head_dim] of the part's tokens."""
+    """Take ``query`` [n, heads, head_dim] of the whole step; returns [m, heads, head_dim] of the part's tokens."""
     heads, head_dim = query.shape[1:]
     kv_heads = keys.shape[1]
     share = heads // kv_heads
@@ -143,12 +143,12 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
     return out.reshape(part.sequences * part.new_tokens, heads, head_dim)[part.scatter]
 
 
-def contiguous_attention(
+def contiguous_attention(  # noqa: PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001 - a Step is the mask
     scaling: float,
     *,
     kv_step: Step,
@@ -156,7 +156,8 @@ def contiguous_attention(
 ) -> tuple[Tensor, None]:
     """Attention of one packed step, in the signature transformers asks for.
 
-    ``query`` [1, heads, n, head_dim], ``key`` and ``value`` [1, kv_heads, n, head_dim]; returns [1, n, heads, head_dim].
+    ``query`` [1, heads, n, head_dim], ``key`` and ``value`` [1, kv_heads, n, head_dim]; returns
+    [1, n, heads, head_dim].
     Raises EngineError for what it does not compute: sliding windows, soft caps, sinks.
     """
     for unsupported in ("sliding_window", "softcap", "s_aux"):

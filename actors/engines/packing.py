@@ -22,8 +22,8 @@ _WASTE = 2
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (each sequence's last token),
-    ``write`` [n * kv_heads], all int64; ``bias`` and ``prefills`` as in Step.
+    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (each sequence's last
+    token), ``write`` [n * kv_heads], all int64; ``bias`` and ``prefills`` as in Step.
     """
 
     tokens: Tensor

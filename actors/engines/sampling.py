@@ -1,4 +1,4 @@
-"""Sampling a token for each row of a batch: a row's draw depends on its own seed and position, not on its neighbours."""
+"""Sampling a token for each row of a batch: a draw depends on the row's seed and position, not on its neighbours."""
 
 from __future__ import annotations
 
@@ -52,5 +52,6 @@ def sample(logits: Tensor, temperatures: NDArray[np.float32], draws: NDArray[np.
         targets = torch.from_numpy(draws).to(logits.device)[:, None] * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[1] - 1)
         if greedy.any():
-            tokens = torch.where(torch.from_numpy(greedy).to(logits.device)[:, None], logits.argmax(-1, keepdim=True), tokens)
+            is_greedy = torch.from_numpy(greedy).to(logits.device)[:, None]
+            tokens = torch.where(is_greedy, logits.argmax(-1, keepdim=True), tokens)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

@@ -63,7 +63,7 @@ class Sequences:
         self._set(slot, turn)
 
     def resume(self, slot: int, turn: Turn) -> None:
-        """A parked sequence goes on: keep what the cache holds of it, as far as it agrees. One token is always computed."""
+        """A parked sequence goes on: keep what is held of it, as far as it agrees. One token is always computed."""
         comparable = min(int(self.held[slot]), len(turn.tokens) - 1)
         differ = np.flatnonzero(self.tokens[slot, :comparable] != turn.tokens[:comparable])
         self.held[slot] = differ[0] if len(differ) else comparable
@@ -97,7 +97,7 @@ class Sequences:
     def append(
         self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32], policy: Policy
     ) -> list[tuple[int, Literal["stop", "length"]]]:
-        """Add one sampled token to each of ``slots``, whose known tokens are all in the cache now; returns who ended."""
+        """Add a sampled token to each of ``slots``, whose known tokens are all in the cache now; returns who ended."""
         total = self.total[slots]
         self.held[slots] = total
         self.tokens[slots, total] = tokens

@@ -7,8 +7,8 @@ Describe the engine with a ``Subject`` and run each of ``CHECKS`` in trio; a che
         save_tiny_model(tmp_path / "model", "qwen3", seed=0)
         trio.run(check, Subject(tmp_path / "model", lambda options: MyEngine(...)))
 
-The reference is a plain Hugging Face forward pass in float32, without any cache. Updates always bring weights not served
-before: going A, B, A would hide an engine that ignores them.
+The reference is a plain Hugging Face forward pass in float32, without any cache. Updates always bring weights not
+served before: going A, B, A would hide an engine that ignores them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Reference:
     """A plain forward pass of a Hugging Face model, without a cache."""
 
     def __init__(self, path: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+        self._model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """The ``count`` tokens that follow ``tokens``, each the likeliest."""
@@ -167,7 +169,7 @@ def random_prompt(seed: int, length: int) -> list[int]:
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
     """Wait until the engine's thread or process has brought about ``condition``, which it does not announce."""
     with trio.move_on_after(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - there is no event: the interface has figures only
             await trio.sleep(0.001)
         return
     raise AssertionError(f"within {seconds} s it did not come about that {what}")
@@ -225,7 +227,8 @@ async def check_logprobs_are_of_the_distribution_sampled(subject: Subject) -> No
         for request, result in zip(requests, await generate_all(engine, requests), strict=True):
             expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), request.temperature)
             assert np.abs(result.logprobs - expected).max() < subject.tolerance
-            assert (result.tokens.dtype, result.logprobs.dtype, result.policies.dtype) == (np.int32, np.float32, np.int32)
+            assert [array.dtype.name for array in (result.tokens, result.policies)] == ["int32", "int32"]
+            assert result.logprobs.dtype.name == "float32"
 
 
 async def check_seed_decides_whatever_shares_the_batch(subject: Subject) -> None:
@@ -302,18 +305,14 @@ async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
 
 async def check_weights_change_under_way(subject: Subject) -> None:
     """Rollouts in flight survive; each token says which policy sampled it; later requests are the new model's."""
-    with trio.fail_after(60):
-        directory = trio.Path(subject.model_path).parent
-        async with subject.running() as engine:
-            policy, old = FIRST_POLICY, subject.reference
-            for update in range(2):
-                before = policy
-                policy = Policy(epoch=before.epoch, version=before.version + 1)
-                path = subject.model_path.parent / f"update{update}"
-                new = save_other_weights(subject, path, seed=10 + update)
-                assert await (directory / f"update{update}").exists()
-                await _update_under_way(subject, engine, path / "model.safetensors", (before, old), (policy, new))
-                old = new
+    async with subject.running() as engine:
+        served = (FIRST_POLICY, subject.reference)
+        for update in range(2):
+            path = subject.model_path.parent / f"update{update}"
+            policy = Policy(epoch=served[0].epoch, version=served[0].version + 1)
+            published = (policy, save_other_weights(subject, path, seed=10 + update))
+            await _update_under_way(subject, engine, path / "model.safetensors", served, published)
+            served = published
 
 
 async def _update_under_way(
@@ -355,7 +354,7 @@ async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
     directory.mkdir()
     save_other_weights(subject, directory / "other", seed=5)
     weights = load_file(directory / "other" / "model.safetensors")
-    name = sorted(weights)[-1]
+    name = max(weights)
     whole = (directory / "other" / "model.safetensors").read_bytes()
     (directory / "truncated").write_bytes(whole[: len(whole) * 2 // 3])
     save_file({key: tensor for key, tensor in weights.items() if key != name}, directory / "incomplete")

@@ -1,8 +1,8 @@
 """The engine in the process: continuous batching over a Hugging Face model on torch, in one thread of its own.
 
 The trio thread and the decoding thread share nothing but a queue of commands (trio to decoder), callbacks with whole
-turns (decoder to trio, at most one a step), and two immutable figures. Trio's event loop, and with it heartbeats, goes on
-while torch computes.
+turns (decoder to trio, at most one a step), and immutable values. Trio's event loop, and with it heartbeats, goes on while
+torch computes.
 """
 
 from __future__ import annotations
@@ -95,16 +95,16 @@ class _Reply:
 class TorchEngine:
     """Engine for decoder-only Hugging Face models with standard attention, on CPU or one GPU.
 
-    ``max_rollouts`` sequences are held at once, ``kv_tokens`` tokens of KV cache in all (None: as many as ``max_rollouts``
-    sequences of the model's full length can need). Rows of the cache are padded to the longest sequence held, so memory
-    is ``max_rollouts`` times that length: meant for small models and short sequences.
+    ``max_rollouts`` sequences are held at once, ``kv_tokens`` tokens of KV cache in all (None: as many as
+    ``max_rollouts`` sequences of the model's full length can need). Rows of the cache are padded to the longest sequence
+    held so far, so memory is ``max_rollouts`` times that length: meant for small models and short sequences.
 
     ``kv_on_update`` says what new weights do to sequences in flight: "keep" goes on over the keys and values of the old
     weights, "recompute" prefills them anew. ``threads`` is torch's number of threads in the decoding thread; "float32"
     agrees with a plain forward pass to about 1e-5 in log-probability, "bfloat16" to about 1e-1.
 
-    A rollout's tokens depend on its seed, not on which others share the batch, up to rounding: torch's sums may differ in
-    the last bit from one batch size to another.
+    A rollout's tokens depend on its seed, not on which others share the batch, up to rounding: torch's sums may differ
+    in the last bit from one batch size to another.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ class TorchEngine:
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write one turn. Cancelling the call aborts the request and frees what its rollout held.
 
-        Raises EngineError when the sequence can never fit, when a token is not in the vocabulary, when the rollout has a
-        turn in flight already, and when the engine does not run (any more).
+        Raises EngineError when the sequence can never fit, when a token is not in the vocabulary, when the rollout has
+        a turn in flight already, and when the engine does not run (any more).
         """
         tokens = np.asarray(request.tokens, np.int64)
         self._check(request, tokens)
@@ -202,13 +202,16 @@ class TorchEngine:
         return result
 
     def release(self, rollout: str) -> None:
-        """The rollout has ended: forget its KV cache. Unknown names are ignored; a turn in flight must be cancelled first."""
+        """The rollout has ended: forget its KV cache. Unknown names are ignored.
+
+        Raises ValueError while a turn of it is in flight: that one is to be cancelled.
+        """
         if rollout in self._turns:
             raise ValueError(f"{rollout} has a turn in flight: cancel it instead")
         self._commands.put(_Release(rollout))
 
     async def load_weights(self, path: Path, policy: Policy) -> None:
-        """Swap in the safetensors file's weights between two decode steps; requests in flight go on under the new policy.
+        """Swap in a safetensors file's weights between two decode steps; requests in flight go on under the new policy.
 
         Raises EngineError, and keeps serving the old weights, when the file is not whole or does not fit the model in
         names, shapes or dtypes, or when the engine does not run.
@@ -232,8 +235,8 @@ class TorchEngine:
         limits = self._running()
         if not len(tokens) or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
             raise EngineError(
-                f"{request.rollout}: a turn needs tokens ({len(tokens)}), max_tokens of at least 1 ({request.max_tokens}) "
-                f"and a finite temperature of at least 0 ({request.temperature})"
+                f"{request.rollout}: a turn needs tokens ({len(tokens)}), max_tokens of at least 1 "
+                f"({request.max_tokens}) and a finite temperature of at least 0 ({request.temperature})"
             )
         if len(tokens) + request.max_tokens > limits.longest:
             raise EngineError(
@@ -243,7 +246,8 @@ class TorchEngine:
             )
         if tokens.min() < 0 or tokens.max() >= limits.vocabulary:
             raise EngineError(
-                f"{request.rollout}: tokens {tokens.min()} to {tokens.max()} exceed the vocabulary of {limits.vocabulary}"
+                f"{request.rollout}: tokens {tokens.min()} to {tokens.max()} exceed the vocabulary of "
+                f"{limits.vocabulary}"
             )
         if request.rollout in self._turns:
             raise EngineError(f"{request.rollout} has a turn in flight already")

@@ -69,6 +69,14 @@ def test_a_newer_status_replaces_the_older():
     assert dict(shown.figures())["tokens/s"] == "-"
 
 
+def test_what_is_not_a_number_is_not_shown():
+    shown = view()
+    shown.observe(status("learner.0", success=float("nan"), seconds_per_step=float("inf"), step=1), 101.0)
+    figures = dict(shown.figures())
+    assert (figures["success"], figures["left"], figures["step"]) == ("-", "-", "1/-")
+    assert "nan" not in drawn(shown, 101.0)
+
+
 def test_the_recipe_is_done_after_its_last_stage():
     shown = view()
     shown.observe(status("learner.0", stage=2, stages=2), 101.0)

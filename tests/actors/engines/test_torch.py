@@ -204,15 +204,14 @@ def test_stopping_fails_what_is_in_flight(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            async with subject.running() as engine:
+        async with trio.open_nursery() as nursery, subject.running() as engine:
 
-                async def expect_failure() -> None:
-                    with pytest.raises(EngineError, match="has stopped"):
-                        await engine.generate(turn("r", random_prompt(0, 10), 500))
+            async def expect_failure() -> None:
+                with pytest.raises(EngineError, match="has stopped"):
+                    await engine.generate(turn("r", random_prompt(0, 10), 500))
 
-                nursery.start_soon(expect_failure)
-                await eventually(lambda: engine.figures.running == 1, "the request runs")
+            nursery.start_soon(expect_failure)
+            await eventually(lambda: engine.figures.running == 1, "the request runs")
 
     trio.run(main)
 

@@ -1,0 +1,185 @@
+"""The group book: what becomes of trajectories, groups, steps and evaluations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from agent_rl.grouping import (
+    Check,
+    Closed,
+    Dropped,
+    Evaluated,
+    EvaluationGroupDone,
+    GroupBook,
+    Instruction,
+    Ready,
+    Rewarded,
+)
+from agent_rl.messages import Retry, StageEntered
+from agent_rl.resampling import select_paper
+from tests import builders
+
+
+def book(*, stage: int = 0, max_staleness: int = 1, **changes: Any) -> GroupBook:
+    made = GroupBook(
+        algorithm=builders.algorithm(**changes),
+        max_staleness=max_staleness,
+        stages=[builders.rl_stage(), builders.evaluate_stage()],
+        seed=0,
+        select=partial(select_paper, keep=2),
+    )
+    made.enter(StageEntered(stage, 0, 0, restored=True, figures={}), next_version=0)
+    return made
+
+
+def kinds(instructions: list[Instruction], kind: type) -> list[Any]:
+    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+
+
+def settle(made: GroupBook, number: int, answers: list[str | None]) -> list[Instruction]:
+    group = builders.opened(number)
+    made.group_opened(group)
+    instructions: list[Instruction] = []
+    for sample, answer in enumerate(answers):
+        instructions += made.trajectory(builders.trajectory(group, sample, answer=answer))
+    return instructions
+
+
+def test_a_complete_group_is_selected_and_ready() -> None:
+    instructions = settle(book(), 0, ["4", "5", "4", None])
+    assert [r.reward for r in kinds(instructions, Rewarded)] == [1.0, 0.0, 1.0, 0.0]
+    (ready,) = kinds(instructions, Ready)
+    assert len(ready.kept) == 2
+    assert sorted(ready.rewards) == [0.0, 1.0]
+
+
+def test_equal_rewards_are_dropped_yet_counted_towards_the_step() -> None:
+    made = book()
+    first = settle(made, 0, ["5"] * 4)
+    (dropped,) = kinds(first, Dropped)
+    assert (dropped.reason, dropped.success, dropped.mean_length) == ("equal_rewards", 0.0, 6.0)
+    second = settle(made, 1, ["4", "5", "4", "5"])
+    (closed,) = kinds(second, Closed)
+    assert closed.step.trained == ("s0-g000001",)
+    assert closed.step.decided == ("s0-g000000", "s0-g000001")
+    assert closed.figures["success"] == 0.25
+    assert closed.figures["rollouts"] == 8
+
+
+def test_an_answer_that_text_cannot_decide_is_checked_and_late_verdicts_are_ignored() -> None:
+    made = book(samples=2)
+    group = builders.opened(samples=2)
+    made.group_opened(group)
+    (check,) = made.trajectory(builders.trajectory(group, 0, answer="\\sqrt{16}"))
+    assert check == Check(group.group, 0, 0, "4", "\\sqrt{16}")
+    assert made.judged(group.group, 0, 0, equal=True) == [Rewarded(group.group, 0, 0, 1.0)]
+    assert made.judged(group.group, 0, 0, equal=False) == []
+    assert made.judged("s0-g000099", 0, 0, equal=False) == []
+
+
+def test_failures_are_retried_up_to_the_limit_then_the_sample_is_lost() -> None:
+    made = book(samples=2, minimum_samples=2)
+    group = builders.opened(samples=2)
+    made.group_opened(group)
+    made.trajectory(builders.trajectory(group, 1))
+    for attempt in range(2):
+        failed = builders.trajectory(group, 0, status="failed", attempt=attempt)
+        assert made.wants(failed)
+        assert made.trajectory(failed) == []
+        assert made.progress().retries == (Retry(group.group, 0, attempt + 1),)
+    last = made.trajectory(builders.trajectory(group, 0, status="failed", attempt=2))
+    assert made.progress().retries == ()
+    (dropped,) = kinds(last, Dropped)
+    assert dropped.reason == "too_few_rollouts"
+
+
+def test_a_group_with_a_lost_sample_is_still_used() -> None:
+    made = book(samples=3, rollout_attempts=1)
+    group = builders.opened(samples=3)
+    made.group_opened(group)
+    made.trajectory(builders.trajectory(group, 0, status="failed"))
+    made.trajectory(builders.trajectory(group, 1, answer="4"))
+    (ready,) = kinds(made.trajectory(builders.trajectory(group, 2, answer="9")), Ready)
+    assert ready.kept == ((1, 0), (2, 0))
+
+
+def test_duplicates_and_strangers_are_not_wanted() -> None:
+    made = book()
+    group = builders.opened()
+    made.group_opened(group)
+    arrived = builders.trajectory(group, 0)
+    made.trajectory(arrived)
+    assert not made.wants(arrived)
+    assert not made.wants(builders.trajectory(builders.opened(7), 0))
+    assert not made.wants(builders.trajectory(group, 99))
+    assert made.group_opened(group) is False
+    assert made.group_opened(builders.opened(stage=1)) is False
+
+
+def test_staleness_counts_from_the_oldest_token_the_model_wrote() -> None:
+    made = book(samples=2, groups_per_step=1, max_staleness=5)
+    made._assembler.version = 7  # type: ignore[union-attr]
+    group = builders.opened(samples=2, version=1)
+    made.group_opened(group)
+    made.trajectory(builders.trajectory(group, 0, answer="4", version=6))
+    (closed,) = kinds(made.trajectory(builders.trajectory(group, 1, answer="5", version=3)), Closed)
+    assert closed.step.staleness == (4,)
+
+
+def test_stale_open_groups_are_dropped_and_reported() -> None:
+    made = book(on_stale="drop", max_staleness=0, groups_per_step=1)
+    straggler = builders.opened(0)
+    made.group_opened(straggler)
+    made.trajectory(builders.trajectory(straggler, 0, tokens=9))
+    instructions = settle(made, 1, ["4", "5", "4", "5"])
+    (dropped,) = kinds(instructions, Dropped)
+    assert (dropped.group, dropped.reason, dropped.mean_length) == (straggler.group, "stale", 9.0)
+    assert made.progress().dropped_groups == (straggler.group,)
+    assert made.progress().uncounted == 1
+
+
+def test_a_stage_boundary_drops_what_is_open() -> None:
+    made = book()
+    made.group_opened(builders.opened(0))
+    (dropped,) = made.enter(StageEntered(1, 3, 3, restored=False, figures={}), next_version=3)
+    assert dropped.reason == "stage_boundary"  # type: ignore[union-attr]
+    assert made.open_groups == 0
+
+
+def test_entering_the_same_stage_again_changes_nothing() -> None:
+    made = book()
+    made.group_opened(builders.opened(0))
+    assert made.enter(StageEntered(0, 0, 0, restored=True, figures={}), next_version=0) == []
+    assert made.open_groups == 1
+
+
+def test_what_is_missing_is_what_has_no_trajectory() -> None:
+    made = book()
+    group = builders.opened()
+    made.group_opened(group)
+    made.trajectory(builders.trajectory(group, 0))
+    made.trajectory(builders.trajectory(group, 1, status="failed"))
+    made.trajectory(builders.trajectory(group, 2, answer="\\sqrt{16}"))  # judged later, sampled already
+    answer = made.unfinished(0)
+    assert answer is not None
+    assert answer.opened == 1
+    assert answer.groups[0].missing == (Retry(group.group, 1, 1), Retry(group.group, 3, 0))
+    assert made.unfinished(1) is None
+
+
+def test_an_evaluation_ends_when_all_its_rollouts_are_judged() -> None:
+    made = book(stage=1)
+    done: list[Instruction] = []
+    for number in range(6):
+        purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
+        group = builders.opened(number, stage=1, samples=1, purpose=purpose)
+        made.group_opened(group)
+        assert not kinds(done, Evaluated)
+        done += made.trajectory(builders.trajectory(group, 0, answer="4" if number in (0, 3, 4) else "1"))
+    assert len(kinds(done, EvaluationGroupDone)) == 6
+    (evaluated,) = kinds(done, Evaluated)
+    assert evaluated.figures["success_after_sampled"] == 1 / 3
+    assert evaluated.figures["success_after_greedy"] == 2 / 3
+    low, high = evaluated.figures["success_after_greedy_low"], evaluated.figures["success_after_greedy_high"]
+    assert 0 < low < 2 / 3 < high < 1

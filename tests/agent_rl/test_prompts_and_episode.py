@@ -1,0 +1,148 @@
+"""Conversations as tokens, and the agent loop: token in, token out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_rl.episode import Episode
+from agent_rl.messages import Policy, Sampling
+from agent_rl.parsing import ParsedCall
+from agent_rl.prompts import ChatFormat, PromptError
+from agent_rl.tiny import build_tokenizer
+from tests import builders
+
+CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
+ANSWER = "<answer>\\boxed{4}</answer>"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(build_tokenizer(), "plain")
+
+
+@pytest.fixture(scope="module", params=["plain", "rstar2"])
+def chatml(request: pytest.FixtureRequest) -> tuple[Any, ChatFormat]:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    return tokenizer, ChatFormat(tokenizer, request.param)
+
+
+def turn(chat: ChatFormat, text: str, *, version: int = 0) -> dict[str, Any]:
+    """What an engine would hand over for this text."""
+    tokens = np.array([*chat._encode(text), chat.end_of_turn], dtype=np.int32)
+    return {
+        "tokens": tokens,
+        "logprobs": np.full(len(tokens), -0.1, dtype=np.float32),
+        "policies": np.tile(np.array([[1, version]], dtype=np.int32), (len(tokens), 1)),
+        "stopped": True,
+    }
+
+
+def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer, chat = chatml
+    question = builders.problem()
+    messages = [
+        *chat._messages(question.text),
+        {"role": "assistant", "content": CALL},
+        {"role": "user", "content": chat._responses(["4", "two\nlines"])},
+    ]
+    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    built = [*chat.prompt_tokens(question), *chat._encode(CALL), chat.end_of_turn, *chat.response_tokens(["4", "two\nlines"])]
+    assert built == list(whole)
+
+
+def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer, chat = chatml
+    if chat._prompt != "rstar2":
+        pytest.skip("about the other prompt")
+    text = tokenizer.decode(chat.prompt_tokens(builders.problem()))
+    for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):
+        assert part in text
+
+
+def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer, chat = chatml
+    assert chat.stop_tokens == {tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id}
+
+
+def test_demonstrations_train_on_what_the_assistant_writes_alone(chat: ChatFormat) -> None:
+    messages = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": CALL},
+        {"role": "user", "content": "<tool_response>4</tool_response>"},
+        {"role": "assistant", "content": ANSWER},
+    ]
+    tokens, mask = chat.demonstration_tokens(messages)
+    trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
+    assert trained == f"{CALL}<|end|>{ANSWER}<|end|>"
+    assert tokens[: len(chat.prompt_tokens(builders.problem()))] == chat.prompt_tokens(builders.problem())
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(PromptError, match="no chat template"):
+        ChatFormat(tokenizer, "plain")
+
+
+def test_a_template_that_leaves_out_turns_is_refused() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(PromptError, match="leaves out"):
+        ChatFormat(tokenizer, "plain")
+
+
+def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
+    episode = Episode(builders.request(), chat)
+    (call,) = episode.wrote(**turn(chat, CALL, version=3))
+    assert call == ParsedCall("python_code_with_standard_io", {"code": "print(2+2)", "input": ""})
+    episode.responded(["4"], [builders.call()], Policy(1, 4))
+    assert episode.wrote(**turn(chat, ANSWER, version=5)) == ()
+    assert episode.ended == "finished"
+    made = episode.trajectory(generator="g", seconds=1.0)
+    assert (made.status, made.turns, len(made.calls)) == ("finished", 2, 1)
+    response = chat.response_tokens(["4"])
+    first = len(chat._encode(CALL)) + 1
+    assert made.loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (len(made.tokens) - first - len(response))
+    assert made.tokens[first : first + len(response)].tolist() == response
+    assert [made.policies[i, 1] for i in (0, first, -1)] == [3, 4, 5]
+    assert (made.logprobs[made.loss_mask == 0] == 0).all()
+    assert made.text == f"{CALL}\n{ANSWER}"  # what the model wrote: tool responses are no part of it
+    assert len(made.tokens) == len(made.logprobs) == len(made.policies)
+
+
+def test_a_turn_that_does_not_end_is_truncated_even_with_a_call_in_it(chat: ChatFormat) -> None:
+    episode = Episode(builders.request(), chat)
+    assert episode.wrote(**{**turn(chat, CALL), "stopped": False}) == ()
+    assert episode.ended == "truncated"
+
+
+def test_the_last_turn_may_not_call_any_more(chat: ChatFormat) -> None:
+    episode = Episode(builders.request(sampling=Sampling(1.0, 100, 1)), chat)
+    assert episode.wrote(**turn(chat, CALL)) == ()
+    assert episode.ended == "turn_limit"
+
+
+def test_a_tool_response_that_overflows_the_budget_ends_the_rollout_and_is_not_appended(chat: ChatFormat) -> None:
+    episode = Episode(builders.request(sampling=Sampling(1.0, 40, 3)), chat)
+    episode.wrote(**turn(chat, CALL))
+    before = len(episode.tokens)
+    episode.responded(["x" * 200], [builders.call()], Policy(1, 0))
+    assert episode.ended == "truncated"
+    assert len(episode.tokens) == before
+    assert len(episode.trajectory(generator="g", seconds=1.0).calls) == 1
+
+
+def test_a_failure_of_the_infrastructure_is_never_a_result_of_the_model(chat: ChatFormat) -> None:
+    episode = Episode(builders.request(), chat)
+    made = episode.trajectory(generator="g", seconds=0.0, failure=("failed", "no executor"))
+    assert (made.status, made.reason, len(made.tokens)) == ("failed", "no executor", 0)
+    assert made.policies.shape == (0, 2)

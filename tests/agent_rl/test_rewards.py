@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.rewards import answer_tags, answers_equal, exactly_equal, final_answer
+
+REAL_PAIRS = Path(__file__).resolve().parents[2].parent / "shared/data/equivalence/pairs.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def quiet_parser() -> object:
+    """Math-Verify logs that it sets no alarm; that is intended."""
+    logger = logging.getLogger("math_verify")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"<answer>\boxed{42}</answer>", "42"),
+        (r"<reason>\boxed{1}</reason><answer>so \boxed{2}, or rather \boxed{ 3 }</answer>", "3"),
+        (r"<answer>\boxed{1}</answer> no: <answer>\boxed{2}</answer>", "2"),
+        (r"<answer>\boxed{\frac{1}{\sqrt{2}}}</answer>", r"\frac{1}{\sqrt{2}}"),
+        (r"<answer>\boxed{\{1, 2\}}</answer>", r"\{1, 2\}"),
+        (r"<answer>\boxed {5}</answer>", "5"),
+        (r"<answer>\boxed{\boxed{5}}</answer>", "5"),
+        (r"<answer>\boxed{}</answer>", ""),
+        ("<answer>\n\\boxed{\n1\n}\n</answer>", "1"),
+        # A box that never closes does not count, an earlier one does; a stray brace is no obstacle.
+        (r"<answer>\boxed{7} and \boxed{8</answer>", "7"),
+        (r"<answer>} \boxed{7}</answer>", "7"),
+        (r"<answer>\boxed{7\}</answer>", None),
+        (r"<answer>\boxed{7</answer>}", None),
+        # Only what stands in well-formed tags counts.
+        (r"\boxed{42}", None),
+        (r"<answer>42</answer>", None),
+        (r"<answer>\boxed{42}", None),
+        (r"\boxed{1}</answer>", None),
+        (r"</answer>\boxed{1}<answer>", None),
+        (r"<answer>42</answer>\boxed{42}", None),
+        (r"<answer>\boxed{1}</answer>\boxed{2}</answer>", "1"),
+        (r"<answer>\boxed{1}</answer><answer>\boxed{2}", "1"),
+        (r"<answer>\boxed{1}<answer>\boxed{2}</answer>", "2"),
+        ("", None),
+    ],
+)
+def test_final_answer(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+def test_final_answer_takes_time_linear_in_the_text() -> None:
+    started = time.process_time()
+    assert final_answer("<answer>" * 50_000 + "\\boxed{" * 50_000 + "</answer>") is None
+    assert final_answer("<answer>\\boxed{1}" * 50_000) is None
+    assert time.process_time() - started < 2
+
+
+def test_answer_tags_counts_opening_tags() -> None:
+    assert answer_tags("") == 0
+    assert answer_tags("<answer>1</answer> <answer>2") == 2
+    assert answer_tags("</answer>") == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "prediction", "equal"),
+    [
+        ("7425000", "7,425,000", True),
+        ("7425000", r"7{,}425{,}000", True),
+        ("7425000", r"7\,425\,000", True),
+        ("1000", "1 000", True),
+        ("10", "10.0", True),
+        ("10", "10.", True),
+        ("10", "$10$", True),
+        ("10", r"\(10\)", True),
+        ("10", r"\$10", True),
+        ("10", "+10", True),
+        ("-10", "\N{MINUS SIGN}10", True),
+        ("0", "-0", True),
+        ("0", "000", True),
+        ("7", "007", True),
+        ("0.4", ".4", True),
+        ("0.50", "0.5", True),
+        ("12", "-12", False),
+        ("42", "43", False),
+        ("1", "10", False),
+        ("123", "12,3", None),
+        ("42", "", False),
+        ("", "", False),
+        ("x", "x", True),
+        ("5", "5.001", None),
+        ("0.5", r"\dfrac{1}{2}", None),
+        ("5", r"5 \text{ cm}", None),
+        ("x+1", "1+x", None),
+        ("1", "\u0661", None),  # an Arabic digit is for the parser to read
+    ],
+)
+def test_exactly_equal(gold: str, prediction: str, *, equal: bool | None) -> None:
+    assert exactly_equal(gold, prediction) is equal
+    assert exactly_equal(prediction, gold) is equal
+
+
+@given(gold=st.integers(), other=st.integers(), zeros=st.integers(0, 3), separated=st.booleans())
+def test_two_integers_are_always_decided_and_rightly(gold: int, other: int, zeros: int, *, separated: bool) -> None:
+    written = f"{abs(other):,}" if separated else "0" * zeros + str(abs(other))
+    assert exactly_equal(str(gold), ("-" if other < 0 else "") + written) is (gold == other)
+
+
+def test_numbers_too_long_for_int_are_decided() -> None:
+    assert exactly_equal("1" * 100_000, "1" * 100_000 + ".0") is True
+    assert exactly_equal("1" * 100_000, "1" * 99_999) is False
+
+
+@pytest.mark.parametrize(
+    ("gold", "prediction", "equal"),
+    [
+        ("0.5", r"\dfrac{1}{2}", True),
+        (r"\frac{1}{2}", "0.5", True),
+        ("5", r"5\text{ cm}", True),
+        ("5", r"6\text{ cm}", False),
+        ("x^2+2x+1", "(x+1)^2", True),
+        ("50", r"50\%", True),
+        (r"3\sqrt{2}", r"\sqrt{18}", True),
+        ("5", "5.001", False),
+        ("2", "1, 2, 3", False),
+        ("2", "$1$ or $2$ or $3$", False),
+        ("2", r"\frac{", False),
+        ("2", "no idea", False),
+    ],
+)
+def test_answers_equal(gold: str, prediction: str, *, equal: bool) -> None:
+    assert answers_equal(gold, prediction) is equal
+
+
+@pytest.mark.skipif(not REAL_PAIRS.exists(), reason="needs the pairs from the test suites of public checkers")
+def test_real_pairs_are_judged_no_worse_than_by_math_verify_alone() -> None:
+    pairs = [json.loads(line) for line in REAL_PAIRS.read_text(encoding="utf-8").splitlines()]
+    decided = [(exactly_equal(pair["gold"], pair["pred"]), pair["equal"]) for pair in pairs]
+    assert all(ours in (None, theirs) for ours, theirs in decided)
+    right = sum(answers_equal(pair["gold"], pair["pred"]) == pair["equal"] for pair in pairs)
+    assert right / len(pairs) >= 0.90

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from typing import Any, Literal, Optional, Union
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from transport import DecodeError, EncodeError, Limits, Registry, decode, encode
+
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    y: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cloud:
+    name: str
+    raw: bytes
+    dense: bool
+    kind: Literal["near", "far"]
+    level: Literal[1, 2, 3]
+    weight: int | float | None
+    label: Optional[str]  # noqa: UP045  (both spellings must work)
+    either: Union[str, bytes]  # noqa: UP007
+    points: tuple[Point, ...]
+    pair: tuple[int, str]
+    names: list[str]
+    by_name: dict[str, Point]
+    extra: Any
+    centre: Point | None
+    cells: Matrix
+    values: Vector
+    masks: tuple[Vector, ...]
+
+
+REGISTRY = Registry(Point, Cloud)
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXT = st.text(max_size=8)
+FLOATS = st.floats(allow_nan=False)
+POINTS = st.builds(Point, INT64, FLOATS)
+JSON = st.recursive(
+    st.none() | st.booleans() | INT64 | FLOATS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+VECTORS = st_numpy.arrays(np.float32, st.integers(0, 5), elements=st.floats(-1, 1, width=32))
+CLOUDS = st.builds(
+    Cloud,
+    name=TEXT,
+    raw=st.binary(max_size=8),
+    dense=st.booleans(),
+    kind=st.sampled_from(["near", "far"]),
+    level=st.sampled_from([1, 2, 3]),
+    weight=INT64 | FLOATS | st.none(),
+    label=TEXT | st.none(),
+    either=TEXT | st.binary(max_size=8),
+    points=st.lists(POINTS, max_size=3).map(tuple),
+    pair=st.tuples(INT64, TEXT),
+    names=st.lists(TEXT, max_size=3),
+    by_name=st.dictionaries(TEXT, POINTS, max_size=3),
+    extra=JSON,
+    centre=POINTS | st.none(),
+    cells=st_numpy.arrays(np.int32, st.tuples(st.integers(0, 3), st.integers(0, 3))),
+    values=VECTORS,
+    masks=st.lists(VECTORS, max_size=3).map(tuple),
+)
+
+
+def cloud(**changes):
+    values = {
+        "name": "n",
+        "raw": b"r",
+        "dense": True,
+        "kind": "near",
+        "level": 1,
+        "weight": None,
+        "label": None,
+        "either": "text",
+        "points": (Point(1, 2.0), Point(3, 4.0)),
+        "pair": (1, "one"),
+        "names": ["a"],
+        "by_name": {"k": Point(5, 6.0)},
+        "extra": {"list": [1, None, {"deep": True}]},
+        "centre": None,
+        "cells": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "values": np.ones(4, np.float32),
+        "masks": (np.zeros(2, np.float32),),
+    }
+    return Cloud(**{**values, **changes})
+
+
+def same(one, other):
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+    if dataclasses.is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
+        )
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return type(one) is type(other) and one == other
+
+
+def header_of(message):
+    return msgpack.unpackb(encode(message)[0])
+
+
+def with_header(message, change):
+    frames = encode(message)
+    header = msgpack.unpackb(frames[0])
+    change(header)
+    return [msgpack.packb(header), *frames[1:]]
+
+
+@given(CLOUDS)
+@settings(max_examples=60, deadline=None)
+def test_round_trip(message):
+    assert same(decode([bytes(frame) for frame in encode(message)], REGISTRY), message)
+
+
+@given(CLOUDS, st.data())
+@settings(max_examples=120, deadline=None)
+def test_damaged_bytes_decode_or_raise_decode_error(message, data):
+    frames = [bytearray(frame) for frame in encode(message)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame = frames[data.draw(st.integers(0, len(frames) - 1))]
+        damage = data.draw(st.sampled_from(["flip", "cut", "grow", "drop", "double"]))
+        if damage == "flip" and frame:
+            frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+        elif damage == "cut":
+            del frame[data.draw(st.integers(0, len(frame))) :]
+        elif damage == "grow":
+            frame += data.draw(st.binary(max_size=4))
+        elif damage == "drop" and len(frames) > 1:
+            frames.remove(frame)
+        else:
+            frames.append(frame)
+    try:
+        decoded = decode([bytes(frame) for frame in frames], REGISTRY)
+    except DecodeError as error:
+        assert error.field
+        assert error.reason
+    else:
+        encode(decoded)  # what was accepted fits its annotations
+
+
+@given(JSON | st.lists(JSON | st.sampled_from([1, "Cloud", "Point"]), max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_arbitrary_headers_raise_decode_error_only(value):
+    with pytest.raises(DecodeError):
+        decode([msgpack.packb(value)], REGISTRY)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_arbitrary_frames_raise_decode_error_only(frames):
+    with pytest.raises(DecodeError):
+        decode(frames, REGISTRY)
+
+
+def test_contiguous_arrays_are_not_copied_on_either_side():
+    cells = np.arange(6, dtype=np.int32).reshape(2, 3)
+    frames = encode(cloud(cells=cells))
+    assert np.shares_memory(np.frombuffer(frames[1], np.int32), cells)
+    received = [memoryview(bytes(frame)) for frame in frames]
+    decoded = decode(received, REGISTRY)
+    assert np.shares_memory(decoded.cells, np.frombuffer(received[1], np.int32))
+    assert not decoded.cells.flags.writeable
+
+
+def test_arrays_that_are_not_contiguous_arrive_whole():
+    cells = np.arange(12, dtype=np.int32).reshape(3, 4).T[::2]
+    assert np.array_equal(decode(encode(cloud(cells=cells)), REGISTRY).cells, cells)
+
+
+def test_misaligned_buffers_are_realigned():
+    frames = encode(cloud())
+    shifted = memoryview(b"x" + bytes(frames[1]))[1:]
+    decoded = decode([frames[0], shifted, *frames[2:]], REGISTRY)
+    assert decoded.cells.flags.aligned
+    assert np.array_equal(decoded.cells, cloud().cells)
+
+
+def test_integers_stand_for_floats_and_nan_travels():
+    assert decode(encode(Point(1, 2)), REGISTRY) == Point(1, 2.0)
+    assert type(decode(encode(Point(1, 2)), REGISTRY).y) is float
+    assert math.isnan(decode(encode(Point(1, math.nan)), REGISTRY).y)
+    assert type(decode(encode(cloud(weight=3)), REGISTRY).weight) is int
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        ({"name": 1}, "Cloud.name", "expected str, got int"),
+        ({"name": "\ud800"}, "Cloud.name", "surrogates"),
+        ({"dense": 1}, "Cloud.dense", "expected bool, got int"),
+        ({"kind": "middle"}, "Cloud.kind", "is none of 'near', 'far'"),
+        ({"level": True}, "Cloud.level", "expected int, got bool"),
+        ({"points": (Point(1, 2.0), Point(True, 2.0))}, "Cloud.points[1].x", "expected int, got bool"),
+        ({"points": (Point(1, "2"),)}, "Cloud.points[0].y", "expected float, got str"),
+        ({"pair": (1 << 63, "a")}, "Cloud.pair[0]", "64-bit"),
+        ({"pair": (1,)}, "Cloud.pair", "expected 2 items, got 1"),
+        ({"names": ("a",)}, "Cloud.names", "got tuple"),
+        ({"by_name": {"k": 3}}, "Cloud.by_name['k']", "expected Point, got int"),
+        ({"by_name": {3: Point(1, 1.0)}}, "Cloud.by_name[3]", "key of type str"),
+        ({"extra": {"a": [1, {2}]}}, "Cloud.extra['a'][1]", "a JSON value, got set"),
+        ({"extra": {"a": 10**30}}, "Cloud.extra['a']", "64-bit"),
+        ({"centre": Point(1, None)}, "Cloud.centre.y", "expected float, got NoneType"),
+        ({"either": 3}, "Cloud.either", "got int"),
+        ({"cells": np.zeros((2, 2))}, "Cloud.cells", "int32 with 2 dimensions, got float64"),
+        ({"values": np.zeros((2, 2), np.float32)}, "Cloud.values", "1 dimensions, got float32 with 2"),
+        ({"masks": (None,)}, "Cloud.masks[0]", "got NoneType"),
+    ],
+)
+def test_encode_names_the_field_that_does_not_fit(changes, field, reason):
+    with pytest.raises(EncodeError) as caught:
+        encode(cloud(**changes))
+    assert caught.value.field == field
+    assert reason in caught.value.reason
+
+
+def put(*path):
+    *way, last, value = path
+
+    def change(header):
+        place = header[2]
+        for step in way:
+            place = place[step]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        (put("name", 1), "Cloud.name", "expected str, got int"),
+        (put("points", 1, "x", True), "Cloud.points[1].x", "expected int, got bool"),
+        (put("points", 1, "x", (1 << 64) - 1), "Cloud.points[1].x", "64-bit"),
+        (put("points", 0, "z", 1), "Cloud.points[0].z", "unknown field"),
+        (lambda header: header[2]["points"][0].pop("y"), "Cloud.points[0].y", "missing field"),
+        (put("kind", "middle"), "Cloud.kind", "is none of"),
+        (put("by_name", "k", None), "Cloud.by_name['k']", "expected Point, got NoneType"),
+        (put("pair", [1, "a", 2]), "Cloud.pair", "expected 2 items, got 3"),
+        (put("cells", ["<f4", [2, 3]]), "Cloud.cells", "dtype '<f4'"),
+        (put("cells", ["<i4", [6]]), "Cloud.cells", "shape [6]"),
+        (put("cells", ["<i4", [-2, -3]]), "Cloud.cells", "impossible shape"),
+        (put("cells", ["<i4", [2, 4]]), "Cloud.cells", "expected a frame of 32 bytes"),
+        (put("extra", b"bytes"), "Cloud.extra", "a JSON value, got bytes"),
+        (lambda header: header.__setitem__(0, 2), "header", "wire version 2"),
+        (lambda header: header.__setitem__(0, True), "header", "wire version True"),
+        (lambda header: header.__setitem__(1, "Fog"), "header", "unknown message type 'Fog'"),
+        (lambda header: header.append(0), "header", "not a message"),
+    ],
+)
+def test_decode_names_the_field_that_does_not_fit(change, field, reason):
+    with pytest.raises(DecodeError) as caught:
+        decode(with_header(cloud(), change), REGISTRY)
+    assert caught.value.field == field
+    assert reason in caught.value.reason
+
+
+def test_missing_and_extra_frames_are_refused():
+    frames = encode(cloud())
+    with pytest.raises(DecodeError, match=r"Cloud\.masks\[0\]: its frame is missing"):
+        decode(frames[:-1], REGISTRY)
+    with pytest.raises(DecodeError, match="1 frames more than its arrays"):
+        decode([*frames, b""], REGISTRY)
+    with pytest.raises(DecodeError, match="no frames"):
+        decode([], REGISTRY)
+    with pytest.raises(DecodeError, match="not msgpack"):
+        decode([frames[0][:-1], *frames[1:]], REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(message_bytes=100), "bytes, the limit is 100"),
+        (Limits(message_frames=3), "4 frames, the limit is 3"),
+        (Limits(string=3), "characters, the limit is 3"),
+        (Limits(container=1), "2 items, the limit is 1"),
+        (Limits(json_depth=2), "nested deeper than 2"),
+    ],
+)
+def test_limits_are_kept(limits, reason):
+    with pytest.raises(DecodeError, match=reason):
+        decode(encode(cloud()), REGISTRY, limits)
+
+
+def test_deep_nesting_raises_decode_error():
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(DecodeError, match="nested deeper"):
+        decode(with_header(cloud(), put("extra", deep)), REGISTRY)
+    bomb = b"\x91" * 100_000 + b"\x01"
+    with pytest.raises(DecodeError, match="not msgpack"):
+        decode([bomb], REGISTRY)
+
+
+def test_a_type_that_refuses_its_values_raises_decode_error():
+    @dataclasses.dataclass(frozen=True)
+    class Positive:
+        value: int
+
+        def __post_init__(self):
+            if self.value < 0:
+                raise ValueError("must not be negative")
+
+    frames = with_header(Positive(1), put("value", -1))
+    with pytest.raises(DecodeError, match="Positive: must not be negative"):
+        decode(frames, Registry(Positive))
+
+
+def test_types_that_cannot_travel_are_refused_by_field():
+    @dataclasses.dataclass
+    class WithSet:
+        members: tuple[set[int], ...]
+
+    @dataclasses.dataclass
+    class WithObjects:
+        values: np.ndarray[tuple[int], np.dtype[np.object_]]
+
+    @dataclasses.dataclass
+    class Ambiguous:
+        value: list[int] | tuple[int, ...]
+
+    for cls, field in ((WithSet, "members"), (WithObjects, "values"), (Ambiguous, "value")):
+        with pytest.raises(TypeError, match=f"{cls.__name__}.{field}: "):
+            Registry(cls)
+    with pytest.raises(TypeError, match="is no dataclass"):
+        Registry(int)
+
+
+def test_registries_hold_the_types_of_a_module_and_refuse_two_of_one_name():
+    module = types.ModuleType(__name__)
+    module.Point, module.Cloud, module.Limits, module.other = Point, Cloud, Limits, 3  # Limits is defined elsewhere
+    assert set(Registry.of(module)) == {Point, Cloud}
+    assert Point in Registry.of(module)
+    with pytest.raises(ValueError, match="two message types are named Point"):
+        Registry(Point, dataclasses.make_dataclass("Point", ["x"]))
+    with pytest.raises(EncodeError, match="is no dataclass"):
+        encode(3)

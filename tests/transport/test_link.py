@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transport.frames import StreamProgress, StreamState
+from transport.link import AnnounceSender, CallRouter, Liveness, PushReceiver, PushSender, SequenceSet, Unsettled
+
+
+def message(number):
+    return Unsettled((str(number).encode(),), None)
+
+
+def transmitted(sender):
+    return [(sequence, int(frames[0])) for sequence, frames in sender.to_transmit()]
+
+
+@given(st.permutations(range(1, 9)))
+def test_a_sequence_set_fills_up_from_below(order):
+    numbers = SequenceSet()
+    for each in order:
+        assert numbers.add(each)
+        assert not numbers.add(each)
+        missing = next(number for number in range(1, 10) if number not in order[: order.index(each) + 1])
+        assert numbers.through == missing - 1
+    assert not numbers.beyond
+
+
+def test_the_window_bounds_what_is_not_taken_and_acknowledging_gives_no_room():
+    sender = PushSender(2, 2)
+    sender.offer(message(0))
+    sender.offer(message(1))
+    assert sender.room == 0
+    assert transmitted(sender) == [(1, 0), (2, 1)]
+    settled, rejected = sender.progressed(StreamProgress("link", 0, [2], []))
+    assert [each.frames for each in settled] == [(b"1",)]
+    assert rejected == []
+    assert sender.room == 0
+    sender.progressed(StreamProgress("link", 1, [], []))
+    assert sender.room == 1
+    assert sender.unacknowledged == 1
+    assert sender.settled_through == 0
+
+
+def test_a_replaced_receiver_is_sent_what_is_unacknowledged_numbered_anew():
+    sender = PushSender(2, 2)
+    for number in range(6):
+        sender.offer(message(number))
+        transmitted(sender)
+        sender.progressed(StreamProgress("link", number + 1, [number + 1] if number in (1, 3) else [], []))
+    sender.replaced()
+    assert sender.room == -2
+    assert transmitted(sender) == [(1, 0), (2, 2)]
+    sender.progressed(StreamProgress("link", 2, [1, 2], []))
+    assert transmitted(sender) == [(3, 4), (4, 5)]
+
+
+def test_frames_are_sent_again_after_two_heartbeats_without_progress_and_then_more_patiently():
+    sender = PushSender(4, 2)
+    for number in range(3):
+        sender.offer(message(number))
+    assert len(transmitted(sender)) == 3
+    state = StreamState("link", 1, 1, 1, [], [])
+    repeated = []
+    for beat in range(1, 9):
+        sender.heard(state)
+        repeated += [(beat, sequence) for sequence, _ in transmitted(sender)]
+    # progress at the first beat, stalled at 2 and 3; then after four beats, not two
+    assert repeated == [(3, 2), (3, 3), (7, 2), (7, 3)]
+
+
+def test_messages_sent_since_the_last_heartbeat_are_not_taken_for_lost():
+    sender = PushSender(8, 2)
+    for beat in range(6):
+        sender.offer(message(beat))
+        assert [sequence for sequence, _ in transmitted(sender)] == [beat + 1]
+        sender.heard(StreamState("link", beat, beat, beat, [], []))
+        assert transmitted(sender) == []
+
+
+def test_a_heartbeat_makes_good_whatever_progress_was_lost():
+    sender, receiver = PushSender(4, 2), PushReceiver("link")
+    for number in range(4):
+        sender.offer(message(number))
+    for sequence, _ in sender.to_transmit():
+        assert receiver.accept(sequence)
+        receiver.take()
+    receiver.acknowledge(1)
+    receiver.acknowledge(4)
+    receiver.reject(3, "unreadable")
+    receiver.progress()  # this one is lost
+    settled, rejected = sender.heard(receiver.state)
+    assert [each.frames for each in settled] == [(b"0",), (b"3",)]
+    assert rejected == ["unreadable"]
+    assert sender.heard(receiver.state) == ([], [])
+    assert sender.room == 4
+    assert sender.settled_through == 1
+    receiver.settled(sender.settled_through)
+    assert receiver.state.rejected == [(3, "unreadable")]
+    receiver.acknowledge(2)
+    sender.heard(receiver.state)
+    receiver.settled(sender.settled_through)
+    assert receiver.state == StreamState("link", 4, 4, 4, [], [])
+
+
+@given(st.lists(st.sampled_from(["send", "lose", "carry", "back", "restart"]), max_size=60), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_lost_the_receiver_sees_each_message_once_in_order(events, window):
+    """A model of a connection that loses suffixes, against one receiver process after another."""
+    sender, receiver = PushSender(window, 1), PushReceiver("link")
+    wire, seen, acknowledged, count = [], [], set(), 0
+    fresh = True  # nothing was acknowledged by this process yet
+
+    def back():
+        nonlocal wire
+        settled, _ = sender.heard(receiver.state)
+        acknowledged.update(int(each.frames[0]) for each in settled)
+        wire += sender.to_transmit()
+
+    for event in [*events, *["carry", "back"] * 100]:
+        if event == "send" and sender.room > 0:
+            sender.offer(message(count))
+            count += 1
+            wire += sender.to_transmit()
+        elif event == "lose":
+            wire = wire[: len(wire) // 2]
+        elif event == "carry":
+            for sequence, frames in wire:
+                if receiver.accept(sequence):
+                    seen.append(int(frames[0]))
+                    assert len(receiver._rejected) == 0
+                    assert receiver._received - receiver._taken <= window
+                    receiver.take()
+                    receiver.acknowledge(sequence)
+            wire = []
+        elif event == "back":
+            back()
+        elif event == "restart":
+            receiver, wire, fresh = PushReceiver("link"), [], True
+            assert not seen or seen == sorted(seen)
+            seen = []
+            sender.replaced()
+            wire += sender.to_transmit()
+    assert fresh or count
+    assert sender.unacknowledged == 0
+    assert acknowledged == set(range(count))
+    assert seen == sorted(set(seen))
+
+
+def test_calls_go_to_the_fewest_and_keys_stay_until_forgotten_or_lost():
+    router = CallRouter(("b", "a"), 2)
+    assert [router.begin(None, ()) for _ in range(3)] == ["a", "b", "a"]
+    assert router.begin("key", ()) == "b"
+    assert router.begin("key", ()) is None
+    router.end("a")
+    assert router.begin("key", ()) is None  # there is room, but not where it is pinned
+    assert router.begin(None, ()) == "a"
+    router.end("a")
+    router.lost("b")
+    assert router.begin("key", ()) == "a"
+    router.end("b")
+    router.end("a")
+    router.forget("key")
+    assert router.begin("key", {"a"}) == "b"
+    assert router.outstanding == 3
+
+
+def test_silent_replicas_are_chosen_only_when_all_are():
+    router = CallRouter(("a", "b"), 1)
+    assert router.begin(None, {"a"}) == "b"
+    assert router.begin(None, {"a"}) is None
+    assert router.begin(None, {"a", "b"}) == "a"
+
+
+def test_announcements_are_repeated_until_the_newest_is_acknowledged():
+    sender = AnnounceSender()
+    sender.set("news", "Item", (b"1",))
+    sender.set("news", "Item", (b"2",))
+    assert list(sender.to_transmit()) == [("news", "Item", 2, (b"2",))]
+    assert list(sender.to_transmit()) == []
+    sender.repeat()
+    assert list(sender.to_transmit()) == [("news", "Item", 2, (b"2",))]
+    sender.set("news", "Item", (b"3",))
+    sender.acknowledged("news", "Item", 2)
+    assert sender.pending == 1
+    sender.acknowledged("news", "Item", 99)
+    sender.repeat()
+    assert sender.pending == 0
+    assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
+    sender.repeat()
+    assert list(sender.to_transmit()) == []
+    sender.replaced()
+    assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
+
+
+def test_silence_is_told_once_and_this_process_own_stall_is_no_silence():
+    liveness = Liveness(5.0)
+    liveness.expect("peer", 0.0)
+    now = 0.0
+    for _ in range(5):
+        now += 1.0
+        assert liveness.tick(now, 1.0) == []
+    now += 60.0  # the loop stood still
+    assert liveness.tick(now, 1.0) == []
+    assert liveness.tick(now + 1.0, 1.0) == [("peer", 7.0)]
+    assert liveness.tick(now + 2.0, 1.0) == []
+    assert liveness.back("peer", now + 3.0) == 9.0
+    assert liveness.back("peer", now + 3.0) is None
+    liveness.forget("peer")
+    assert liveness.tick(now + 30.0, 1.0) == []

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from transport import BindError, EncodeError, MemoryNetwork, Node, PeerSilent, UnknownPeer
+from transport.contract import ContractBase
+from transport.testing import REGISTRY, Item, Question, Recorder
+
+
+class InMemory(ContractBase):
+    def __init__(self):
+        self.memory = MemoryNetwork()
+
+    def network(self, names):
+        return self.memory
+
+    def run(self, main):
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_handlers_exception_ends_the_node():
+    case = InMemory()
+
+    async def fail(delivery):
+        await trio.lowlevel.checkpoint()
+        raise ZeroDivisionError(delivery.message)
+
+    async def main():
+        node = Node("b", case.memory, REGISTRY, incarnation=0)
+        async with case.world("a") as world:
+            a = await world.start("a")
+            await a.node.push("items", ["b"], window=1).send(Item(0))
+            with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+                await node.run(fail)
+
+    case.run(main)
+
+
+def test_links_are_made_once_and_lead_somewhere():
+    node = Node("a", MemoryNetwork(), REGISTRY, incarnation=0)
+    node.push("items", ["b"], window=1)
+    with pytest.raises(ValueError, match="has a link items already"):
+        node.announce("items", ["b"])
+    with pytest.raises(ValueError, match="leads nowhere"):
+        node.call("questions", [], outstanding=1, timeout=1.0)
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        node.push("others", ["b"], window=0)
+
+
+def test_errors_of_the_sender_are_raised_at_once():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a") as world:
+            link = (await world.start("a")).node.push("items", ["b"], window=1)
+            with pytest.raises(EncodeError, match=r"Item\.number"):
+                await link.send(Item("0"))
+            with pytest.raises(UnknownPeer, match="no target of link items"):
+                await link.send(Item(0), to="c")
+            with pytest.raises(BindError, match="a runs already"):
+                await Node("a", case.memory, REGISTRY, incarnation=1).run(Recorder())
+
+    case.run(main)
+
+
+def test_only_pushes_can_be_deferred():
+    case = InMemory()
+
+    async def main():
+        async def defer(delivery):
+            await trio.lowlevel.checkpoint()
+            with pytest.raises(RuntimeError, match="this is a call"):
+                delivery.defer()
+            return Item(0)
+
+        async with case.world("a", "b") as world:
+            a, _ = await world.start("a"), await world.start("b", Recorder(answers=defer))
+            assert await a.node.call("questions", ["b"], outstanding=1, timeout=1.0)(Question(0)) == Item(0)
+
+    case.run(main)
+
+
+def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            recorder = Recorder()
+            recorder.gate = trio.Event()
+            a, _ = await world.start("a"), await world.start("b", recorder)
+            link = a.node.push("items", ["b"], window=1)
+            await link.send(Item(0))
+            await recorder.until(lambda recorder: recorder.started == 1)
+            await link.send(Item(1))
+            with trio.move_on_after(1) as scope:
+                await link.send(Item(2))
+            assert scope.cancelled_caught
+            recorder.gate.set()
+            await link.send(Item(3))
+            await link.drained()
+            assert recorder.numbers == [0, 1, 3]
+
+    case.run(main)
+
+
+def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            recorder = Recorder()
+            a, b = await world.start("a"), await world.start("b", recorder)
+            link = a.node.push("items", ["b"], window=16)
+            await link.send(Item(0))
+            await recorder.count(1)
+            case.memory.cut("a", "b")
+            for number in range(1, 9):
+                await link.send(Item(number))
+            await case.heartbeats(7)
+            assert len(a.told(PeerSilent)) == len(b.told(PeerSilent)) == 1
+            assert recorder.numbers == [0]
+            case.memory.heal("a", "b")
+            case.memory.drop_next(2, to="b", skip=1)
+            with trio.fail_after(20):
+                await link.drained()
+            assert recorder.numbers == list(range(9))
+
+    case.run(main)
+
+
+def test_a_node_that_leaves_is_not_reported_by_those_it_sent_to():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            a, b = await world.start("a"), await world.start("b")
+            a.node.announce("news", ["b"]).set(Item(1))
+            await case.heartbeats(2)
+            await a.stop()
+            await case.heartbeats(20)
+            assert not b.told(PeerSilent)
+            assert b.node.figures["peers"] == 0
+
+    case.run(main)
+
+
+def test_what_is_sent_before_the_peer_exists_waits_for_it():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            node = (await world.start("a")).node
+            link = node.push("items", ["b"], window=2)
+            call = node.call("questions", ["b"], outstanding=1, timeout=60.0)
+            await link.send(Item(0))
+            answers = []
+
+            async def ask():
+                answers.append(await call(Question(1)))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await case.heartbeats(10)
+                recorder = Recorder()
+                await world.start("b", recorder)
+            assert answers == [Item(1)]
+            await link.drained()
+            assert sorted(recorder.numbers) == [0, 1]
+
+    case.run(main)
+
+
+def test_the_same_messages_take_the_same_virtual_time():
+    def elapsed():
+        case, times = InMemory(), []
+
+        async def main():
+            async with case.world("a", "b") as world:
+
+                async def slow(_delivery):
+                    await trio.sleep(0.25)
+
+                a, _ = await world.start("a"), await world.start("b", Recorder(answers=slow))
+                link, began = a.node.push("items", ["b"], window=2), trio.current_time()
+                for number in range(8):
+                    await link.send(Item(number))
+                await link.drained()
+                times.append(trio.current_time() - began)
+
+        case.run(main)
+        return times
+
+    assert elapsed() == elapsed() == [2.0]

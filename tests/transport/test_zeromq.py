@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from transport import (
+    BindError,
+    CurveKeys,
+    InsecureLink,
+    Limits,
+    Node,
+    Unauthenticated,
+    UnknownPeer,
+    ZmqNetwork,
+)
+from transport.curve import Admission
+from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
+
+ROOT = Path(__file__).parents[2]
+LIMITS = Limits(heartbeat_interval=0.05, silent_after=2.0, linger=0.2)
+SERVER = """
+import sys
+import trio
+from transport import CurveKeys, Limits, Node, ZmqNetwork
+from transport.testing import REGISTRY, Item, Recorder
+from pathlib import Path
+
+async def answer(delivery):
+    await trio.lowlevel.checkpoint()
+    return Item(delivery.message.number + 1)
+
+async def main(here, there, keys):
+    network = ZmqNetwork({"here": here, "there": there}, curve=CurveKeys.load(Path(keys)) if keys else None)
+    node = Node("there", network, REGISTRY, incarnation=0, limits=Limits(heartbeat_interval=0.05))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run, Recorder(answers=answer))
+        print("ready", flush=True)
+
+trio.run(main, *sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def directory():
+    with tempfile.TemporaryDirectory(prefix="link") as path:
+        yield Path(path)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Zmq(ContractBase):
+    limits = LIMITS
+
+    def __init__(self, network):
+        self._network = network
+
+    def network(self, names):
+        return self._network
+
+
+def converse(addresses, keys_path):
+    """Push and call to another process, kill it, and go on with its successor."""
+    keys = CurveKeys.load(keys_path) if keys_path else None
+
+    def start():
+        arguments = [addresses["here"], addresses["there"], str(keys_path or "")]
+        process = subprocess.Popen([sys.executable, "-c", SERVER, *arguments], stdout=subprocess.PIPE, cwd=ROOT)
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    async def main():
+        process = start()
+        try:
+            async with Zmq(ZmqNetwork(addresses, curve=keys)).world() as world:
+                node = (await world.start("here")).node
+                link = node.push("items", ["there"], window=32)
+                call = node.call("questions", ["there"], outstanding=2, timeout=10.0)
+                for number in range(500):
+                    await link.send(Item(number))
+                assert await call(Question(1)) == Item(2)
+                with trio.fail_after(10):
+                    await link.drained()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    trio.run(main)
+
+
+def test_two_processes_over_ipc(directory):
+    converse({"here": f"ipc://{directory}/here", "there": f"ipc://{directory}/there"}, None)
+
+
+def test_two_processes_over_tcp_with_keys(directory):
+    CurveKeys.generate().save(directory / "keys")
+    converse(
+        {"here": f"tcp://127.0.0.1:{free_port()}", "there": f"tcp://localhost:{free_port()}"}, directory / "keys"
+    )
+
+
+def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
+    import numpy as np
+
+    from transport.testing import Block
+
+    case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
+
+    async def main():
+        async with case.world() as world:
+            recorder = Recorder()
+            a, _ = await world.start("a"), await world.start("b", recorder)
+            link = a.node.push("blocks", ["b"], window=2)
+            for size in (4, 1024):
+                await link.send(Block(np.full((size, size), size, np.float32)))
+            await recorder.count(2)
+            small, large = (delivery.message.values for delivery in recorder.deliveries)
+
+            def root(array):
+                while isinstance(array, np.ndarray):
+                    array = array.base
+                return array
+
+            assert isinstance(root(small), bytes)
+            assert isinstance(root(large), memoryview)
+            assert (large == 1024).all()
+
+    trio.run(main)
+
+
+def test_strangers_are_not_admitted(directory):
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("a", "b")}
+    cluster, stranger = CurveKeys.generate(), CurveKeys.generate()
+
+    async def main():
+        async with Zmq(ZmqNetwork(addresses, curve=cluster)).world() as world:
+            recorder = Recorder()
+            b = await world.start("b", recorder)
+            # knows the server's public key, as a client must, but has a key pair of its own
+            network = ZmqNetwork(addresses, curve=cluster)
+            port = network.attach("a", 0, LIMITS)
+            port._curve = stranger
+            original, port._socket = port._socket, None
+
+            def with_server_key(kind):
+                import zmq
+
+                made = original(kind)
+                if kind == zmq.DEALER:
+                    made.setsockopt(zmq.CURVE_SERVERKEY, cluster.public.encode())
+                return made
+
+            port._socket = with_server_key
+            network.attach = lambda *_: port
+            node = Node("a", network, REGISTRY, incarnation=0, limits=LIMITS)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(node.run, Recorder())
+                await node.push("items", ["b"], window=1).send(Item(0))
+                with trio.fail_after(5):
+                    while not b.told(Unauthenticated):
+                        await case_heartbeat()
+                nursery.cancel_scope.cancel()
+            assert b.told(Unauthenticated) == [Unauthenticated("127.0.0.1")]
+            assert recorder.deliveries == []
+
+    case_heartbeat = partial(trio.sleep, LIMITS.heartbeat_interval)
+    trio.run(main)
+
+
+def test_admission_answers_as_zap_asks():
+    keys, refused = CurveKeys.generate(), []
+    admission = Admission(keys, refused.append)
+    from zmq.utils import z85
+
+    request = [b"1.0", b"7", b"cluster", b"10.0.0.1", b"identity", b"CURVE", z85.decode(keys.public)]
+    assert admission.answer(request)[:3] == [b"1.0", b"7", b"200"]
+    assert refused == []
+    for wrong in ([*request[:6], b"x" * 32], [*request[:5], b"NULL"], [*request[:5], b"PLAIN", b"user", b"password"]):
+        assert admission.answer(wrong)[:3] == [b"1.0", b"7", b"400"]
+    assert refused == ["10.0.0.1"] * 3
+    assert admission.answer([b"2.0"]) is None
+
+
+def test_addresses_that_leave_the_machine_need_keys():
+    with pytest.raises(InsecureLink, match=r"tcp://10\.0\.0\.1:5700 of a leaves this machine .* pass curve="):
+        ZmqNetwork({"a": "tcp://10.0.0.1:5700"})
+    for address in ("tcp://127.0.0.5:5700", "tcp://localhost:5700", "tcp://[::1]:5700", "ipc:///tmp/x"):
+        ZmqNetwork({"a": address})
+    ZmqNetwork({"a": "tcp://10.0.0.1:5700"}, curve=CurveKeys.generate())
+    with pytest.raises(ValueError, match="expected ipc:///path or tcp://host:port"):
+        ZmqNetwork({"a": "inproc://a"})
+    with pytest.raises(UnknownPeer, match="no address is known for b"):
+        ZmqNetwork({"a": "ipc:///tmp/x"}).attach("b", 0, LIMITS)
+
+
+def bind_error(addresses):
+    async def main():
+        with pytest.raises(BindError) as caught:
+            await Node("a", ZmqNetwork(addresses), REGISTRY, incarnation=0, limits=LIMITS).run(Recorder())
+        return str(caught.value)
+
+    return trio.run(main)
+
+
+def test_bind_errors_name_address_and_remedy(directory):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert f"{address}: another process listens there" in bind_error({"a": address})
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(directory / "a"))
+        taken.listen()
+        assert "another process listens there" in bind_error({"a": f"ipc://{directory}/a"})
+    (directory / "file").touch()
+    assert "something else than a socket" in bind_error({"a": f"ipc://{directory}/file"})
+    assert (directory / "file").exists()
+    assert "is no directory: create it" in bind_error({"a": f"ipc://{directory}/none/a"})
+    assert "shorter run directory" in bind_error({"a": f"ipc://{directory}/{'x' * 120}"})
+
+
+def test_a_stale_socket_file_is_replaced_and_removed_at_the_end(directory):
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(directory / "a"))
+    assert (directory / "a").exists()
+
+    async def main():
+        async with Zmq(ZmqNetwork({"a": f"ipc://{directory}/a"})).world() as world:
+            await world.start("a")
+
+    trio.run(main)
+    assert not (directory / "a").exists()
+
+
+def test_keys_are_saved_for_their_owner_only(directory):
+    keys, path = CurveKeys.generate(), directory / "keys"
+    keys.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert CurveKeys.load(path) == keys
+    assert keys.secret not in repr(keys)
+    with pytest.raises(FileExistsError):
+        keys.save(path)
+    path.chmod(0o640)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        CurveKeys.load(path)
+    path.chmod(0o600)
+    path.write_text("nothing")
+    with pytest.raises(ValueError, match="holds no key pair"):
+        CurveKeys.load(path)
