@@ -63,10 +63,8 @@ class KVScheduler(Actor):
     def check(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
         """A request window must hold at least one group, or placements wait for each other."""
         if settings.request_window < topology.algorithm.samples:
-            return [
-                f"request_window {settings.request_window} is smaller than a group; "
-                f"set it to at least algorithm.samples = {topology.algorithm.samples}"
-            ]
+            least = f"set it to at least algorithm.samples = {topology.algorithm.samples}"
+            return [f"request_window {settings.request_window} is smaller than a group; {least}"]
         return []
 
     async def start(self) -> None:

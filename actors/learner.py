@@ -127,7 +127,8 @@ class Learner(Actor):
     async def _walk(self) -> None:
         stages = self.context.topology.stages
         self._state = "running"
-        restored, left = True, {}
+        restored = True
+        left: dict[str, float] = {}
         while not self._stopping:
             position = self._position
             reply: StageRecorded = await self.context.link("stages")(

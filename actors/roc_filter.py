@@ -35,7 +35,7 @@ from agent_rl.grouping import (
     Ready,
     Rewarded,
 )
-from agent_rl.journal import Journal, StepRow
+from agent_rl.journal import StepRow
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -103,10 +103,8 @@ class RoCFilter(Actor):
         """The training window must hold what the staleness budget lets be ready at once."""
         needed = (topology.max_staleness + 1) * (topology.algorithm.groups_per_step + 1)
         if settings.training_window < needed:
-            return [
-                f"training_window {settings.training_window} cannot hold (max_staleness + 1) * groups_per_step groups; "
-                f"set it to at least {needed}"
-            ]
+            window = f"training_window {settings.training_window}"
+            return [f"{window} cannot hold (max_staleness + 1) * groups_per_step groups; set it to at least {needed}"]
         return []
 
     def select(self, group: Sequence[Candidate], rng: Any) -> tuple[int, ...]:
@@ -372,11 +370,13 @@ class RoCFilter(Actor):
 
 def _payload(message: Any) -> bytes:
     """A message as one blob: its frames, each with its length before it."""
-    return b"".join(len(frame).to_bytes(4, "big") + bytes(frame) for frame in map(memoryview, encode(message)))
+    frames = [bytes(frame) for frame in encode(message)]
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
 
 
 def _message(payload: bytes) -> Any:
-    frames, view = [], memoryview(payload)
+    frames: list[memoryview] = []
+    view = memoryview(payload)
     while view:
         size = int.from_bytes(view[:4], "big")
         frames.append(view[4 : 4 + size])

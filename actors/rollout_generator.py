@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import trio
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
@@ -44,7 +44,7 @@ class RolloutGeneratorSettings(Settings):
     """The engine and the agent loop's limits."""
 
     engine: str = "actors.engines.torch:TorchEngine"
-    engine_settings: dict[str, Any] = {}
+    engine_settings: dict[str, Any] = Field(default={})
     max_rollouts: PositiveInt = 64
     """Rollouts at once: rows of the embedded engine's KV cache."""
     kv_tokens: PositiveInt | None = None
@@ -64,7 +64,7 @@ class RolloutGeneratorSettings(Settings):
     trajectory_window: PositiveInt = 256
 
 
-class ToolsUnavailable(Exception):
+class ToolsUnavailableError(Exception):
     """The tool service could not run a call: the infrastructure's failure, not the model's."""
 
 
@@ -84,10 +84,11 @@ class RolloutGenerator(Actor):
     @classmethod
     def link_options(cls, link: str, settings: RolloutGeneratorSettings) -> dict[str, Any]:
         """Windows as the settings say."""
-        return {
+        options: dict[str, dict[str, Any]] = {
             "trajectories": {"window": settings.trajectory_window},
             "tools": {"outstanding": settings.tool_calls_outstanding, "timeout": settings.tool_timeout_seconds},
-        }.get(link, {})
+        }
+        return options.get(link, {})
 
     async def start(self) -> None:
         """Load tokenizer and engine; serve requests once a policy was published."""
@@ -152,7 +153,7 @@ class RolloutGenerator(Actor):
             scopes[request.rollout] = scope
             try:
                 await self._run(episode)
-            except ToolsUnavailable as error:
+            except ToolsUnavailableError as error:
                 failure = ("failed", str(error))
             except EngineError as error:
                 failure = ("failed", str(error))
@@ -228,7 +229,7 @@ class RolloutGenerator(Actor):
             if result.outcome != "unavailable":
                 break
         else:
-            raise ToolsUnavailable(f"{request.call}: no executor ran it in {settings.tool_attempts} attempts")
+            raise ToolsUnavailableError(f"{request.call}: no executor ran it in {settings.tool_attempts} attempts")
         record = ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, self.context.now() - started)
         stderr = result.stderr
         if result.outcome == "error" and settings.error_detail == "last_line":

@@ -43,6 +43,10 @@ DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
 }
 
 
+class SupervisorGoneError(Exception):
+    """The lifeline closed: nobody is left to work for."""
+
+
 def make_links(node: Node, topology: Topology, role: str, cls: type[Actor], settings: Any) -> dict[str, Any]:
     """The links the class declares, to the nodes the topology names."""
     nodes: dict[str, list[str]] = {}
@@ -106,6 +110,7 @@ def _announce(status_link: Any, context: ActorContext, state: str, figures: Mapp
 async def run_actor(arguments: argparse.Namespace) -> None:
     """Everything from the topology file to the actor's end."""
     path = Path(arguments.topology)
+    base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
     topology = load_topology(path, arguments.set)
     role, replica = arguments.actor.rsplit(".", 1)
     entry = topology.actors[role]
@@ -135,7 +140,7 @@ async def run_actor(arguments: argparse.Namespace) -> None:
                 topology=topology,
                 settings=settings,
                 directory=directory,
-                base=path.absolute().parent,
+                base=base,
                 node=node,
                 nursery=nursery,
                 rng=random.Random(f"{topology.run.seed}/{arguments.actor}"),
@@ -175,7 +180,7 @@ async def _watch_lifeline(descriptor: int, log: structlog.typing.FilteringBoundL
     """Nothing is ever written to the lifeline: it becomes readable when the supervisor is gone."""
     await trio.lowlevel.wait_readable(descriptor)
     log.error("the supervisor is gone")
-    raise SystemExit(1)
+    raise SupervisorGoneError
 
 
 def user_mistake(error: BaseException) -> str | None:

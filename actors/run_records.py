@@ -6,7 +6,6 @@ Both are made from the journal, which is the truth; a row is written once, when 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ class RunRecords:
         path = self._directory / "summary.json"
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(self.summary(wall)) + "\n")
-        os.replace(partial, path)
+        partial.replace(path)
 
     def _seconds(self, wall: float) -> float:
         return self._seconds_before + wall - self._started_at

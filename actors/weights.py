@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def model_directory(topology: Topology, run_directory: Path) -> Path:
             partial = run_directory / ".model.partial"
             shutil.rmtree(partial, ignore_errors=True)
             initialise_model(topology.model.initialise, partial, topology.run.seed)
-            os.replace(partial, directory)
+            partial.replace(directory)
     return directory
 
 

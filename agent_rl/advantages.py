@@ -16,4 +16,5 @@ def group_advantages(rewards: Float32Vector, *, divide_by_std: bool = True) -> F
     deviation = float(centred.std())
     if deviation == 0.0:
         return np.zeros(len(rewards), dtype=np.float32)
-    return (centred / deviation if divide_by_std else centred).astype(np.float32)
+    advantages: Float32Vector = (centred / deviation if divide_by_std else centred).astype(np.float32)
+    return advantages

@@ -267,12 +267,13 @@ class ArithmeticTasks:
         self, problem: Problem, operands: tuple[int, ...], operations: Operations, rng: random.Random
     ) -> Iterator[dict[str, str]]:
         yield {"role": "user", "content": problem.text}
-        expression = operations.code(operands)
         for call in range(1, self._max_calls + 1):
             broken = rng.random() < self._broken_share
-            code, error = _break(expression, rng) if broken else (f"print({expression})", "")
+            if broken:
+                code, response = _break(operations, operands, rng)
+            else:
+                code, response = f"print({operations.code(operands)})", str(operations.value(operands))
             yield {"role": "assistant", "content": f"<tool_call>{CALL_HEAD}{code}{CALL_TAIL}</tool_call>"}
-            response = error or str(operations.value(operands))
             yield {"role": "user", "content": f"<tool_response>{response}</tool_response>"}
             if not broken:
                 answer = response
@@ -283,8 +284,9 @@ class ArithmeticTasks:
         yield {"role": "assistant", "content": f"<answer>\\boxed{{{answer}}}</answer>"}
 
 
-def _break(expression: str, rng: random.Random) -> tuple[str, str]:
-    """Code that does not run, and the last line of the traceback Python answers it with."""
+def _break(operations: Operations, operands: tuple[int, ...], rng: random.Random) -> tuple[str, str]:
+    """Code that does not run (a forgotten bracket or last operand), and what Python says about it in its last line."""
+    expression = operations.code(operands)
     if rng.random() < 0.5:
         return f"print({expression}", "SyntaxError: '(' was never closed"
-    return f"prin({expression})", "NameError: name 'prin' is not defined"
+    return f"print({expression.removesuffix(str(operands[-1]))})", "SyntaxError: invalid syntax"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
@@ -26,4 +27,4 @@ def split_evenly(indices: Sequence[int], parts: int) -> list[list[int]]:
     """Cut a sequence into at most ``parts`` runs of nearly equal length, none of them empty."""
     parts = min(parts, len(indices))
     bounds = [round(part * len(indices) / parts) for part in range(parts + 1)] if parts else []
-    return [list(indices[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [list(indices[start:end]) for start, end in pairwise(bounds)]

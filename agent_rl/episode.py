@@ -61,7 +61,7 @@ class Episode:
         """The model wrote a turn, shapes [n], [n], [n, 2]; the calls to answer now, none when the rollout has ended."""
         self.turns += 1
         self._append(tokens, logprobs, policies, mask=1)
-        text = self._chat.decode(tokens[:-1] if stopped else tokens)
+        text = self._chat.decode((tokens[:-1] if stopped else tokens).tolist())
         self._texts.append(text)
         if not stopped:
             self.ended = "truncated"

@@ -155,7 +155,7 @@ class Journal:
     def ready(
         self, group: str, kept: Sequence[tuple[int, int]], rewards: Sequence[float], oldest: int, order: int
     ) -> None:
-        """open -> ready, with the selection made."""
+        """Open -> ready, with the selection made."""
         self._write(
             "UPDATE groups SET state = 'ready', kept = ?, rewards = ?, oldest = ?, decided_order = ? "
             "WHERE id = ? AND state = 'open'",
@@ -163,7 +163,7 @@ class Journal:
         )
 
     def drop(self, group: str, reason: str, mean_length: float, success: float, oldest: int, order: int) -> None:
-        """open -> dropped, for a named reason."""
+        """Open -> dropped, for a named reason."""
         self._write(
             "UPDATE groups SET state = 'dropped', reason = ?, mean_length = ?, success = ?, oldest = ?, decided_order = ? "
             "WHERE id = ? AND state = 'open'",
@@ -171,7 +171,7 @@ class Journal:
         )
 
     def evaluated(self, group: str) -> None:
-        """open -> evaluated."""
+        """Open -> evaluated."""
         self._write("UPDATE groups SET state = 'evaluated' WHERE id = ? AND state = 'open'", (group,))
 
     def leave_stages(self, *, but: int, reason: str) -> int:
@@ -306,7 +306,9 @@ class Journal:
 
 def _group_row(row: tuple[Any, ...]) -> GroupRow:
     kept = tuple((int(sample), int(attempt)) for sample, attempt in json.loads(row[8]))
-    return GroupRow(*row[:8], kept, tuple(json.loads(row[9])), *row[10:])
+    rewards = tuple(float(reward) for reward in json.loads(row[9]))
+    group, stage, number, purpose, opened, state, reason, step = row[:8]
+    return GroupRow(group, stage, number, purpose, opened, state, reason, step, kept, rewards, row[10], row[11])
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,10 +342,10 @@ class Audit:
     def lines(self) -> list[str]:
         """For people."""
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
-        sign = "=" if self.opened == self.trained + sum(self.dropped.values()) + self.open else "!="
+        lost = sum(self.dropped.values())
+        sign = "=" if self.opened == self.trained + lost + self.open else "!="
         lines = [
-            f"training groups: {self.opened} opened {sign} {self.trained} trained + {sum(self.dropped.values())} dropped "
-            f"({dropped}) + {self.open} open",
+            f"training groups: {self.opened} opened {sign} {self.trained} trained + {lost} dropped ({dropped}) + {self.open} open",
             f"steps: {self.steps}, of which {self.empty_steps} without an update",
             f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]

@@ -336,7 +336,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedGroups:
-    """Asked by a scheduler that starts: what is open, and how far is the stage?"""
+    """Asked by a scheduler that enters a stage or starts: what is open, and how far is the stage."""
 
     stage: int
 

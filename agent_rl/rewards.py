@@ -66,7 +66,7 @@ def answers_equal(gold: str, prediction: str) -> bool:
     decided = exactly_equal(gold, prediction)
     if decided is not None:
         return decided
-    from math_verify import parse, verify  # noqa: PLC0415  seconds to import, and only a checker needs it
+    from math_verify import parse, verify
 
     parsed = [
         # Bare text is read as a formula; one that marks its formulas is searched for them. No alarms: see the module.

@@ -175,7 +175,7 @@ class Supervisor:
 
     async def _open_nodes(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of every host started here."""
-        from transport import Node, Registry  # noqa: PLC0415 - only a run needs them
+        from transport import Node, Registry
 
         registry = Registry.of(messages)
         for host in self._hosts:
@@ -386,7 +386,7 @@ class Supervisor:
 
 
 def _network(topology: Topology, path: Path, table: dict[str, str]) -> Network:
-    from transport import CurveKeys, ZmqNetwork  # noqa: PLC0415 - only a run needs sockets
+    from transport import CurveKeys, ZmqNetwork
 
     key_file = topology.security.key_file
     curve = None

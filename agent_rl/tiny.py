@@ -33,7 +33,6 @@ MARKUP = (
     CALL_HEAD,
     CALL_TAIL,
     "print(",
-    "prin(",
 )
 WORDS = (
     "A shop",
@@ -64,9 +63,8 @@ WORDS = (
     " pens",
     " cups",
     "SyntaxError: ",
-    "NameError: ",
     "'(' was never closed",
-    "name 'prin' is not defined",
+    "invalid syntax",
 )
 
 CHAT_TEMPLATE = (
@@ -116,7 +114,9 @@ def build_tokenizer(max_length: int = 256) -> PreTrainedTokenizerFast:
 def initialise_model(spec: InitialiseModel, directory: Path, seed: int) -> None:
     """Write a freshly initialised float32 model and its tokenizer to ``directory``, loadable with ``from_pretrained``.
 
-    The weights are a function of ``spec`` and ``seed``; the random state of torch is left as it was.
+    The weights are a function of ``spec`` and ``seed``; the random state of torch is left as it was. They are drawn with
+    standard deviation 1/sqrt(hidden size): with the 0.02 meant for wide models, a narrow one takes several times as many
+    supervised steps until it copies operands.
     """
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
@@ -135,7 +135,7 @@ def initialise_model(spec: InitialiseModel, directory: Path, seed: int) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        use_cache=True,
+        initializer_range=spec.hidden_size**-0.5,
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):

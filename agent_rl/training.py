@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,7 +184,7 @@ class Trainer:
             )
             if self.settings.entropy_coefficient:
                 loss = loss - self.settings.entropy_coefficient * (entropy * mask).sum() / normaliser
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             loss_sum += float(loss.detach())
             _add(totals, "entropy", float((entropy.detach() * mask).sum()))
             _add(totals, "clip_share", float(sums.clipped))
@@ -246,7 +245,7 @@ class Trainer:
         for tied in getattr(self.model, "all_tied_weights_keys", {}) or {}:
             state.pop(tied, None)
         save_file(state, partial)
-        os.replace(partial, path)
+        partial.replace(path)
 
     def save(self, directory: Path, position: Position) -> None:
         """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all."""
@@ -261,7 +260,7 @@ class Trainer:
         (partial / STATE_FILE).write_text(json.dumps({**state, "optimizer_steps": steps}))
         if directory.exists():
             shutil.rmtree(directory)
-        os.replace(partial, directory)
+        partial.replace(directory)
 
     def restore(self, directory: Path) -> Position:
         """Take up a checkpoint: weights, optimizer, position."""

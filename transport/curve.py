@@ -69,6 +69,6 @@ class Admission:
         number, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
         admitted = mechanism == b"CURVE" and len(credentials) == 1 and hmac.compare_digest(credentials[0], self._key)
         if not admitted:
-            self._on_refused(address.decode(errors="replace"))
+            self._on_refused(address.decode(errors="replace").removeprefix("::ffff:"))
         status = (b"200", b"OK", b"member") if admitted else (b"400", b"not a member of this cluster", b"")
         return [b"1.0", number, *status, b""]

@@ -55,7 +55,7 @@ class Dispatcher:
     async def run(self, handler: Handler, concurrency: int) -> None:
         """Handle until cancelled.
 
-        With concurrency 1 everything passes in order through one task, which costs less than a task for each. With more,
+        With concurrency 1 everything passes in order through one task, which costs less than one for each. With more,
         announcements have a task of their own, so that a full house does not starve them.
         """
         self._handler, self._concurrency = handler, concurrency

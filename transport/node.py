@@ -49,6 +49,14 @@ from transport.network import Network, read_identity
 from transport.outbound import Outbound
 from transport.schema import Buffer
 
+_COUNTED = (
+    "decode_errors",
+    "duplicates_dropped",
+    "frames_for_another_incarnation",
+    "frames_of_replaced_processes",
+    "unauthenticated",
+)
+
 
 class Node:
     """Binds one inbox, connects to the inboxes of the peers its links lead to.
@@ -80,7 +88,7 @@ class Node:
         self._inbound_by_name: dict[str, Inbound] = {}
         self._liveness = Liveness(self._limits.silent_after)
         self._reported: set[str] = set()
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._changed: dict[Inbound, None] = {}
         self._announcing: dict[Outbound, None] = {}
         self._flush_wanted = trio.lowlevel.ParkingLot()
@@ -384,19 +392,15 @@ class Node:
         unacknowledged = sum(
             sender.unacknowledged for outbound in self._outbound.values() for sender, _ in outbound.pushes.values()
         )
-        waiting = sum(link.waiting for link in self._links.values() if not isinstance(link, AnnounceLink))
+        links = [link for link in self._links.values() if not isinstance(link, AnnounceLink)]
         return {
             "queued": self._dispatcher.queued,
             "handling": self._dispatcher.handling,
             "unacknowledged": unacknowledged,
             "outstanding_calls": calls,
-            "waiting_to_send": waiting,
+            "waiting_to_send": sum(link.waiting for link in links),
             "peers": len(self._inbound_by_name.keys() | self._outbound.keys()),
             "silent_peers": len(self._liveness.silent),
             "handled": self._dispatcher.handled,
-            "decode_errors": self._counts["decode_errors"],
-            "duplicates_dropped": self._counts["duplicates_dropped"],
-            "frames_for_another_incarnation": self._counts["frames_for_another_incarnation"],
-            "frames_of_replaced_processes": self._counts["frames_of_replaced_processes"],
-            "unauthenticated": self._counts["unauthenticated"],
+            **self._counts,
         }

@@ -105,8 +105,8 @@ class Outbound:
                 self._send(Push(link, self.incarnation, sequence), frames)
 
     def send_announcements(self) -> None:
-        """Transmit the newest values that the peer does not have."""
-        if self.incarnation is not None:
+        """Transmit the newest values that the peer does not have; for a silent one they wait, or they would pile up."""
+        if self.incarnation is not None and not self.silent:
             for link, kind, version, frames in self.announcements.to_transmit():
                 self._send(Announce(link, self.incarnation, kind, version), frames)
 
@@ -143,6 +143,7 @@ class Outbound:
         for call in self.calls.values():
             if not call.sent:
                 self._send_call(call)
+        self.send_announcements()
 
     def receive(self, envelope: Envelope, frames: Sequence[Buffer]) -> None:
         """Something flowed back; ``frames`` are those after the envelope. Raises MalformedFrame."""
@@ -177,7 +178,6 @@ class Outbound:
             if known:
                 self._replaced()
             self.back()
-            self.send_announcements()
             for link in self.pushes:
                 self.send_pushes(link)
         if heartbeat.incarnation == self.incarnation:

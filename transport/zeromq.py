@@ -153,6 +153,7 @@ class ZmqPort:
         self._zap: _Channel | None = None
         self._peers: dict[str, _Channel | None] = {}
         self._nursery: trio.Nursery | None = None
+        self._bound = False
 
     async def bind(self, receiver: Receiver) -> None:
         """Open the inbox at this node's address. Raises BindError."""
@@ -167,6 +168,7 @@ class ZmqPort:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             await self._bind(socket, address)
+            self._bound = True
             for peer in self._peers:
                 self._open(peer)
         except BaseException:
@@ -198,6 +200,9 @@ class ZmqPort:
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
         socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
         socket.setsockopt(zmq.IPV6, 1)
+        # a host that lost its power closes nothing: without ZeroMQ's own heartbeats TCP would notice in a quarter of an hour
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(10_000, int(2_000 * self._limits.silent_after)))
         if self._curve is not None:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public.encode())
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret.encode())
@@ -277,7 +282,6 @@ class ZmqPort:
         for channel in (self._inbox, self._zap, *self._peers.values()):
             if channel is not None:
                 channel.socket.close()
-        bound = self._inbox is not None and self._inbox.socket.closed
         self._inbox = self._zap = None
         self._peers = dict.fromkeys(self._peers)
         context, self._context = self._context, None
@@ -285,7 +289,8 @@ class ZmqPort:
             with trio.CancelScope(shield=True):  # bounded by the linger; in a thread, since it would stop the loop
                 await trio.to_thread.run_sync(context.term)
         scheme, _, rest = self._addresses[self._name].partition("://")
-        if bound and scheme == "ipc":
+        if self._bound and scheme == "ipc":  # a file that this node did not make is not its to remove
+            self._bound = False
             _remove(Path(rest))
 
 

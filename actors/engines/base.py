@@ -39,7 +39,8 @@ class TurnRequest:
 class TurnResult:
     """What the engine wrote, n tokens: ``tokens`` [n] int32 (the stop token included), ``logprobs`` [n] float32 (natural
     logarithm, under the distribution sampled from; for greedy decoding under the model's own at temperature 1),
-    ``policies`` [n, 2] int32 (epoch, version)."""
+    ``policies`` [n, 2] int32 (epoch, version).
+    """
 
     tokens: Int32Vector
     logprobs: Float32Vector

@@ -96,7 +96,7 @@ class Decoder:
         return int(self._sequences.held.sum())
 
     def submit(self, turn: Turn) -> None:
-        """Take a turn in; of a parked sequence, what agrees with its tokens is kept. No other turn of it may be live."""
+        """Take a turn in; of a parked sequence, what agrees with its tokens is kept. No other turn of it is live."""
         slot = self._parked.pop(turn.rollout, None)
         if slot is None:
             self._waiting.append(turn)

@@ -112,8 +112,8 @@ class Prefill:
 class Step:
     """Which sequences the n tokens of one forward pass belong to, and where their keys and values are put.
 
-    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order.
-    ``write`` [n * kv_heads] indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
+    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write``
+    [n * kv_heads] indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
     """
 
     cache: KVCache
@@ -143,7 +143,7 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
     return out.reshape(part.sequences * part.new_tokens, heads, head_dim)[part.scatter]
 
 
-def contiguous_attention(  # noqa: PLR0917 - the signature is transformers'
+def contiguous_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,

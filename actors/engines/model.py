@@ -59,7 +59,8 @@ class CausalModel:
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"cannot load a model from {path}: {error}") from error
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
-        if device.type == "cpu" and dtype == "float32" and torch.backends.mkldnn.is_available():
+        one_dnn: bool = torch.backends.mkldnn.is_available()
+        if device.type == "cpu" and dtype == "float32" and one_dnn:
             _use_one_dnn(model)
         config = model.config.get_text_config()
         self.device = device

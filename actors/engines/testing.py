@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ from agent_rl.messages import Policy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
-
-    from torch import nn
 
 TINY_VOCABULARY = 61
 TINY_MAX_LENGTH = 512
@@ -74,7 +72,7 @@ class Reference:
     """A plain forward pass of a Hugging Face model, without a cache."""
 
     def __init__(self, path: Path) -> None:
-        self._model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        self._model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
 
@@ -109,7 +107,7 @@ def save_tiny_model(path: Path, architecture: Literal["qwen3", "llama"], seed: i
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    model: nn.Module
+    model: Any
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if architecture == "qwen3":

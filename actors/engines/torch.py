@@ -1,8 +1,8 @@
 """The engine in the process: continuous batching over a Hugging Face model on torch, in one thread of its own.
 
 The trio thread and the decoding thread share nothing but a queue of commands (trio to decoder), callbacks with whole
-turns (decoder to trio, at most one a step), and immutable values. Trio's event loop, and with it heartbeats, goes on while
-torch computes.
+turns (decoder to trio, at most one a step), and immutable values. Trio's event loop, and with it heartbeats, goes on
+while torch computes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class TorchEngine:
 
     ``max_rollouts`` sequences are held at once, ``kv_tokens`` tokens of KV cache in all (None: as many as
     ``max_rollouts`` sequences of the model's full length can need). Rows of the cache are padded to the longest sequence
-    held so far, so memory is ``max_rollouts`` times that length: meant for small models and short sequences.
+    held so far, so memory is ``max_rollouts`` times that length: meant for small models and short sequences. A sequence
+    preempted for want of room is computed again later, which changes none of its tokens.
 
     ``kv_on_update`` says what new weights do to sequences in flight: "keep" goes on over the keys and values of the old
     weights, "recompute" prefills them anew. ``threads`` is torch's number of threads in the decoding thread; "float32"

@@ -313,7 +313,7 @@ def memory_file(text: str) -> int:
 
 def remove_tree(directory: str) -> None:
     """Remove a directory, whatever the code made of its permissions."""
-    import shutil  # noqa: PLC0415  rarely needed, and every fork pays for the memory of what is imported
+    import shutil
 
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):

@@ -25,7 +25,7 @@ def test_equal_rewards_have_no_advantage() -> None:
     assert group_advantages(np.ones(4, dtype=np.float32)).tolist() == [0.0] * 4
 
 
-def reference(logprobs, proximal, behaviour, advantages, mask, settings):  # noqa: ANN001, ANN202
+def reference(logprobs, proximal, behaviour, advantages, mask, settings):
     """The loss as written in the module's docstring, token by token."""
     total, count = 0.0, 0
     for row in range(len(mask)):

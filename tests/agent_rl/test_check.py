@@ -189,7 +189,7 @@ def test_a_sound_topology_has_no_faults(folder):
         ("max_turns = 2", 'max_turns = 2\nfilter.ids = "kept"', "stages.0.filter.ids", "there is no file", "relative"),
     ],
 )
-def test_each_fault_is_found_alone_and_named(folder, old, new, key, message, remedy):  # noqa: PLR0917
+def test_each_fault_is_found_alone_and_named(folder, old, new, key, message, remedy):
     fault = the_fault(folder, old, new)
     assert fault.key == key
     assert message in fault.message

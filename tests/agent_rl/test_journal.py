@@ -141,7 +141,7 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_balance_is_told_in_words(journal: Journal) -> None:
-    a, b = open_groups(journal, 2)
+    a, _ = open_groups(journal, 2)
     journal.drop(a, "equal_rewards", 1, 1, 0, 1)
     lines = audit_journal(journal).lines()
     assert lines[0] == "training groups: 2 opened = 0 trained + 1 dropped (1 equal_rewards) + 1 open"

@@ -118,7 +118,7 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
         ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "'paper'", "did you mean 'paper'?"),
     ],
 )
-def test_each_kind_of_mistake_is_said_in_words_of_the_file(tmp_path, old, new, key, message, remedy):  # noqa: PLR0917
+def test_each_kind_of_mistake_is_said_in_words_of_the_file(tmp_path, old, new, key, message, remedy):
     assert old in SOUND
     faults = faults_of(tmp_path, SOUND.replace(old, new, 1))
     (fault,) = [fault for fault in faults if fault.key == key]

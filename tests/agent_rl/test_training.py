@@ -152,7 +152,7 @@ def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: P
         assert torch.equal(resumed.model.state_dict()[name], tensor)
 
 
-def test_half_a_checkpoint_is_none(model: Path, tmp_path: Path) -> None:
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
     assert read_position(tmp_path) is None
     (tmp_path / "trainer.json").write_text('{"stage": 1')
     assert read_position(tmp_path) is None

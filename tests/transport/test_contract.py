@@ -10,11 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from transport import Limits, MemoryNetwork, ZmqNetwork
-from transport.contract import LinkContract
+from transport.testing import LinkContract
 
 
 class TestMemory(LinkContract):
-    def network(self, names):
+    def network(self, _names):
         return MemoryNetwork()
 
     def run(self, main):

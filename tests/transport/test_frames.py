@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import msgpack
 import pytest
 from hypothesis import given, settings
@@ -48,10 +50,8 @@ def test_round_trip(envelope):
 def test_damaged_envelopes_raise_malformed_frame_only(envelope, at, byte, more):
     frame = bytearray(pack(envelope))
     frame[at % len(frame)] = byte
-    try:
-        unpack(bytes(frame) + more)
-    except MalformedFrame as error:
-        assert str(error)
+    with contextlib.suppress(MalformedFrame):
+        pack(unpack(bytes(frame) + more))
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ import trio
 from trio.testing import MockClock
 
 from transport import BindError, EncodeError, MemoryNetwork, Node, PeerSilent, UnknownPeer
-from transport.contract import ContractBase
-from transport.testing import REGISTRY, Item, Question, Recorder
+from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 
 class InMemory(ContractBase):
     def __init__(self):
         self.memory = MemoryNetwork()
 
-    def network(self, names):
+    def network(self, _names):
         return self.memory
 
     def run(self, main):
@@ -118,7 +117,7 @@ def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
             case.memory.cut("a", "b")
             for number in range(1, 9):
                 await link.send(Item(number))
-            await case.heartbeats(7)
+            await case.heartbeats(7.5)
             assert len(a.told(PeerSilent)) == len(b.told(PeerSilent)) == 1
             assert recorder.numbers == [0]
             case.memory.heal("a", "b")

@@ -65,7 +65,7 @@ class Zmq(ContractBase):
     def __init__(self, network):
         self._network = network
 
-    def network(self, names):
+    def network(self, _names):
         return self._network
 
 
@@ -105,9 +105,7 @@ def test_two_processes_over_ipc(directory):
 
 def test_two_processes_over_tcp_with_keys(directory):
     CurveKeys.generate().save(directory / "keys")
-    converse(
-        {"here": f"tcp://127.0.0.1:{free_port()}", "there": f"tcp://localhost:{free_port()}"}, directory / "keys"
-    )
+    converse({"here": f"tcp://127.0.0.1:{free_port()}", "there": f"tcp://localhost:{free_port()}"}, directory / "keys")
 
 
 def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
@@ -139,7 +137,7 @@ def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
     trio.run(main)
 
 
-def test_strangers_are_not_admitted(directory):
+def test_strangers_are_not_admitted():
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("a", "b")}
     cluster, stranger = CurveKeys.generate(), CurveKeys.generate()
 

@@ -1,0 +1,179 @@
+"""`agent-rl run` for real: five processes, sockets, an engine, a sandbox, training; then nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_rl.addresses import runtime_directory
+from agent_rl.journal import Journal, audit
+from agent_rl.load import load_topology
+from tests.end_to_end.topologies import write_micro, write_two_hosts
+
+SECONDS = 150
+"""A whole run takes about 15 s on two free cores, most of it importing torch; the machine may be busy."""
+
+SUMMARY_KEYS = {
+    "success_before_sampled",
+    "success_before_greedy",
+    "success_after_sampled",
+    "success_after_greedy",
+    "minutes",
+    "groups_opened",
+    "groups_trained",
+    "groups_dropped",
+    "groups_open",
+    "mean_staleness",
+    "max_staleness",
+}
+
+
+def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "agent_rl", "run", str(path), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"the run did not end in {SECONDS} s\n{out[-3000:]}\n{err[-3000:]}")
+    return process.returncode, out, err
+
+
+def processes_of(path: Path) -> list[str]:
+    """Command lines of living processes that name the topology."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(path) in command:
+                found.append(command)
+    return found
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {SECONDS} s for {what}"
+        time.sleep(0.1)
+
+
+def free_ports(count: int) -> Iterator[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    for each in sockets:
+        yield each.getsockname()[1]
+        each.close()
+
+
+def steps_trained(directory: Path) -> int:
+    path = directory / "metrics.jsonl"
+    return sum(row["kind"] == "step" for row in rows(path)) if path.exists() else 0
+
+
+def check_finished(path: Path, directory: Path, out: str, *, steps: int) -> dict[str, Any]:
+    summary = json.loads(out.strip().splitlines()[-1])
+    assert summary.keys() >= SUMMARY_KEYS
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert balance.steps == steps
+    assert balance.open == 0
+    assert summary["groups_opened"] == summary["groups_trained"] + summary["groups_dropped"]
+    assert summary["groups_opened"] >= 2 * steps
+    assert summary["max_staleness"] <= 1
+    kinds = [row["kind"] for row in rows(directory / "metrics.jsonl")]
+    assert kinds.count("step") == steps
+    assert kinds.count("evaluation") == 2
+    assert processes_of(path) == []
+    return summary
+
+
+def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp_path: Path) -> None:
+    path, directory = write_micro(tmp_path)
+    code, out, err = finish(start(path))
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=3)
+    assert not runtime_directory(load_topology(path)).exists()  # no socket files
+    assert not (directory / "weights").exists()
+    for role in ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"):
+        logged = rows(directory / "logs" / f"{role}.0.jsonl")
+        assert {"timestamp", "level", "event", "actor"} <= logged[0].keys()
+        assert [row for row in logged if row["level"] == "error"] == []
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    newest = max((directory / "checkpoints").iterdir())
+    model = AutoModelForCausalLM.from_pretrained(newest)
+    tokens = AutoTokenizer.from_pretrained(newest)("How many eggs?", return_tensors="pt")
+    assert model(**tokens).logits.shape[-1] == model.config.vocab_size
+
+    again, out, _ = finish(start(path))  # nothing is left to do: the same summary, and no step more
+    assert again == 0
+    check_finished(path, directory, out, steps=3)
+
+
+def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> None:
+    path, directory = write_micro(tmp_path, steps=40)
+    process = start(path)
+    wait_for(lambda: steps_trained(directory) >= 3, "three steps")
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert "continue with: agent-rl run" in out + err
+    done = steps_trained(directory)
+    assert done < 40
+    assert audit(directory).balanced
+    assert processes_of(path) == []
+    journal = Journal(directory / "journal.sqlite")
+    trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
+    journal.close()
+
+    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=done + 2)
+    journal = Journal(directory / "journal.sqlite")
+    steps = journal.steps()
+    assert journal.fact("epoch") == "2"
+    journal.close()
+    trained = [group for step in steps for group in step.groups]
+    assert len(trained) == len(set(trained))
+    assert trained_before <= set(trained)
+
+
+def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
+    first, second = sorted(free_ports(2))
+    path, directory = write_two_hosts(tmp_path, (first, second if second - first > 10 else second + 20))
+    main, other = start(path, "--host", "a"), start(path, "--host", "b")
+    code, out, err = finish(main)
+    other_code, other_out, other_err = finish(other)
+    assert code == 0, out + err
+    assert other_code == 0, other_out + other_err
+    check_finished(path, directory, out, steps=3)
+
+
+def test_overrides_reach_the_actors_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    path, _ = write_micro(tmp_path)
+    code, _, err = finish(start(path, "--set", "stages.2.stepps=5"))
+    assert code == 2
+    assert "stages.2.stepps" in err
+    assert "steps" in err
+    assert "Traceback" not in err

@@ -1,0 +1,101 @@
+"""The smallest topologies that run everything for real: processes, sockets, engine, sandbox, training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MICRO = """
+[run]
+name = "micro"
+directory = "{directory}"
+checkpoint_every = 2
+
+[model.initialise]
+hidden_size = 32
+layers = 1
+heads = 2
+kv_heads = 1
+head_dim = 16
+mlp_size = 32
+
+[tasks]
+generator = "agent_rl.arithmetic:ArithmeticTasks"
+
+[algorithm]
+groups_per_step = 2
+samples = 4
+keep = 2
+max_staleness = 1
+
+[[stages]]
+kind = "sft"
+steps = 3
+batch = 4
+
+[[stages]]
+kind = "evaluate"
+name = "before"
+problems = 3
+max_response_tokens = 40
+max_turns = 2
+
+[[stages]]
+kind = "rl"
+steps = {steps}
+learning_rate = 1e-4
+max_response_tokens = 40
+max_turns = 2
+
+[[stages]]
+kind = "evaluate"
+name = "after"
+problems = 3
+max_response_tokens = 40
+max_turns = 2
+
+{hosts}
+
+[actors.kv_scheduler]
+class = "actors.kv_scheduler:KVScheduler"
+host = "{a}"
+links = {{ groups = "roc_filter", requests = "rollout_generator", unwanted = "rollout_generator", journal = "roc_filter" }}
+
+[actors.rollout_generator]
+class = "actors.rollout_generator:RolloutGenerator"
+host = "{b}"
+links = {{ trajectories = "roc_filter", tools = "tool_executor", load = ["kv_scheduler", "learner"] }}
+settings = {{ max_rollouts = 8, error_detail = "last_line" }}
+
+[actors.tool_executor]
+class = "actors.tool_executor:ToolExecutor"
+host = "{b}"
+
+[actors.roc_filter]
+class = "actors.roc_filter:RoCFilter"
+host = "{a}"
+links = {{ checks = "tool_executor", training = "learner", progress = "kv_scheduler" }}
+
+[actors.learner]
+class = "actors.learner:Learner"
+host = "{a}"
+links = {{ policy = ["kv_scheduler", "rollout_generator"], stages = "roc_filter", steps = "roc_filter", checkpoints = "roc_filter" }}
+"""
+
+
+def write_micro(folder: Path, *, steps: int = 3) -> tuple[Path, Path]:
+    """A one-host topology; its file and its run directory."""
+    directory = folder / "run"
+    path = folder / "micro.toml"
+    path.write_text(MICRO.format(directory=directory, steps=steps, hosts="", a="local", b="local"))
+    return path, directory
+
+
+def write_two_hosts(folder: Path, ports: tuple[int, int], *, steps: int = 3) -> tuple[Path, Path]:
+    """Generator and executor on one host entry, everything else on another, over loopback TCP."""
+    directory = folder / "run"
+    path = folder / "two_hosts.toml"
+    hosts = "".join(
+        f'[hosts.{name}]\naddress = "127.0.0.1"\nbase_port = {port}\n' for name, port in zip("ab", ports, strict=True)
+    )
+    path.write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts, a="a", b="b"))
+    return path, directory

@@ -1,0 +1,107 @@
+"""What every announce link keeps."""
+
+from __future__ import annotations
+
+import trio
+
+from transport.contract.base import (
+    ContractBase,
+    Item,
+    Losing,
+    Question,
+    Recorder,
+)
+from transport.inbound import Delivery
+
+
+class AnnounceContract(ContractBase):
+    """Newest wins, whatever is lost."""
+
+    announcements_to_lose = 12
+    """How many frames of a run are lost in turn, one in each run."""
+
+    def test_newest_wins(self) -> None:
+        """What waits in the queue becomes the newest; setting never blocks."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, _ = await world.start("a"), await world.start("b", recorder)
+                link = a.node.announce("news", ["b"])
+                link.set(Item(0))
+                await recorder.until(lambda recorder: recorder.started == 1)
+                for number in range(1, 40):
+                    link.set(Item(number))
+                    await self.heartbeats(0.1)
+                link.set(Question(7))  # another type has a newest value of its own
+                await self.heartbeats(2)
+                recorder.gate.set()
+                await recorder.count(3)
+                assert recorder.numbers == [0, 39, 7]
+
+        self.run(main)
+
+    def test_any_one_lost_frame_changes_nothing(self) -> None:
+        """The newest value arrives all the same, and once."""
+
+        async def lose(lost: int) -> None:
+            async with self.world("a", "b", copies=Losing(lost)) as world:
+                recorder = Recorder()
+                a, _ = await world.start("a"), await world.start("b", recorder)
+                link = a.node.announce("news", ["b"])
+                for number in range(3):
+                    link.set(Item(number))
+                    await self.heartbeats(0.2)
+                await recorder.until(lambda recorder: recorder.numbers[-1:] == [2])
+                await self.heartbeats(3)
+                assert recorder.numbers.count(2) == 1, lost
+
+        async def main() -> None:
+            for lost in range(1, self.announcements_to_lose + 1):
+                await lose(lost)
+
+        self.run(main)
+
+    def test_a_restarted_peer_is_told_again(self) -> None:
+        """The newest value goes to every new process."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                a = await world.start("a")
+                a.node.announce("news", ["b"]).set(Item(1))
+                for incarnation in range(3):
+                    recorder = Recorder()
+                    b = await world.start("b", recorder, incarnation=incarnation)
+                    await recorder.count(1)
+                    assert recorder.numbers == [1]
+                    await b.stop()
+
+        self.run(main)
+
+    def test_announcements_pass_a_full_house(self) -> None:
+        """With concurrency above 1, busy handlers do not hold them up."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                forever = trio.Event()
+
+                async def block_pushes(delivery: Delivery) -> None:
+                    if delivery.kind == "push":
+                        await forever.wait()
+
+                recorder = Recorder(answers=block_pushes)
+                a, _ = await world.start("a"), await world.start("b", recorder, concurrency=2)
+                link = a.node.push("items", ["b"], window=8)
+                for number in range(5):
+                    await link.send(Item(number))
+                await recorder.count(2)
+                a.node.announce("news", ["b"]).set(Item(100))
+                await recorder.until(lambda recorder: 100 in recorder.numbers)
+                await self.heartbeats(2)
+                assert sorted(recorder.numbers) == [0, 1, 100]
+                forever.set()
+                await recorder.count(6)
+                assert recorder.most_running <= 3
+
+        self.run(main)

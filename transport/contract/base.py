@@ -1,0 +1,258 @@
+"""What the contract's tests stand on: messages, a handler that remembers, a network with faults, nodes to be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+from transport.codec import Registry
+from transport.inbound import Delivery
+from transport.limits import Limits
+from transport.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from transport.dispatch import Handler
+    from transport.errors import LinkEvent
+    from transport.network import Network, Port, Receiver
+    from transport.schema import Buffer
+
+PATIENCE = 20.0
+"""Seconds after which a wait inside a test has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A numbered message."""
+
+    number: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request; Item answers it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """A message type that only a sender knows."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A message with an array [n, m], float32."""
+
+    values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+
+
+REGISTRY = Registry(Item, Question, Block)
+
+
+class Recorder:
+    """A handler that keeps what it is given and answers calls; ``gate`` holds it up while it is closed."""
+
+    def __init__(self, *, answers: Callable[[Delivery], Awaitable[object]] | None = None) -> None:
+        self.deliveries: list[Delivery] = []
+        self.started = 0
+        self.running = 0
+        self.most_running = 0
+        self.gate = trio.Event()
+        self.gate.set()
+        self._answers = answers
+        self._changed = trio.lowlevel.ParkingLot()
+
+    async def __call__(self, delivery: Delivery) -> object:
+        """Handle one message."""
+        self.started += 1
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self._changed.unpark_all()
+        try:
+            await self.gate.wait()
+            self.deliveries.append(delivery)
+            self._changed.unpark_all()
+            if self._answers is not None:
+                return await self._answers(delivery)
+            return Item(delivery.message.number) if delivery.kind == "call" else None
+        finally:
+            self.running -= 1
+            self._changed.unpark_all()
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the messages, in order of handling."""
+        return [delivery.message.number for delivery in self.deliveries]
+
+    async def until(self, condition: Callable[[Recorder], bool]) -> None:
+        """Wait until ``condition`` holds."""
+        with trio.fail_after(PATIENCE):
+            while not condition(self):
+                await self._changed.park()
+
+    async def count(self, count: int) -> None:
+        """Wait until so many messages were handled."""
+        await self.until(lambda recorder: len(recorder.deliveries) >= count)
+
+
+class FaultyNetwork:
+    """Another network with faults: ``copies`` says for each frame how often it is delivered (0 loses, 2 doubles it).
+
+    It is called with source, destination (node names; a back flow's destination is an identity ``name#incarnation``)
+    and the frames.
+    """
+
+    def __init__(self, network: Network, copies: Callable[[str, str, Sequence[Buffer]], int]) -> None:
+        self._network = network
+        self._copies = copies
+
+    def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
+        """The port of a node."""
+        return _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
+
+
+class _FaultyPort:
+    def __init__(self, name: str, port: Port, copies: Callable[[str, str, Sequence[Buffer]], int]) -> None:
+        self._name = name
+        self._port = port
+        self._copies = copies
+
+    async def bind(self, receiver: Receiver) -> None:
+        await self._port.bind(receiver)
+
+    async def serve(self) -> None:
+        await self._port.serve()
+
+    def connect(self, peer: str) -> None:
+        self._port.connect(peer)
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        for _ in range(self._copies(self._name, peer, frames)):
+            self._port.send(peer, frames)
+
+    def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        for _ in range(self._copies(self._name, identity.decode(), frames)):
+            self._port.send_back(identity, frames)
+
+    async def close(self) -> None:
+        await self._port.close()
+
+
+class Running:
+    """A node that runs, what it reported, and the means to kill it."""
+
+    def __init__(self, node: Node, events: list[LinkEvent]) -> None:
+        self.node = node
+        self.events = events
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    def told(self, kind: type) -> list[Any]:
+        """The events of one type."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def stop(self) -> None:
+        """End the process this stands for."""
+        self.scope.cancel()
+        await self.ended.wait()
+
+
+class World:
+    """Nodes of one network, each of which can be stopped and started again."""
+
+    def __init__(self, network: Network, limits: Limits, nursery: trio.Nursery) -> None:
+        self.network = network
+        self.limits = limits
+        self._nursery = nursery
+
+    async def start(
+        self,
+        name: str,
+        handler: Handler | None = None,
+        *,
+        incarnation: int = 0,
+        concurrency: int = 1,
+        registry: Registry = REGISTRY,
+    ) -> Running:
+        """Start a node; without a handler one that ignores everything."""
+        events: list[LinkEvent] = []
+        node = Node(name, self.network, registry, incarnation=incarnation, limits=self.limits, on_event=events.append)
+        running = Running(node, events)
+
+        async def run(*, task_status: trio.TaskStatus[None]) -> None:
+            with running.scope:
+                await node.run(handler or Recorder(), concurrency=concurrency, task_status=task_status)
+            running.ended.set()
+
+        await self._nursery.start(run)
+        return running
+
+
+@asynccontextmanager
+async def _open_world(network: Network, limits: Limits) -> AsyncIterator[World]:
+    with trio.fail_after(3 * PATIENCE):
+        async with trio.open_nursery() as nursery:
+            yield World(network, limits, nursery)
+            nursery.cancel_scope.cancel()
+
+
+class ContractBase:
+    """What a network's tests provide: the network, and how a test is run."""
+
+    limits = Limits()
+
+    def network(self, names: Iterable[str]) -> Network:
+        """A fresh network for nodes of these names."""
+        raise NotImplementedError
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run one test to its end, in virtual or real time."""
+        raise NotImplementedError
+
+    def world(
+        self, *names: str, copies: Callable[[str, str, Sequence[Buffer]], int] | None = None
+    ) -> AbstractAsyncContextManager[World]:
+        """Nodes of these names may be started in it; all are stopped at its end."""
+        network = self.network(names)
+        return _open_world(network if copies is None else FaultyNetwork(network, copies), self.limits)
+
+    async def heartbeats(self, count: float) -> None:
+        """Let so many heartbeat intervals pass."""
+        await trio.sleep(count * self.limits.heartbeat_interval)
+
+
+async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> Any:
+    """Await ``call`` and return the error of type ``kind`` that it must raise."""
+    try:
+        await call(*arguments)
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+class Losing:
+    """For FaultyNetwork: loses the frame of this number, counted from 1 over all that is sent."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._seen = 0
+
+    def __call__(self, _source: str, _destination: str, _frames: Sequence[Buffer]) -> int:
+        """How often to deliver this frame."""
+        self._seen += 1
+        return int(self._seen != self._number)
+
+
+def appending(numbers: list[int], number: int) -> Callable[[], None]:
+    """An ``on_ack`` that notes which message was acknowledged."""
+    return lambda: numbers.append(number)

@@ -1,0 +1,160 @@
+"""What every call link keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from transport.contract.base import (
+    PATIENCE,
+    ContractBase,
+    Item,
+    Question,
+    Recorder,
+    Running,
+    Unheard,
+    raises,
+)
+from transport.errors import (
+    CallFailed,
+    CallRefused,
+    CallTimeout,
+    MalformedFrames,
+    PeerLost,
+)
+from transport.inbound import Delivery
+
+
+class CallContract(ContractBase):
+    """Where calls go, and every way in which they end."""
+
+    async def _replicas(self, world: Any, recorders: Sequence[Recorder]) -> tuple[Running, list[Running]]:
+        caller = await world.start("a")
+        return caller, [
+            await world.start(f"s{index}", recorder, concurrency=8) for index, recorder in enumerate(recorders)
+        ]
+
+    def test_calls_go_to_the_fewest_outstanding(self) -> None:
+        """Two replicas share six calls, and no more than the limit is ever outstanding at one."""
+
+        async def main() -> None:
+            async with self.world("a", "s0", "s1") as world, trio.open_nursery() as nursery:
+                recorders = [Recorder(), Recorder()]
+                for recorder in recorders:
+                    recorder.gate = trio.Event()
+                a, _ = await self._replicas(world, recorders)
+                call = a.node.call("questions", ["s0", "s1"], outstanding=2, timeout=PATIENCE)
+                answers: list[Item] = []
+
+                async def ask(number: int) -> None:
+                    answers.append(await call(Question(number)))
+
+                for number in range(6):
+                    nursery.start_soon(ask, number)
+                for recorder in recorders:
+                    await recorder.until(lambda recorder: recorder.started == 2)
+                await self.heartbeats(2)
+                assert [recorder.started for recorder in recorders] == [2, 2]
+                recorders[1].gate.set()
+                await recorders[1].count(4)  # the two that waited for room went where there was some
+                recorders[0].gate.set()
+                await recorders[0].count(2)
+                with trio.fail_after(PATIENCE):
+                    while len(answers) < 6:
+                        await self.heartbeats(0.5)
+                assert sorted(answer.number for answer in answers) == list(range(6))
+
+        self.run(main)
+
+    def test_deadline_and_cancellation_end_the_handler(self) -> None:
+        """The caller gets CallTimeout; the handler is cancelled; the room is free again."""
+
+        async def main() -> None:
+            async with self.world("a", "s0") as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, _ = await self._replicas(world, [recorder])
+                call = a.node.call("questions", ["s0"], outstanding=1, timeout=self.limits.heartbeat_interval * 4)
+                await raises(CallTimeout, call, Question(0))
+                await recorder.until(lambda recorder: recorder.started == 1 and recorder.running == 0)
+                with trio.move_on_after(self.limits.heartbeat_interval * 4):
+                    await call(Question(1), timeout=PATIENCE)
+                await recorder.until(lambda recorder: recorder.started == 2 and recorder.running == 0)
+                recorder.gate.set()
+                assert await call(Question(2)) == Item(2)
+                assert a.node.figures["outstanding_calls"] == 0
+
+        self.run(main)
+
+    def test_a_key_stays_with_its_replica(self) -> None:
+        """Until it is forgotten, even where another replica has fewer outstanding."""
+
+        async def main() -> None:
+            async with self.world("a", "s0", "s1") as world:
+                recorders = [Recorder(), Recorder()]
+                a, _ = await self._replicas(world, recorders)
+                call = a.node.call("questions", ["s0", "s1"], outstanding=2, timeout=PATIENCE)
+                for number in range(4):
+                    await call(Question(number), key="session")
+                assert recorders[0].numbers == [0, 1, 2, 3]
+                recorders[0].gate = trio.Event()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(call, Question(4))
+                    await recorders[0].until(lambda recorder: recorder.running == 1)
+                    nursery.start_soon(lambda: call(Question(5), key="session"))
+                    await recorders[0].until(lambda recorder: recorder.running == 2)
+                    call.forget("session")
+                    assert await call(Question(6), key="session") == Item(6)
+                    recorders[0].gate.set()
+                assert recorders[1].numbers == [6]
+
+        self.run(main)
+
+    def test_a_replaced_replica_loses_its_calls(self) -> None:
+        """PeerLost names it, pinned keys are free, and the next call reaches the new process."""
+
+        async def main() -> None:
+            async with self.world("a", "s0") as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, (server,) = await self._replicas(world, [recorder])
+                call = a.node.call("questions", ["s0"], outstanding=4, timeout=PATIENCE)
+                lost: list[str] = []
+
+                async def ask() -> None:
+                    error = await raises(PeerLost, call, Question(0))
+                    lost.append(error.peer)
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask)
+                    await recorder.until(lambda recorder: recorder.started == 1)
+                    await server.stop()
+                    await world.start("s0", Recorder(), incarnation=1)
+                assert lost == ["s0"]
+                assert await call(Question(1)) == Item(1)
+
+        self.run(main)
+
+    def test_refusal_and_undecodable_requests_fail_the_call(self) -> None:
+        """With the reason; the link lives on."""
+
+        async def main() -> None:
+            async with self.world("a", "s0") as world:
+
+                async def refuse(delivery: Delivery) -> object:
+                    await trio.lowlevel.checkpoint()
+                    if delivery.message.number == 0:
+                        raise CallRefused("not today")
+                    return Unheard(1) if delivery.message.number == 1 else Item(2)
+
+                a, (server,) = await self._replicas(world, [Recorder(answers=refuse)])
+                call = a.node.call("questions", ["s0"], outstanding=1, timeout=PATIENCE)
+                assert (await raises(CallFailed, call, Question(0))).reason == "not today"
+                assert "Unheard" in (await raises(CallFailed, call, Question(1))).reason  # the reply
+                assert "Unheard" in (await raises(CallFailed, call, Unheard(2))).reason  # the request
+                assert await call(Question(3)) == Item(2)
+                assert len(server.told(MalformedFrames)) == len(a.told(MalformedFrames)) == 1
+
+        self.run(main)

@@ -1,0 +1,117 @@
+"""What every node notices."""
+
+from __future__ import annotations
+
+import trio
+
+from transport.codec import Registry
+from transport.contract.base import (
+    PATIENCE,
+    REGISTRY,
+    ContractBase,
+    Item,
+    Question,
+    Recorder,
+    Unheard,
+    appending,
+    raises,
+)
+from transport.errors import (
+    MalformedFrames,
+    MessageRejected,
+    PeerBack,
+    PeerLost,
+    PeerReplaced,
+    PeerSilent,
+)
+
+KNOWS_MORE = Registry(*REGISTRY, Unheard)
+
+
+class LivenessContract(ContractBase):
+    """Silence, and frames that cannot be read."""
+
+    def test_a_silent_peer_is_reported_once_and_when_it_is_back(self) -> None:
+        """With what waits for it. Calls under way end as lost."""
+
+        async def main() -> None:
+            silenced = False
+            async with self.world("a", "b", copies=lambda *_: int(not silenced)) as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, _ = await world.start("a"), await world.start("b", recorder)
+                link = a.node.push("items", ["b"], window=4)
+                call = a.node.call("questions", ["b"], outstanding=1, timeout=PATIENCE)
+                await link.send(Item(0))
+                await recorder.until(lambda recorder: recorder.started == 1)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(raises, PeerLost, call, Question(1))
+                    await self.heartbeats(1)
+                    silenced = True
+                await self.heartbeats(4)
+                (event,) = a.told(PeerSilent)
+                assert event.peer == "b"
+                assert event.seconds >= self.limits.silent_after
+                assert event.waiting_for == ("1 unacknowledged on items", "1 calls on questions")
+                assert not a.told(PeerBack)
+                silenced = False
+                recorder.gate.set()
+                with trio.fail_after(PATIENCE):
+                    await link.send(Item(2))
+                    await link.drained()
+                    while not a.told(PeerBack):
+                        await self.heartbeats(1)
+                assert [back.peer for back in a.told(PeerBack)] == ["b"]
+                assert not a.told(PeerReplaced)
+
+        self.run(main)
+
+    def test_an_undecodable_push_is_rejected_and_the_link_lives_on(self) -> None:
+        """It is not sent again, its sender hears why, and its on_ack is not called."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                recorder = Recorder()
+                a = await world.start("a", registry=KNOWS_MORE)
+                b = await world.start("b", recorder)
+                link = a.node.push("items", ["b"], window=2)
+                acknowledged: list[int] = []
+                for number, kind in enumerate((Item, Unheard, Item, Unheard, Item)):
+                    await link.send(kind(number), on_ack=appending(acknowledged, number))
+                with trio.fail_after(PATIENCE):
+                    await link.drained()
+                a.node.announce("news", ["b"]).set(Unheard(5))
+                await self.heartbeats(3)
+                await link.send(Item(6))
+                await recorder.count(4)
+                assert recorder.numbers == [0, 2, 4, 6]
+                assert acknowledged == [0, 2, 4]
+                rejected = a.told(MessageRejected)
+                assert [(event.peer, event.link) for event in rejected] == [("b", "items")] * 2
+                assert all("Unheard" in event.reason for event in rejected)
+                assert b.node.figures["decode_errors"] == 3
+                assert len(b.told(MalformedFrames)) == 1
+
+        self.run(main)
+
+    def test_frames_that_are_no_envelope_are_counted(self) -> None:
+        """Garbage from a peer, in either direction, is reported once, and the links go on."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                recorder = Recorder()
+                a, b = await world.start("a"), await world.start("b", recorder)
+                link = a.node.push("items", ["b"], window=2)
+                await link.send(Item(0))
+                await recorder.count(1)
+                for garbage in ([b""], [b"\xc1"], [b"\x93\x63\x00\x00"], [b"\x92\x01\x63"], [b"x" * 1000, b"y"]):
+                    a.node._port.send("b", garbage)  # noqa: SLF001
+                    b.node._port.send_back(b"a#0", garbage)  # noqa: SLF001
+                await self.heartbeats(2)
+                await link.send(Item(1))
+                await recorder.count(2)
+                for running, peer in ((a, "b"), (b, "a")):
+                    assert [event.peer for event in running.told(MalformedFrames)] == [peer]
+                    assert running.node.figures["decode_errors"] == 5
+
+        self.run(main)
