@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent_rl.journal import Journal
     from agent_rl.topology import Topology
-    from transport import Node
+    from transport import CallLink, Node
 
 
 class Settings(BaseModel):
@@ -112,6 +112,27 @@ class ActorContext:
     def link(self, name: str) -> Any:
         """The link of that name."""
         return self.links[name]
+
+
+ASK_ATTEMPTS = 5
+
+
+async def ask(link: CallLink, message: Any, *, timeout: float, log: Any = None) -> Any:
+    """Call a single peer and insist: again when it was replaced by a restart or did not answer within ``timeout`` seconds.
+
+    For requests that may be repeated. Raises what the last attempt raised.
+    """
+    from transport import CallTimeout, PeerLost
+
+    for attempt in range(1, ASK_ATTEMPTS + 1):
+        try:
+            return await link(message, timeout=timeout)
+        except (PeerLost, CallTimeout) as error:
+            if attempt == ASK_ATTEMPTS:
+                raise
+            if log is not None:
+                log.warning("asking again", request=type(message).__name__, attempt=attempt, error=str(error))
+    raise AssertionError("the last attempt returned or raised")
 
 
 class Actor:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import trio
 from pydantic import PositiveFloat, PositiveInt
 
-from actors.base import Actor, Announce, Call, Push, Settings
+from actors.base import Actor, Announce, Call, Push, Settings, ask
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -127,7 +127,9 @@ class KVScheduler(Actor):
                     self.context.link("unwanted").set(GroupsUnwanted(groups))
                 case AskUnfinished(stage):
                     timeout = self.context.settings.unfinished_timeout_seconds
-                    answer = await self.context.link("journal")(UnfinishedGroups(stage), timeout=timeout)
+                    answer = await ask(
+                        self.context.link("journal"), UnfinishedGroups(stage), timeout=timeout, log=self.log
+                    )
                     self._do(self._scheduler.unfinished(answer))
 
     def status(self) -> tuple[str, dict[str, float]]:

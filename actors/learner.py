@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import trio
 from pydantic import PositiveFloat, PositiveInt
 
-from actors.base import Actor, Announce, Call, Push, Settings
+from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.weights import PublishedWeights, model_directory
 from agent_rl.messages import (
     CheckpointSaved,
@@ -118,6 +118,11 @@ class Learner(Actor):
         self._arrived.set()
         self._arrived = trio.Event()
 
+    async def _ask(self, link: str, message: Any) -> Any:
+        """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
+        timeout = self.context.settings.record_timeout_seconds
+        return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run torch's work in the one thread there is for it; the event loop goes on."""
         return await trio.to_thread.run_sync(work, limiter=self._thread)
@@ -131,9 +136,8 @@ class Learner(Actor):
         left: dict[str, float] = {}
         while not self._stopping:
             position = self._position
-            reply: StageRecorded = await self.context.link("stages")(
-                StageEntered(position.stage, position.stage_version, position.version, restored, left),
-                timeout=self.context.settings.record_timeout_seconds,
+            reply: StageRecorded = await self._ask(
+                "stages", StageEntered(position.stage, position.stage_version, position.version, restored, left)
             )
             self._epoch, restored = reply.epoch, False
             self._figures |= {"stage": float(position.stage), "step": 0.0, "steps": 0.0}
@@ -252,10 +256,7 @@ class Learner(Actor):
         seconds = self.context.now() - began
         self._busy_seconds += seconds
         figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds}
-        await self.context.link("steps")(
-            StepTrained(at.stage, at.version, ready.groups, figures),
-            timeout=self.context.settings.record_timeout_seconds,
-        )
+        await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._figures |= {
             "step": step + 1.0,
             "success": ready.figures.get("success", math.nan),
@@ -295,10 +296,7 @@ class Learner(Actor):
         for old, _ in self._saved()[:-keep]:
             shutil.rmtree(old)
         oldest = min(saved.version for _, saved in kept)
-        await self.context.link("checkpoints")(
-            CheckpointSaved(str(directory), position.version, oldest),
-            timeout=self.context.settings.record_timeout_seconds,
-        )
+        await self._ask("checkpoints", CheckpointSaved(str(directory), position.version, oldest))
 
     def _saved(self) -> list[tuple[Path, Position]]:
         """Whole checkpoints, oldest first."""

@@ -94,29 +94,26 @@ class Node:
         self._flush_wanted = trio.lowlevel.ParkingLot()
         self._dispatcher = Dispatcher(self._mark, self._send_back)
 
-    # Making links
-
     def push(self, link: str, targets: Sequence[str], *, window: int) -> PushLink:
         """A push link: at most ``window`` messages to each target are sent and not yet taken off its queue."""
         if window < 1:
             raise ValueError(f"window of link {link} must be at least 1, got {window}")
         peers = self._peers(link, targets)
-        made = PushLink(link, peers, window, self._limits.stalled_heartbeats, self._liveness.silent)
-        self._links[link] = made
+        self._links[link] = made = PushLink(link, peers, window, self._limits.stalled_heartbeats, self._liveness.silent)
         return made
 
     def call(self, link: str, targets: Sequence[str], *, outstanding: int, timeout: float) -> CallLink:
         """A call link: at most ``outstanding`` calls to each replica at once; ``timeout`` in seconds is the default."""
         if outstanding < 1:
             raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
-        made = CallLink(link, self._peers(link, targets), outstanding, timeout, self._liveness.silent)
-        self._links[link] = made
+        self._links[link] = made = CallLink(
+            link, self._peers(link, targets), outstanding, timeout, self._liveness.silent
+        )
         return made
 
     def announce(self, link: str, targets: Sequence[str]) -> AnnounceLink:
         """An announce link."""
-        made = AnnounceLink(link, self._peers(link, targets), self._announce)
-        self._links[link] = made
+        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._announce)
         return made
 
     def _peers(self, link: str, targets: Sequence[str]) -> dict[str, Outbound]:
@@ -135,8 +132,6 @@ class Node:
                 self._liveness.expect(peer, trio.current_time())
                 outbound.send_heartbeat(self.incarnation)
         return outbound
-
-    # Running
 
     async def run(
         self, handler: Handler, *, concurrency: int = 1, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -358,10 +353,7 @@ class Node:
 
     def on_unauthenticated(self, address: str) -> None:
         """A client without the cluster's key was turned away."""
-        self._counts["unauthenticated"] += 1
-        if address not in self._reported:
-            self._reported.add(address)
-            self._on_event(Unauthenticated(address))
+        self._count_and_report("unauthenticated", address, Unauthenticated(address))
 
     def _alive(self, peer: str) -> None:
         if peer in self._liveness.silent:
@@ -372,10 +364,13 @@ class Node:
                 self._outbound[peer].back()
 
     def _malformed(self, peer: str, reason: str) -> None:
-        self._counts["decode_errors"] += 1
-        if peer not in self._reported:
-            self._reported.add(peer)
-            self._on_event(MalformedFrames(peer, reason))
+        self._count_and_report("decode_errors", peer, MalformedFrames(peer, reason))
+
+    def _count_and_report(self, figure: str, whom: str, event: LinkEvent) -> None:
+        self._counts[figure] += 1
+        if whom not in self._reported:
+            self._reported.add(whom)
+            self._on_event(event)
 
     def _acknowledge(self, delivery: Delivery) -> None:
         inbound = delivery.inbound
@@ -388,16 +383,13 @@ class Node:
     @property
     def figures(self) -> dict[str, float]:
         """Totals for a live table: what waits now, and what was counted since the start."""
-        calls = sum(len(outbound.calls) for outbound in self._outbound.values())
-        unacknowledged = sum(
-            sender.unacknowledged for outbound in self._outbound.values() for sender, _ in outbound.pushes.values()
-        )
+        outbound = self._outbound.values()
         links = [link for link in self._links.values() if not isinstance(link, AnnounceLink)]
         return {
             "queued": self._dispatcher.queued,
             "handling": self._dispatcher.handling,
-            "unacknowledged": unacknowledged,
-            "outstanding_calls": calls,
+            "unacknowledged": sum(peer.unacknowledged for peer in outbound),
+            "outstanding_calls": sum(len(peer.calls) for peer in outbound),
             "waiting_to_send": sum(link.waiting for link in links),
             "peers": len(self._inbound_by_name.keys() | self._outbound.keys()),
             "silent_peers": len(self._liveness.silent),

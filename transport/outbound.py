@@ -77,6 +77,11 @@ class Outbound:
         self._report = report
 
     @property
+    def unacknowledged(self) -> int:
+        """Pushes, over all links, that the peer has not acknowledged."""
+        return sum(sender.unacknowledged for sender, _ in self.pushes.values())
+
+    @property
     def waiting_for(self) -> tuple[str, ...]:
         """In words, what of this node depends on the peer."""
         texts = [

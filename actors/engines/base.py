@@ -24,7 +24,7 @@ class TurnRequest:
     """Continue ``tokens`` until a stop token, ``max_tokens`` new tokens, or cancellation.
 
     ``rollout`` names the sequence: when its KV cache is still held from an earlier turn, only what is new is computed.
-    ``temperature`` 0 is greedy. The same seed, weights and batch give the same tokens.
+    ``temperature`` 0 is greedy. The same seed and weights give the same tokens, whatever shares the batch, up to rounding.
     """
 
     rollout: str

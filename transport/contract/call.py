@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -80,7 +81,7 @@ class CallContract(ContractBase):
                 await raises(CallTimeout, call, Question(0))
                 await recorder.until(lambda recorder: recorder.started == 1 and recorder.running == 0)
                 with trio.move_on_after(self.limits.heartbeat_interval * 4):
-                    await call(Question(1), timeout=PATIENCE)
+                    await call(Question(1), timeout=5 * PATIENCE)  # only a cancellation can end it soon
                 await recorder.until(lambda recorder: recorder.started == 2 and recorder.running == 0)
                 recorder.gate.set()
                 assert await call(Question(2)) == Item(2)
@@ -116,24 +117,31 @@ class CallContract(ContractBase):
         """PeerLost names it, pinned keys are free, and the next call reaches the new process."""
 
         async def main() -> None:
-            async with self.world("a", "s0") as world:
-                recorder = Recorder()
+            async with self.world("a", "s0", "s1") as world:
+                recorder, other = Recorder(), Recorder()
                 recorder.gate = trio.Event()
-                a, (server,) = await self._replicas(world, [recorder])
-                call = a.node.call("questions", ["s0"], outstanding=4, timeout=PATIENCE)
+                a, (server, _) = await self._replicas(world, [recorder, other])
+                call = a.node.call("questions", ["s0", "s1"], outstanding=4, timeout=PATIENCE)
                 lost: list[str] = []
 
                 async def ask() -> None:
-                    error = await raises(PeerLost, call, Question(0))
+                    error = await raises(PeerLost, partial(call, key="session"), Question(0))
                     lost.append(error.peer)
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(ask)
                     await recorder.until(lambda recorder: recorder.started == 1)
                     await server.stop()
-                    await world.start("s0", Recorder(), incarnation=1)
+                    successor = Recorder()
+                    successor.gate = trio.Event()
+                    await world.start("s0", successor, incarnation=1)
                 assert lost == ["s0"]
-                assert await call(Question(1)) == Item(1)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(call, Question(1))
+                    await successor.until(lambda successor: successor.started == 1)
+                    assert await call(Question(2), key="session") == Item(2)
+                    successor.gate.set()
+                assert other.numbers == [2]
 
         self.run(main)
 

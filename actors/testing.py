@@ -1,0 +1,151 @@
+"""A place to test one actor: the real class on an in-memory network, with stand-ins for its peers.
+
+Everything runs on trio's clock, so under ``MockClock`` hours pass in milliseconds::
+
+    async with stand_ins(topology, "roc_filter") as stage, running(RoCFilter, topology, "roc_filter", directory, stage):
+        await stage["kv_scheduler"].push("groups", "roc_filter.0").send(group)
+        message = await stage["learner"].receive()
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from actors.base import Actor, ActorContext
+from actors.run import make_links, serve
+from agent_rl import messages
+from agent_rl.addresses import actor_nodes
+from agent_rl.journal import Journal
+from agent_rl.topology import Topology
+from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PushLink, Registry
+
+SUPERVISOR = "supervisor.local"
+RECEIVE_SECONDS = 60.0
+"""On the bench's clock: how long a stand-in waits for a message before a test fails."""
+
+
+class Peer:
+    """A stand-in for another actor: keeps what arrives, answers calls with ``reply``."""
+
+    def __init__(self, name: str, network: MemoryNetwork, registry: Registry, incarnation: int) -> None:
+        self.name = name
+        self.node = Node(name, network, registry, incarnation=incarnation)
+        self.reply: Callable[[Any], Any] = lambda _: None
+        self._put, self._received = trio.open_memory_channel[Any](math.inf)
+        self.log: list[Any] = []
+        self._links: dict[str, PushLink | CallLink | AnnounceLink] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        await self.node.run(self._handle, concurrency=1, task_status=task_status)
+
+    async def _handle(self, delivery: Delivery) -> Any:
+        self.log.append(delivery.message)
+        self._put.send_nowait(delivery.message)
+        if delivery.kind != "call":
+            return None
+        answer = self.reply(delivery.message)
+        return await answer if hasattr(answer, "__await__") else answer
+
+    async def receive(self, kind: type | None = None) -> Any:
+        """The next message, or the next of a kind; others are passed over (all are in ``log``)."""
+        with trio.fail_after(RECEIVE_SECONDS):
+            while True:
+                message = await self._received.receive()
+                if kind is None or isinstance(message, kind):
+                    return message
+
+    def push(self, link: str, to: str, *, window: int = 64) -> PushLink:
+        """A push link of this stand-in's, made once."""
+        if link not in self._links:
+            self._links[link] = self.node.push(link, [to], window=window)
+        return self._links[link]  # type: ignore[return-value]
+
+    def call(self, link: str, to: str, *, timeout: float = 30.0) -> CallLink:
+        """A call link of this stand-in's, made once."""
+        if link not in self._links:
+            self._links[link] = self.node.call(link, [to], outstanding=64, timeout=timeout)
+        return self._links[link]  # type: ignore[return-value]
+
+    def announce(self, link: str, to: str) -> AnnounceLink:
+        """An announce link of this stand-in's, made once."""
+        if link not in self._links:
+            self._links[link] = self.node.announce(link, [to])
+        return self._links[link]  # type: ignore[return-value]
+
+
+@dataclass
+class Stage:
+    """An in-memory network with a stand-in for every role but one."""
+
+    network: MemoryNetwork
+    registry: Registry
+    peers: dict[str, Peer]
+
+    def __getitem__(self, role: str) -> Peer:
+        return self.peers[role]
+
+
+@asynccontextmanager
+async def stand_ins(topology: Topology, role: str) -> AsyncIterator[Stage]:
+    """Stand-ins for every actor of the topology but ``role``, and for the supervisor; they outlive restarts of the actor."""
+    network, registry = MemoryNetwork(), Registry.of(messages)
+    names = [node for node, other in actor_nodes(topology) if other != role]
+    peers = {name.rsplit(".", 1)[0]: Peer(name, network, registry, 1) for name in [*names, SUPERVISOR]}
+    async with trio.open_nursery() as nursery:
+        for peer in peers.values():
+            await nursery.start(peer.run)
+        yield Stage(network, registry, peers)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def running(
+    cls: type[Actor], topology: Topology, role: str, directory: Path, stage: Stage, *, incarnation: int = 1, kill: bool = False
+) -> AsyncIterator[Actor]:
+    """Run ``cls`` as the topology's ``role`` among the stand-ins.
+
+    On leaving it is stopped as at the end of a run, or with ``kill`` ended as by SIGKILL. A restart needs a greater
+    incarnation.
+    """
+    name = f"{role}.0"
+    node = Node(name, stage.network, stage.registry, incarnation=incarnation)
+    settings = cls.Settings.model_validate(topology.actors[role].settings)
+    stopping = trio.Event()
+    async with trio.open_nursery() as nursery:
+        context = ActorContext(
+            name=name,
+            role=role,
+            replica=0,
+            incarnation=incarnation,
+            topology=topology,
+            settings=settings,
+            directory=directory,
+            base=directory,
+            node=node,
+            nursery=nursery,
+            rng=random.Random(0),
+            log=structlog.get_logger(actor=name),
+            links=make_links(node, topology, role, cls, settings),
+            open_journal=lambda: Journal(directory / "journal.sqlite"),
+            started_at=0.0,
+            wall=trio.current_time,
+        )
+        status = node.announce("status", [SUPERVISOR])
+        actor = cls(context)
+        nursery.start_soon(partial(serve, actor, node=node, status_link=status, stopping=stopping, nursery=nursery))
+        yield actor
+        if kill:
+            nursery.cancel_scope.cancel()
+        else:
+            stopping.set()

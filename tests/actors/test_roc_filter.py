@@ -1,0 +1,237 @@
+"""The RoC filter among stand-ins, in virtual time: durability, restarts, replays, checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from actors.base import ask
+from actors.roc_filter import RoCFilter
+from actors.testing import Stage, running, stand_ins
+from agent_rl.journal import Journal, audit
+from agent_rl.messages import (
+    CheckpointSaved,
+    EvaluationReady,
+    GroupsProgress,
+    GroupsUnfinished,
+    Recorded,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+    TrainingGroup,
+    UnfinishedGroups,
+    Verdict,
+)
+from tests import builders
+from tests.actors.topologies import micro
+
+RL = 2
+FILTER = "roc_filter.0"
+
+
+def simulate(main: Any, *arguments: Any) -> None:
+    trio.run(main, *arguments, clock=MockClock(autojump_threshold=0))
+
+
+async def enter(stage: Stage, *, version: int = 5, restored: bool = True, index: int = RL) -> StageRecorded:
+    begun = 5 if index == RL else version
+    return await stage["learner"].call("stages", FILTER)(StageEntered(index, begun, version, restored, {}))
+
+
+async def settle_group(stage: Stage, number: int, answers: list[str], *, version: int = 5) -> list[str]:
+    """Open a group and push a trajectory for each answer; the names that were acknowledged are added to the list."""
+    group = builders.opened(number, stage=RL, version=version)
+    acknowledged: list[str] = []
+    opened = stage["kv_scheduler"].push("groups", FILTER)
+    await opened.send(group, on_ack=lambda: acknowledged.append(group.group))
+    await opened.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
+    for sample, answer in enumerate(answers):
+        trajectory = builders.trajectory(group, sample, answer=answer, version=version)
+        await stage["rollout_generator"].push("trajectories", FILTER).send(
+            trajectory, on_ack=lambda name=trajectory.rollout: acknowledged.append(name)
+        )
+    return acknowledged
+
+
+def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                assert (await enter(stage)).epoch == 1
+                await settle_group(stage, 0, ["4", "5", "4", "5"])
+                acknowledged = await settle_group(stage, 1, ["7"] * 4)
+                group = await stage["learner"].receive(TrainingGroup)
+                assert group.group == "s2-g000000"
+                assert sorted(group.rewards.tolist()) == [0.0, 1.0]
+                assert len(group.trajectories) == 2
+                step = await stage["learner"].receive(StepReady)
+                assert step == StepReady(RL, 5, ("s2-g000000",), step.figures)
+                assert step.figures["success"] == 0.25
+                assert step.figures["groups_trained"] == 1
+                await trio.sleep(1)
+                assert len(acknowledged) == 5
+                trained = StepTrained(RL, 5, step.groups, {"loss": 0.5})
+                assert await stage["learner"].call("steps", FILTER)(trained) == Recorded()
+        balance = audit(tmp_path)
+        assert balance.balanced, balance.faults
+        assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
+        (row,) = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"step"' in line]
+        assert '"loss": 0.5' in row
+        assert '"step": 1' in row
+
+    simulate(main)
+
+
+def test_nothing_is_acknowledged_before_the_journal_has_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+                await enter(stage)
+                committed: list[int] = []
+                commit = actor._journal.commit  # type: ignore[attr-defined]
+
+                def watched() -> None:
+                    committed.append(len(acknowledged))
+                    commit()
+
+                acknowledged: list[str] = []
+                actor._journal.commit = watched  # type: ignore[attr-defined]
+                group = builders.opened(0, stage=RL)
+                link = stage["kv_scheduler"].push("groups", FILTER)
+                await link.send(group, on_ack=lambda: acknowledged.append(group.group))
+                await link.drained()
+                assert acknowledged == [group.group]
+                assert committed == [0]
+
+    simulate(main)
+
+
+def test_a_killed_filter_takes_up_where_the_journal_stands(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage)
+                await settle_group(stage, 0, ["4", "5", "4", "5"])
+                await settle_group(stage, 1, ["4", "5"])  # two of its four samples are missing
+                await stage["learner"].receive(TrainingGroup)
+                await trio.sleep(1)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                # Nobody tells it where the learner is: the journal does. The group is sent again, the learner knows it.
+                assert (await stage["learner"].receive(TrainingGroup)).group == "s2-g000000"
+                journal = stage["kv_scheduler"].call("journal", FILTER)
+                answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
+                assert answer.opened == 2
+                assert [retry.sample for retry in answer.groups[0].missing] == [2, 3]
+                group = builders.opened(1, stage=RL)
+                for sample in (2, 3):
+                    await stage["rollout_generator"].push("trajectories", FILTER).send(
+                        builders.trajectory(group, sample, answer="4", version=5)
+                    )
+                step = await stage["learner"].receive(StepReady)
+                assert set(step.groups) == {"s2-g000000", "s2-g000001"}
+        assert audit(tmp_path).balanced
+
+    simulate(main)
+
+
+def test_a_restarted_learner_gets_the_steps_after_its_checkpoint_in_order_and_a_new_epoch(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                steps = []
+                for version in (5, 6, 7):
+                    for number in (0, 1):
+                        await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
+                    steps.append(await stage["learner"].receive(StepReady))
+                    await stage["learner"].call("steps", FILTER)(StepTrained(RL, version, steps[-1].groups, {}))
+                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("c", 6, 6))
+                before = len(stage["learner"].log)
+                assert (await enter(stage, version=6)).epoch == 2
+                await trio.sleep(1)
+                replayed = stage["learner"].log[before:]
+                names = [m.group if isinstance(m, TrainingGroup) else m.version for m in replayed]
+                assert names == [*steps[1].groups, 6, *steps[2].groups, 7]
+                again = StepTrained(RL, 6, steps[1].groups, {"loss": 9.0})
+                await stage["learner"].call("steps", FILTER)(again)  # a replay is no second step
+        rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert sum('"kind": "step"' in row for row in rows) == 3
+        assert audit(tmp_path).balanced
+
+    simulate(main)
+
+
+def test_an_answer_text_cannot_decide_is_checked_by_the_executor_and_its_failures_are_retried(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            verdicts = iter([("crashed", False), ("", True)])
+
+            def judge(check: Any) -> Verdict:
+                failure, equal = next(verdicts)
+                return Verdict(check.check, equal, "symbolic", failure, 0.01)
+
+            stage["tool_executor"].reply = judge
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                await settle_group(stage, 0, ["\\sqrt{16}", "5", "5", "5"])
+                group = await stage["learner"].receive(TrainingGroup)
+                assert sorted(group.rewards.tolist()) == [0.0, 1.0]
+                assert len(stage["tool_executor"].log) == 2
+
+    simulate(main)
+
+
+def test_failed_rollouts_are_announced_for_another_attempt(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                group = builders.opened(0, stage=RL, version=5)
+                await stage["kv_scheduler"].push("groups", FILTER).send(group)
+                await stage["kv_scheduler"].push("groups", FILTER).drained()
+                failed = builders.trajectory(group, 1, status="failed")
+                await stage["rollout_generator"].push("trajectories", FILTER).send(failed)
+                while True:
+                    progress = await stage["kv_scheduler"].receive(GroupsProgress)
+                    if progress.retries:
+                        break
+                (retry,) = progress.retries
+                assert (retry.group, retry.sample, retry.attempt) == (group.group, 1, 1)
+
+    simulate(main)
+
+
+def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage, index=1, version=1)
+                for number in range(6):
+                    purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
+                    group = builders.opened(number, stage=1, samples=1, purpose=purpose)
+                    await stage["kv_scheduler"].push("groups", FILTER).send(group)
+                    await stage["kv_scheduler"].push("groups", FILTER).drained()
+                    answer = "4" if number < 4 else "3"
+                    await stage["rollout_generator"].push("trajectories", FILTER).send(
+                        builders.trajectory(group, 0, answer=answer)
+                    )
+                done = await stage["learner"].receive(EvaluationReady)
+                assert done.figures["success_before_sampled"] == 1.0
+                assert done.figures["success_before_greedy"] == 1 / 3
+        assert audit(tmp_path).evaluated == 6
+        journal = Journal(tmp_path / "journal.sqlite")
+        assert journal.evaluations()[1]["success_before_sampled"] == 1.0
+        journal.close()
+
+    simulate(main)
