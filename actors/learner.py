@@ -24,6 +24,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.weights import PublishedWeights, model_directory
+from agent_rl.batching import Masked, bucketed
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
@@ -37,7 +38,7 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl.tasks import Demonstration, load_tasks
+from agent_rl.tasks import load_tasks
 from agent_rl.topology import EvaluateStage, RlStage, SftStage
 
 if TYPE_CHECKING:
@@ -183,7 +184,9 @@ class Learner(Actor):
 
         topology = self.context.topology
         tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
-        demonstrations = tasks.demonstrations(random.Random(f"{topology.run.seed}/sft/{self._position.stage}"))
+        rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
+        sequences = (self._chat.demonstration_tokens(shown.messages) for shown in tasks.demonstrations(rng))
+        batches = bucketed(sequences, stage.batch, rng)
         self._stage_figures: dict[str, float] = {}
         self._figures["steps"] = float(stage.steps)
         for step in range(stage.steps):
@@ -191,7 +194,7 @@ class Learner(Actor):
                 return False
             if self._past_limit():
                 break
-            self._stage_figures = await self._in_thread(partial(self._sft_step, demonstrations, stage, step))
+            self._stage_figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
             self._figures |= {"step": step + 1.0, "loss": self._stage_figures["loss"]}
             if (step + 1) % 20 == 0:
                 self.log.info("sft step", step=step + 1, **self._stage_figures)
@@ -200,9 +203,8 @@ class Learner(Actor):
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         return True
 
-    def _sft_step(self, demonstrations: Iterator[Demonstration], stage: SftStage, step: int) -> dict[str, float]:
-        batch = [self._chat.demonstration_tokens(next(demonstrations).messages) for _ in range(stage.batch)]
-        return self._trainer.sft_step(batch, stage, step)
+    def _sft_step(self, batches: Iterator[list[Masked]], stage: SftStage, step: int) -> dict[str, float]:
+        return self._trainer.sft_step(next(batches), stage, step)
 
     async def _evaluate(self, index: int) -> bool:
         """Publish, and wait until the generators have answered all held-out problems."""

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
+from typing import TypeAlias
+
+Masked: TypeAlias = tuple[list[int], list[int]]
+"""A sequence's tokens and its loss mask."""
+
+POOL = 16
+"""Batches sorted by length together: enough to leave little padding, few enough to keep batches mixed."""
+
+
+def bucketed(sequences: Iterator[Masked], batch: int, rng: random.Random) -> Iterator[list[Masked]]:
+    """Batches of sequences of like length, in random order within each pool of ``POOL`` batches; without end if they are."""
+    while pool := sorted(islice(sequences, POOL * batch), key=lambda sequence: len(sequence[0])):
+        batches = [pool[start : start + batch] for start in range(0, len(pool), batch)]
+        rng.shuffle(batches)
+        yield from batches
 
 
 def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:

@@ -36,8 +36,8 @@ def read_tasks(patterns: Sequence[str], base: Path) -> tuple[Problem, ...]:
 
 def _resolve(patterns: Sequence[str], base: Path) -> Iterator[tuple[str, Path]]:
     for pattern in patterns:
-        # glob joins an absolute pattern to root_dir as the file system would: it stays absolute.
-        names = [pattern] if (base / pattern).is_file() else sorted(glob.glob(pattern, root_dir=base, recursive=True))
+        matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
+        names = [pattern] if (base / pattern).is_file() else sorted(matches)
         if not names:
             raise TaskError(f"{pattern}: no such file in {base}; task files are looked up from the topology's folder")
         for name in names:
@@ -74,18 +74,18 @@ def _open_text(path: Path) -> IO[str]:
 
 def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
+        from pyarrow import parquet
     except ImportError as error:
         raise TaskError(f"{name}: parquet needs pyarrow (pip install pyarrow), or convert the file to JSONL") from error
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{name}:{number}", row
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise TaskError(f"{name}: cannot be read as parquet ({error})") from error
 
 
@@ -117,7 +117,10 @@ def _user_text(messages: list[Any], where: str) -> str:
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
         raise TaskError(f"{where}: `prompt` has messages of roles {roles}; it must hold exactly one of the user's")
-    return cast("str", turns[0].get("content"))
+    content = turns[0].get("content")
+    if not isinstance(content, str):
+        raise TaskError(f"{where}: the content of `prompt`'s user message is {content!r}; it must be text")
+    return content
 
 
 def _answer(row: Mapping[str, Any], where: str) -> str:
@@ -129,5 +132,7 @@ def _answer(row: Mapping[str, Any], where: str) -> str:
         answer = int(answer)
     text = "" if answer is None or isinstance(answer, list | dict | bool) else str(answer).strip()
     if not text:
-        raise TaskError(f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r}; it must be text or a number")
+        raise TaskError(
+            f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r}; it must be text or a number"
+        )
     return text

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -63,9 +63,7 @@ class TaskSource(Protocol):
         """Demonstrations without end. Raises TaskError, at the call, when the source has none."""
 
 
-def load_tasks(
-    tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, TaskFilter] | None = None
-) -> TaskSource:
+def load_tasks(tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, TaskFilter] | None = None) -> TaskSource:
     """The source that ``[tasks]`` of a topology describes.
 
     ``base`` is the folder of the topology file; paths of task files and of id lists are relative to it. ``filters`` says, by
@@ -82,7 +80,9 @@ def load_tasks(
     if not tasks.files:
         raise TaskError("[tasks] names neither a generator nor files: set `generator` or `files`")
     if tasks.settings:
-        raise TaskError(f"[tasks.settings] {sorted(tasks.settings)} are for generators: remove them, or set `generator`")
+        raise TaskError(
+            f"[tasks.settings] {sorted(tasks.settings)} are for generators: remove them, or set `generator`"
+        )
     from agent_rl.task_files import read_tasks
 
     training = read_tasks(tasks.files, base)
@@ -139,7 +139,9 @@ class _FilteredGenerator:
             problem = self._source.problem(stage, number * _DRAWS + draw)
             if restriction.allows(problem):
                 return problem
-        raise TaskError(f"stage {stage}: none of {_DRAWS} generated problems passes the filter ({restriction}); relax it")
+        raise TaskError(
+            f"stage {stage}: none of {_DRAWS} generated problems passes the filter ({restriction}); relax it"
+        )
 
     def evaluation(self, number: int) -> Problem:
         return self._source.evaluation(number)
@@ -208,8 +210,10 @@ class _FileTasks:
     def evaluation_count(self) -> int | None:
         return len(self._held_out)
 
-    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
-        raise TaskError("tasks from files hold no demonstrations: leave out the sft stage, or start from a trained model")
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:  # noqa: ARG002 the protocol's argument
+        raise TaskError(
+            "tasks from files hold no demonstrations: leave out the sft stage, or start from a trained model"
+        )
 
 
 def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> TaskSource:
@@ -230,4 +234,4 @@ def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> Tas
     unknown = sorted(set(settings) - accepted)
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise TaskError(f"[tasks.settings] {unknown} are not settings of {path}: it knows {sorted(accepted)}")
-    return cast("TaskSource", generator(seed=seed, **settings))
+    return cast("Callable[..., TaskSource]", generator)(seed=seed, **settings)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from itertools import islice
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.batching import microbatches, split_evenly
+from agent_rl.batching import POOL, bucketed, microbatches, split_evenly
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
@@ -27,3 +30,14 @@ def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
     sizes = [len(part) for part in split]
     assert all(sizes)
     assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
+    rng = random.Random(0)
+    lengths = [rng.randint(10, 90) for _ in range(POOL * 4)]
+    batches = list(islice(bucketed((([0] * n, [1] * n) for n in lengths), 4, rng), POOL))
+    found = [len(tokens) for batch in batches for tokens, _ in batch]
+    assert sorted(found) == sorted(lengths)
+    padding = sum(max(len(tokens) for tokens, _ in batch) * len(batch) for batch in batches) - sum(lengths)
+    assert padding / sum(lengths) < 0.05
+    assert found != sorted(found)

@@ -1,0 +1,292 @@
+"""Task sources: order, filters, files of either form, and errors that say where and what to do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+
+from agent_rl.messages import Problem
+from agent_rl.tasks import TaskError, load_tasks
+from agent_rl.topology import TaskFilter, Tasks
+
+
+def write_lines(path, *rows):
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
+
+
+def rows(count, *, first=0):
+    return [{"problem": f"problem {number}", "answer": number} for number in range(first, first + count)]
+
+
+def load(base, *, seed=0, filters=None, **tasks):
+    return load_tasks(Tasks(**tasks), seed=seed, base=base, filters=filters)
+
+
+@pytest.fixture
+def ten(tmp_path):
+    write_lines(tmp_path / "ten.jsonl", *rows(10))
+    return tmp_path
+
+
+class Numbers:
+    """A generator whose problems are as long as their number is large."""
+
+    evaluation_count = None
+
+    def __init__(self, seed, *, start=0):
+        self.start = start + seed
+
+    def problem(self, stage, number):
+        return Problem(id=f"{number % 7}", text="x" * (self.start + number % 7), answer="1")
+
+    def evaluation(self, number):
+        return Problem(id=f"held-out {number}", text="x" * 100, answer="1")
+
+    def demonstrations(self, rng):
+        yield from ()
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_file_become_problems_with_answers_as_text(ten):
+    source = load(ten, files=("ten.jsonl",))
+    problems = {source.problem(0, number) for number in range(10)}
+    assert Problem(id="ten.jsonl:4", text="problem 3", answer="3") in problems
+    assert {problem.answer for problem in problems} == {str(number) for number in range(10)}
+
+
+def test_every_pass_is_a_permutation_of_its_own(ten):
+    source = load(ten, files=("ten.jsonl",))
+    passes = [[source.problem(0, 10 * turn + position).text for position in range(10)] for turn in range(3)]
+    assert all(sorted(turn) == sorted(passes[0]) for turn in passes)
+    assert len({tuple(turn) for turn in passes}) == 3
+
+
+def test_order_is_a_function_of_seed_stage_and_number_whatever_was_asked_before(ten):
+    numbers = list(range(30))
+    expected = [load(ten, files=("ten.jsonl",), seed=5).problem(1, number) for number in numbers]
+    source = load(ten, files=("ten.jsonl",), seed=5)
+    shuffled = random.Random(1).sample(numbers, len(numbers))
+    seen = {number: source.problem(1, number) for number in shuffled}
+    assert [seen[number] for number in numbers] == expected
+    assert [load(ten, files=("ten.jsonl",), seed=6).problem(1, number) for number in numbers] != expected
+
+
+def test_globs_gzip_and_several_files_are_read_in_order(tmp_path):
+    (tmp_path / "part").mkdir()
+    write_lines(tmp_path / "part" / "b.jsonl", *rows(2, first=2))
+    with gzip.open(tmp_path / "part" / "a.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(json.dumps(row) for row in rows(2)))
+    source = load(tmp_path, files=("part/*.jsonl*",))
+    assert {source.problem(0, number).id for number in range(4)} == {
+        "part/a.jsonl.gz:1",
+        "part/a.jsonl.gz:2",
+        "part/b.jsonl:1",
+        "part/b.jsonl:2",
+    }
+
+
+def test_an_absolute_path_is_taken_as_it_is(ten, tmp_path_factory):
+    source = load(tmp_path_factory.mktemp("elsewhere"), files=(str(ten / "ten.jsonl"),))
+    assert source.problem(0, 0).text.startswith("problem")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "What is 6 * 7?",
+        [{"role": "user", "content": "What is 6 * 7?"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}],
+    ],
+)
+def test_verl_rows_give_the_users_text_and_the_ground_truth(tmp_path, prompt):
+    write_lines(tmp_path / "verl.jsonl", {"prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "42"}})
+    assert load(tmp_path, files=("verl.jsonl",)).problem(0, 0) == Problem("verl.jsonl:1", "What is 6 * 7?", "42")
+
+
+def test_parquet_reads_like_jsonl(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pa.table(
+        {
+            "id": ["a", "b"],
+            "prompt": [[{"role": "user", "content": "one?"}], [{"role": "user", "content": "two?"}]],
+            "reward_model": [{"ground_truth": "1"}, {"ground_truth": "2"}],
+        }
+    )
+    parquet.write_table(table, tmp_path / "verl.parquet")
+    source = load(tmp_path, files=("verl.parquet",))
+    assert {source.problem(0, 0), source.problem(0, 1)} == {Problem("a", "one?", "1"), Problem("b", "two?", "2")}
+
+
+def test_a_file_that_is_no_parquet_says_so(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "bad.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(TaskError, match=r"bad\.parquet: cannot be read as parquet"):
+        load(tmp_path, files=("bad.parquet",))
+
+
+def test_a_whole_float_is_an_integer_answer(tmp_path):
+    write_lines(tmp_path / "a.jsonl", {"problem": "?", "answer": 408.0}, {"problem": "??", "answer": 0.5})
+    source = load(tmp_path, files=("a.jsonl",))
+    assert {source.problem(0, 0).answer, source.problem(0, 1).answer} == {"408", "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"problem": "a", "answer": ', r"bad\.jsonl:2: not JSON .* each line must be one JSON object"),
+        ("[1, 2]", r"bad\.jsonl:2: a JSON list; each line must be one JSON object"),
+        ({"problem": "a"}, r"bad\.jsonl:2: `answer` .* is None; it must be text or a number"),
+        ({"problem": "a", "answer": ""}, r"bad\.jsonl:2: `answer` .* it must be text"),
+        ({"problem": "a", "answer": True}, r"bad\.jsonl:2: `answer` .* is True"),
+        (
+            {"answer": "1", "text": "a"},
+            r"bad\.jsonl:2: neither `problem` nor `prompt`; columns are \['answer', 'text'\]",
+        ),
+        ({"problem": "  ", "answer": "1"}, r"bad\.jsonl:2: the problem is '  '; it must be text"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
+            r"bad\.jsonl:2: `prompt` has messages of roles \['user', 'assistant'\]",
+        ),
+        (
+            {"prompt": [{"role": "user"}], "answer": "1"},
+            r"bad\.jsonl:2: the content of `prompt`'s user message is None",
+        ),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
+    write_lines(tmp_path / "bad.jsonl", *rows(1), line)
+    with pytest.raises(TaskError, match=message):
+        load(tmp_path, files=("bad.jsonl",))
+
+
+def test_files_that_cannot_serve_are_named(tmp_path):
+    write_lines(tmp_path / "empty.jsonl")
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "plain.jsonl.gz").write_text("not gzip")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name, message in {
+        "nowhere.jsonl": "no such file",
+        "*.none": "no such file",
+        "empty.jsonl": "holds no tasks",
+        "notes.txt": "task files end in one of .jsonl",
+        "plain.jsonl.gz": "is it UTF-8 text, or gzip",
+        "binary.jsonl": "is it UTF-8 text, or gzip",
+    }.items():
+        with pytest.raises(TaskError, match=message) as caught:
+            load(tmp_path, files=(name,))
+        assert str(caught.value).startswith(name)
+
+
+# Held-out problems ---------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_files_are_held_out_problems_in_file_order(ten):
+    write_lines(ten / "held.jsonl", *rows(3, first=50))
+    source = load(ten, files=("ten.jsonl",), evaluation_files=("held.jsonl",))
+    assert source.evaluation_count == 3
+    assert [source.evaluation(number).answer for number in range(3)] == ["50", "51", "52"]
+    with pytest.raises(TaskError, match=r"held-out problem 3 .* hold 3: lower the stage's `problems`"):
+        source.evaluation(3)
+
+
+def test_evaluation_without_evaluation_files_is_an_error(ten):
+    source = load(ten, files=("ten.jsonl",))
+    assert source.evaluation_count == 0
+    with pytest.raises(TaskError, match="set `evaluation_files`"):
+        source.evaluation(0)
+
+
+def test_a_training_problem_among_the_held_out_ones_is_refused(ten):
+    write_lines(ten / "held.jsonl", *rows(2, first=9))
+    with pytest.raises(TaskError, match=r"held\.jsonl:1 has the text of training problem ten\.jsonl:10"):
+        load(ten, files=("ten.jsonl",), evaluation_files=("held.jsonl",))
+
+
+def test_files_have_no_demonstrations(ten):
+    with pytest.raises(TaskError, match="leave out the sft stage"):
+        load(ten, files=("ten.jsonl",)).demonstrations(random.Random(0))
+
+
+# Filters -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_draws_from_what_its_id_list_and_length_limit_allow(ten):
+    write_lines(ten / "long.jsonl", {"id": "long", "problem": "problem " * 9, "answer": 1})
+    (ten / "kept.txt").write_text("ten.jsonl:3\n\nten.jsonl:7\nlong\n")
+    filters = {2: TaskFilter(ids="kept.txt", max_problem_chars=20)}
+    source = load(ten, files=("ten.jsonl", "long.jsonl"), filters=filters)
+    assert {source.problem(2, number).id for number in range(50)} == {"ten.jsonl:3", "ten.jsonl:7"}
+    assert len({source.problem(1, number).id for number in range(11)}) == 11
+
+
+def test_a_filter_that_lets_nothing_pass_is_an_error(ten):
+    with pytest.raises(TaskError, match=r"stage 1: none of 10 problems passes the filter \(max_problem_chars = 3\)"):
+        load(ten, files=("ten.jsonl",), filters={1: TaskFilter(max_problem_chars=3)})
+
+
+def test_a_missing_id_list_is_an_error(ten):
+    with pytest.raises(TaskError, match="cannot read"):
+        load(ten, files=("ten.jsonl",), filters={1: TaskFilter(ids="gone.txt")})
+
+
+def test_a_generator_is_filtered_by_drawing_again():
+    source = load_tasks(
+        Tasks(generator=f"{__name__}:Numbers", settings={"start": 2}),
+        seed=0,
+        base=None,
+        filters={1: TaskFilter(max_problem_chars=4), 2: TaskFilter(max_problem_chars=1)},
+    )
+    assert {len(source.problem(1, number).text) for number in range(40)} == {2, 3, 4}
+    assert {len(source.problem(0, number).text) for number in range(40)} == set(range(2, 9))
+    assert source.problem(1, 9) == source.problem(1, 9)
+    assert source.evaluation(4).id == "held-out 4", "held-out problems are not filtered"
+    with pytest.raises(TaskError, match="stage 2: none of 1000 generated problems passes"):
+        source.problem(2, 0)
+
+
+# Generators ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, __name__, __import__("types").SimpleNamespace(Numbers=Numbers, x=1))
+
+
+def test_a_generator_gets_seed_and_settings():
+    source = load_tasks(Tasks(generator=f"{__name__}:Numbers", settings={"start": 3}), seed=2, base=None)
+    assert isinstance(source, Numbers)
+    assert source.start == 5
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({"generator": "nothing"}, "write it as `module:Class`"),
+        ({"generator": "no_such_module_here:Class"}, "no module 'no_such_module_here'"),
+        ({"generator": "agent_rl.no_such_part:Class"}, r"no module 'agent_rl\.no_such_part'"),
+        ({"generator": "agent_rl.tasks:Nothing"}, "has no class Nothing"),
+        ({"generator": f"{__name__}:x"}, "has no class x"),
+        ({"generator": f"{__name__}:Numbers", "settings": {"stop": 1}}, r"\['stop'\] are not settings .* \['start'\]"),
+        ({"generator": f"{__name__}:Numbers", "files": ("a.jsonl",)}, "keep one of them"),
+        ({}, "neither a generator nor files"),
+        ({"files": ("a.jsonl",), "settings": {"start": 1}}, r"\['start'\] are for generators"),
+    ],
+)
+def test_what_is_wrong_in_the_tasks_table_is_said(tasks, message, tmp_path):
+    with pytest.raises(TaskError, match=message):
+        load(tmp_path, **tasks)
+
+
+def test_a_generator_that_fails_on_an_import_of_its_own_is_not_taken_for_missing(tmp_path, monkeypatch):
+    (tmp_path / "needs_something.py").write_text("import what_it_needs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
+        load(tmp_path, generator="needs_something:Class")

@@ -1,0 +1,127 @@
+"""The tiny tokenizer loses nothing, and the tiny model loads like any other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.arithmetic import ArithmeticTasks
+from agent_rl.prompts import ChatFormat
+from agent_rl.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
+from agent_rl.topology import InitialiseModel
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+TOKENIZER = build_tokenizer()
+PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
+
+
+def conversations(count):
+    source = ArithmeticTasks(0).demonstrations(random.Random(0))
+    return [list(demonstration.messages) for demonstration in itertools.islice(source, count)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    initialise_model(InitialiseModel(layers=2, hidden_size=32, mlp_size=48, head_dim=8), directory, seed=3)
+    return directory
+
+
+@given(st.lists(st.one_of(st.text(alphabet=PRINTABLE, max_size=12), st.sampled_from((*MARKUP, *WORDS)))).map("".join))
+def test_printable_text_survives_encoding_and_decoding(text):
+    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    assert TOKENIZER.decode(tokens) == text
+    assert TOKENIZER.unk_token_id not in tokens
+
+
+@given(st.text(max_size=20))
+def test_no_text_fails_and_unknown_characters_become_unknown_tokens(text):
+    tokens = TOKENIZER.encode(f"é{text}", add_special_tokens=False)
+    assert TOKENIZER.unk_token_id in tokens
+    assert max(tokens) < len(TOKENIZER)
+
+
+def test_digits_are_single_tokens_and_frames_and_words_one_each():
+    assert len(TOKENIZER.encode("1234567890", add_special_tokens=False)) == 10
+    assert all(len(TOKENIZER.encode(piece, add_special_tokens=False)) == 1 for piece in (*MARKUP, *WORDS))
+    assert len(set(MARKUP + WORDS)) == len(MARKUP + WORDS)
+    assert len(TOKENIZER) < 160
+
+
+def test_every_word_token_is_used_by_the_tasks():
+    shown = {token for messages in conversations(600) for token in TOKENIZER.apply_chat_template(messages)["input_ids"]}
+    tokens = {piece: TOKENIZER.convert_tokens_to_ids(piece) for piece in (*MARKUP, *WORDS)}
+    assert [piece for piece, token in tokens.items() if token not in shown] == []
+
+
+def test_any_tokens_decode_to_the_text_of_their_parts():
+    rng = random.Random(0)
+    tokens = [rng.randrange(len(TOKENIZER)) for _ in range(500)]
+    assert TOKENIZER.decode(tokens) == "".join(TOKENIZER.decode([token]) for token in tokens)
+
+
+def test_a_call_decodes_to_json():
+    messages = conversations(1)[0]
+    text = TOKENIZER.decode(TOKENIZER.encode(messages[1]["content"], add_special_tokens=False))
+    call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    assert set(call) == {"name", "arguments"}
+    assert set(call["arguments"]) == {"code", "input"}
+
+
+def test_a_conversation_so_far_is_a_prefix_of_what_it_becomes():
+    for messages in conversations(20):
+        rendered = [TOKENIZER.apply_chat_template(messages[:end])["input_ids"] for end in range(1, len(messages) + 1)]
+        assert all(longer[: len(shorter)] == shorter for shorter, longer in itertools.pairwise(rendered))
+        prompt = TOKENIZER.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"]
+        assert rendered[-1][: len(prompt)] == prompt
+        assert len(rendered[-1]) <= 256
+
+
+def test_the_chat_format_finds_the_same_tokens_and_mask_as_the_template():
+    chat = ChatFormat(TOKENIZER, "plain")
+    assert chat.end_of_turn == TOKENIZER.eos_token_id
+    for messages in conversations(20):
+        tokens, mask = chat.demonstration_tokens(messages)
+        expected = TOKENIZER.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        assert tokens[: len(expected["input_ids"])] == expected["input_ids"]
+        assert mask[: len(expected["assistant_masks"])] == expected["assistant_masks"]
+        assert len(tokens) == len(expected["input_ids"])
+
+
+def test_a_system_message_is_carried():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7?"}]
+    text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == f"{ROLES['system']}Be brief.{END}{ROLES['user']}6 * 7?{END}{ROLES['assistant']}"
+
+
+def test_model_and_tokenizer_load_from_the_folder_and_generate(saved):
+    model = transformers.AutoModelForCausalLM.from_pretrained(saved)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
+    assert model.config.vocab_size == len(tokenizer) == len(TOKENIZER)
+    assert model.dtype == torch.float32
+    assert model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids(END)
+    assert tokenizer.chat_template == TOKENIZER.chat_template
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "12 * 34?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    written = model.generate(**prompt, max_new_tokens=5)
+    assert prompt["input_ids"].shape[1] < written.shape[1] <= prompt["input_ids"].shape[1] + 5
+
+
+def test_weights_are_a_function_of_the_seed_and_leave_torchs_randomness_alone(saved, tmp_path):
+    spec = InitialiseModel(layers=2, hidden_size=32, mlp_size=48, head_dim=8)
+    before = torch.random.get_rng_state()
+    initialise_model(spec, tmp_path / "same", seed=3)
+    initialise_model(spec, tmp_path / "other", seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    weights = (saved / "model.safetensors").read_bytes()
+    assert (tmp_path / "same" / "model.safetensors").read_bytes() == weights
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
