@@ -62,15 +62,21 @@ class ChatFormat:
         if getattr(tokenizer, "chat_template", None) is None:
             raise PromptError("the tokenizer has no chat template; use an instruction-tuned model, or add a template file")
         self._tokenizer = tokenizer
+        # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._prompt = prompt
+        self._last_prompt: tuple[str | None, tuple[int, ...]] = (None, ())
         self._before_response, self._after_response, end_of_turn = self._probe()
         self.end_of_turn: int = end_of_turn
         eos = tokenizer.eos_token_id
         self.stop_tokens: frozenset[int] = frozenset({end_of_turn} | ({eos} if eos is not None else set()))
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
-        """The prompt up to where the model writes."""
-        return self._encode(self._render(self._messages(problem.text), generate=True))
+        """The prompt up to where the model writes. A group's samples ask for the same one after the other."""
+        if self._last_prompt[0] != problem.text:
+            tokens = self._encode(self._render(self._messages(problem.text), generate=True))
+            self._last_prompt = (problem.text, tuple(tokens))
+        return list(self._last_prompt[1])
 
     def response_tokens(self, responses: Sequence[str]) -> list[int]:
         """What follows an ended assistant turn when these tool responses come back: up to where the model writes again."""
@@ -78,7 +84,8 @@ class ChatFormat:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, tags included."""
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        decode = self._tokenizer.decode if self._fast is None else self._fast.decode
+        return str(decode(tokens, skip_special_tokens=False))
 
     def demonstration_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
         """A conversation as tokens and its loss mask: 1 on what the assistant writes, its end of turn included.
@@ -114,7 +121,9 @@ class ChatFormat:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        if self._fast is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def _probe(self) -> tuple[str, str, int]:
         """What the template puts around a tool response, from a conversation with marks in it."""

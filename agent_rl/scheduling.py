@@ -1,7 +1,7 @@
 """The KV-cache scheduler's decisions: when to open a group, and which engine gets which rollout.
 
-Opening (one group at a time, only when all earlier rollouts are placed and some engine has room, so that a group's policy is
-as fresh as can be) is bounded by the staleness budget: ``opened - uncounted < (S + served - stage_version + 1) * groups_per_step``,
+Opening (only when all earlier rollouts are placed and the engines have room beyond what the groups being recorded will
+take, so that a group's policy is as fresh as can be) is bounded by the staleness budget: ``opened - uncounted < (S + served - stage_version + 1) * groups_per_step``,
 with ``served`` the oldest version an engine serves; see staleness.py for why that keeps the budget.
 
 Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
@@ -90,6 +90,10 @@ class _Engine:
             return 0
         return self.load.kv_tokens_total - self.promised - self.unaccounted
 
+    def places(self, need: int) -> int:
+        """How many more rollouts of this size fit."""
+        return max(0, min(self.load.max_rollouts - len(self.rollouts), self.room // need))
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -144,6 +148,7 @@ class GroupScheduler:
         self._retried: set[Retry] = set()
         self._dropped: frozenset[str] = frozenset()
         self._announced_unwanted: tuple[str, ...] = ()
+        self._other_stages_in_flight = False
         self._published: PolicyPublished | None = None
         self._asked: tuple[int, int] | None = None
         self._ready = False
@@ -160,6 +165,7 @@ class GroupScheduler:
         entered = (published.stage, published.policy.epoch)
         if before is None or (before.stage, before.policy.epoch) != entered:
             self._ready = False
+            self._other_stages_in_flight = True
             self._pending.clear()
             self._retried.clear()
             self._recording.clear()
@@ -251,12 +257,11 @@ class GroupScheduler:
                 self._engines[generator].rollouts[item.request.rollout] = item.need
                 self._in_flight[item.request.rollout] = generator
                 instructions.append(Place(item.request, generator))
-            # A group being recorded will fill the room there is: open no more than one group ahead of the placements.
-            if self._pending or self._recording or not self._may_open():
+            if self._pending or not self._may_open():
                 return instructions
             opened = self._group(self._opened)
-            if self._engine_for(self._need(opened)) is None:
-                return instructions
+            if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
+                return instructions  # the groups being recorded will fill the room there is
             self._opened += 1
             self._recording[opened.group] = opened
             instructions.append(OpenGroup(opened))
@@ -323,6 +328,10 @@ class GroupScheduler:
         assert stage is not None
         return self._prompt_tokens(opened.problem) + stage.max_response_tokens
 
+    def _places(self, need: int) -> int:
+        """How many rollouts of this size the eligible engines have room for."""
+        return sum(engine.places(need) for engine in self._eligible())
+
     def _engine_for(self, need: int) -> str | None:
         """The eligible engine with the most room, if the rollout fits; ties go to the fewest rollouts, then the name."""
         fitting = [engine for engine in self._eligible() if engine.room >= need]
@@ -332,9 +341,13 @@ class GroupScheduler:
         return best.load.generator
 
     def _unwanted(self) -> list[Instruction]:
+        if not self._dropped and not self._announced_unwanted and not self._other_stages_in_flight:
+            return []
         current = self._published.stage if self._published else 0
         groups = {rollout.split("/", 1)[0] for rollout in self._in_flight}
-        unwanted = tuple(sorted(g for g in groups if g in self._dropped or not g.startswith(f"s{current}-")))
+        others = {group for group in groups if not group.startswith(f"s{current}-")}
+        self._other_stages_in_flight = bool(others)
+        unwanted = tuple(sorted(others | (groups & self._dropped)))
         if unwanted == self._announced_unwanted:
             return []
         self._announced_unwanted = unwanted

@@ -251,7 +251,13 @@ def test_promises_never_exceed_any_cache(engines: list[tuple[int, int]], endings
 def test_requests_wait_for_the_journal(samples: int) -> None:
     world = World(scheduler(algorithm=builders.algorithm(samples=samples)), auto_record=False)
     world.begin(total=10_000)
-    assert world.opened == ["s0-g000000"]
+    assert len(world.opened) == 4
     assert world.placed == []
     world.do(world.scheduler.group_recorded("s0-g000000"))
     assert len(world.placed) == samples
+
+
+def test_no_more_groups_are_recorded_ahead_than_there_is_room_for() -> None:
+    world = World(scheduler(), auto_record=False)
+    world.begin(total=10_000, max_rollouts=6)
+    assert len(world.opened) == 2  # one to fill four places, one that begins to fill the other two
