@@ -79,8 +79,9 @@ class KVScheduler(Actor):
             algorithm=topology.algorithm,
             max_staleness=topology.max_staleness,
             problems=self._problem,
-            prompt_tokens=lambda problem: math.ceil(len(problem.text) / settings.characters_per_token)
-            + settings.template_tokens,
+            prompt_tokens=lambda problem: (
+                math.ceil(len(problem.text) / settings.characters_per_token) + settings.template_tokens
+            ),
         )
         self._send, instructions = trio.open_memory_channel[Instruction](math.inf)
         self.context.nursery.start_soon(self._perform, instructions)

@@ -141,7 +141,7 @@ class Learner(Actor):
                 "stages", StageEntered(position.stage, position.stage_version, position.version, restored, left)
             )
             self._epoch, restored = reply.epoch, False
-            self._figures |= {"stage": float(position.stage), "step": 0.0, "steps": 0.0}
+            self._figures = {"stages": self._figures["stages"], "stage": float(position.stage)}
             if position.stage >= len(stages):
                 await self._publish()
                 self._state = "finished"
@@ -189,13 +189,18 @@ class Learner(Actor):
         batches = bucketed(sequences, stage.batch, rng)
         self._stage_figures: dict[str, float] = {}
         self._figures["steps"] = float(stage.steps)
+        began = self.context.now()
         for step in range(stage.steps):
             if self._stopping:
                 return False
             if self._past_limit():
                 break
             self._stage_figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
-            self._figures |= {"step": step + 1.0, "loss": self._stage_figures["loss"]}
+            self._figures |= {
+                "step": step + 1.0,
+                "loss": self._stage_figures["loss"],
+                "seconds_per_step": (self.context.now() - began) / (step + 1),
+            }
             if (step + 1) % 20 == 0:
                 self.log.info("sft step", step=step + 1, **self._stage_figures)
         self._trainer.reset_optimizer()  # moments of the supervised loss say nothing about the next stage's
@@ -224,6 +229,10 @@ class Learner(Actor):
             self._trainer.reset_optimizer()
         await self._publish()
         self._figures["steps"] = float(stage.steps)
+        self._stage_began, self._stage_began_at = (
+            self.context.now(),
+            self._position.version - self._position.stage_version,
+        )
         while self._position.version - self._position.stage_version < stage.steps and not self._past_limit():
             ready = await self._next_step()
             if ready is None:
@@ -265,7 +274,8 @@ class Learner(Actor):
             "staleness_mean": ready.figures.get("staleness_mean", 0.0),
             "staleness_max": ready.figures.get("staleness_max", 0.0),
             "entropy": figures.get("entropy", math.nan),
-            "seconds_per_step": seconds,
+            "train_seconds": seconds,
+            "seconds_per_step": (self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
         }
         self.log.info("step", version=at.version, **{**ready.figures, **figures})
         if self._position.version % self.context.topology.run.checkpoint_every == 0:

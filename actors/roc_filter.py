@@ -364,6 +364,7 @@ class RoCFilter(Actor):
             "held_back_by": len(self._book.waits_for()),
             "trajectories": self._trajectories,
             "queue": len(self._acks),
+            **self._book.evaluation_progress,
             **self._records.counts,
         }
 

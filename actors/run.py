@@ -102,7 +102,9 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         node_nursery.cancel_scope.cancel()
 
 
-def _announce(status_link: Any, context: ActorContext, state: str, figures: Mapping[str, float], detail: str = "") -> None:
+def _announce(
+    status_link: Any, context: ActorContext, state: str, figures: Mapping[str, float], detail: str = ""
+) -> None:
     numbers = {name: float(value) for name, value in figures.items()}
     status_link.set(ActorStatus(context.name, context.role, state, detail, numbers))
 
@@ -165,9 +167,7 @@ def _network(topology: Topology, path: Path) -> Network:
     return ZmqNetwork(table, curve=curve)
 
 
-async def _obey_signals(
-    stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
+async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """SIGTERM asks to finish and stop; SIGINT is the supervisor's to handle."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         task_status.started()

@@ -111,7 +111,14 @@ async def stand_ins(topology: Topology, role: str) -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def running(
-    cls: type[Actor], topology: Topology, role: str, directory: Path, stage: Stage, *, incarnation: int = 1, kill: bool = False
+    cls: type[Actor],
+    topology: Topology,
+    role: str,
+    directory: Path,
+    stage: Stage,
+    *,
+    incarnation: int = 1,
+    kill: bool = False,
 ) -> AsyncIterator[Actor]:
     """Run ``cls`` as the topology's ``role`` among the stand-ins.
 

@@ -85,7 +85,9 @@ class Episode:
         policies = np.tile(np.array([[policy.epoch, policy.version]], dtype=np.int32), (count, 1))
         self._append(np.array(added, dtype=np.int32), np.zeros(count, dtype=np.float32), policies, mask=0)
 
-    def trajectory(self, *, generator: str, seconds: float, failure: tuple[TrajectoryStatus, str] | None = None) -> Trajectory:
+    def trajectory(
+        self, *, generator: str, seconds: float, failure: tuple[TrajectoryStatus, str] | None = None
+    ) -> Trajectory:
         """The rollout as it stands; ``failure`` (status, reason) when the infrastructure ended it, not the model."""
         status, reason = failure or (self.ended or "failed", "")
         request = self.request

@@ -300,6 +300,14 @@ class GroupBook:
         """Groups decided and not in a step."""
         return self._assembler.waiting if self._assembler else 0
 
+    @property
+    def evaluation_progress(self) -> dict[str, float]:
+        """In an evaluation stage, how many rollouts are judged of how many; else nothing."""
+        stage = self.stages[self.entered.stage] if self.entered and self.entered.stage < len(self.stages) else None
+        if stage is None or stage.kind != "evaluate":
+            return {}
+        return {"step": float(len(self._evaluated)), "steps": 2.0 * stage.problems}
+
     def waits_for(self) -> tuple[str, ...]:
         """Open groups that hold the next step back."""
         return self._assembler.waits_for() if self._assembler else ()

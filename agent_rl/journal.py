@@ -87,14 +87,18 @@ class Journal:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
-            raise JournalError(f"{path}: not a usable journal ({error}); move it away to start the run afresh") from error
+            raise JournalError(
+                f"{path}: not a usable journal ({error}); move it away to start the run afresh"
+            ) from error
         self._begun = False
         layout = self.fact("layout")
         if layout is None:
             self.set_fact("layout", LAYOUT)
             self.commit()
         elif layout != LAYOUT:
-            raise JournalError(f"{path}: written in layout {layout}, this version reads {LAYOUT}; use the version that wrote it")
+            raise JournalError(
+                f"{path}: written in layout {layout}, this version reads {LAYOUT}; use the version that wrote it"
+            )
 
     def close(self) -> None:
         """Commit and close."""

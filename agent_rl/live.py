@@ -65,9 +65,9 @@ class LiveView:
         if state in {"starting", "restarting"}:
             line.said, line.heard_at, line.figures = "", None, {}
 
-    def milestone(self) -> tuple[float | None, float | None]:
-        """Stage and step: where a new plain line is due."""
-        return self._first("stage"), self._first("step")
+    def milestone(self) -> float | None:
+        """The stage: where a new plain line is due."""
+        return self._first("stage")
 
     def line(self, now: float) -> str:
         """The whole run in one line."""
@@ -187,16 +187,16 @@ class TerminalDisplay:
 
 
 class PlainDisplay:
-    """A line at every new stage or step, and otherwise every few seconds."""
+    """A line at every new stage, and otherwise every few seconds."""
 
-    INTERVAL = 10.0
+    INTERVAL = 5.0
     """Seconds between lines without a milestone."""
 
     def __init__(self, view: LiveView, out: TextIO) -> None:
         self._view = view
         self._out = out
         self._due: float | None = None
-        self._milestone: tuple[float | None, float | None] = (None, None)
+        self._milestone: float | None = None
 
     def refresh(self, now: float) -> None:
         """Write a line if one is due."""

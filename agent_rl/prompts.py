@@ -60,7 +60,9 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, prompt: Literal["plain", "rstar2"]) -> None:
         """``tokenizer`` is a transformers tokenizer with a chat template. Raises PromptError when it will not do."""
         if getattr(tokenizer, "chat_template", None) is None:
-            raise PromptError("the tokenizer has no chat template; use an instruction-tuned model, or add a template file")
+            raise PromptError(
+                "the tokenizer has no chat template; use an instruction-tuned model, or add a template file"
+            )
         self._tokenizer = tokenizer
         # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -141,5 +143,7 @@ class ChatFormat:
         first = self._encode(between)[:1]
         end_of_turn = self._tokenizer.decode(first, skip_special_tokens=False)
         if not first or not between.startswith(end_of_turn):
-            raise PromptError(f"the chat template ends an assistant's turn with {between!r}, which no single token begins")
+            raise PromptError(
+                f"the chat template ends an assistant's turn with {between!r}, which no single token begins"
+            )
         return between[len(end_of_turn) :], after, first[0]

@@ -54,7 +54,9 @@ class _Sequence:
 class Trainer:
     """A model, its optimizer, and the steps that change them."""
 
-    def __init__(self, model_path: Path, *, dtype: str, device: str, algorithm: Algorithm, threads: int, seed: int) -> None:
+    def __init__(
+        self, model_path: Path, *, dtype: str, device: str, algorithm: Algorithm, threads: int, seed: int
+    ) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.device = torch.device(device)
@@ -209,9 +211,9 @@ class Trainer:
         width = max(len(s.mask) for s in batch)
         inputs = _stack([s.tokens for s in batch], longest).to(self.device)
         # The logits that predict response token i stand at prompt + i - 1; rows are padded by repeating a valid place.
-        places = torch.stack([
-            (torch.arange(width) + s.prompt - 1).clamp(max=len(s.tokens) - 2) for s in batch
-        ]).to(self.device)
+        places = torch.stack([(torch.arange(width) + s.prompt - 1).clamp(max=len(s.tokens) - 2) for s in batch]).to(
+            self.device
+        )
         hidden = self.model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
         rows = torch.arange(len(batch), device=self.device).unsqueeze(1)
         logits = self.model.lm_head(hidden[rows, places])

@@ -38,7 +38,9 @@ def evaluate_stage(**changes: Any) -> EvaluateStage:
     return EvaluateStage(**{**defaults, **changes})
 
 
-def opened(number: int = 0, *, stage: int = 0, samples: int = 4, version: int = 0, purpose: Any = "train") -> GroupOpened:
+def opened(
+    number: int = 0, *, stage: int = 0, samples: int = 4, version: int = 0, purpose: Any = "train"
+) -> GroupOpened:
     return GroupOpened(f"s{stage}-g{number:06d}", stage, number, purpose, problem(number), samples, Policy(1, version))
 
 

@@ -51,8 +51,10 @@ async def settle_group(stage: Stage, number: int, answers: list[str], *, version
     await opened.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
     for sample, answer in enumerate(answers):
         trajectory = builders.trajectory(group, sample, answer=answer, version=version)
-        await stage["rollout_generator"].push("trajectories", FILTER).send(
-            trajectory, on_ack=lambda name=trajectory.rollout: acknowledged.append(name)
+        await (
+            stage["rollout_generator"]
+            .push("trajectories", FILTER)
+            .send(trajectory, on_ack=lambda name=trajectory.rollout: acknowledged.append(name))
         )
     return acknowledged
 
@@ -131,8 +133,10 @@ def test_a_killed_filter_takes_up_where_the_journal_stands(tmp_path: Path) -> No
                 assert [retry.sample for retry in answer.groups[0].missing] == [2, 3]
                 group = builders.opened(1, stage=RL)
                 for sample in (2, 3):
-                    await stage["rollout_generator"].push("trajectories", FILTER).send(
-                        builders.trajectory(group, sample, answer="4", version=5)
+                    await (
+                        stage["rollout_generator"]
+                        .push("trajectories", FILTER)
+                        .send(builders.trajectory(group, sample, answer="4", version=5))
                     )
                 step = await stage["learner"].receive(StepReady)
                 assert set(step.groups) == {"s2-g000000", "s2-g000001"}
@@ -223,8 +227,10 @@ def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
                     await stage["kv_scheduler"].push("groups", FILTER).send(group)
                     await stage["kv_scheduler"].push("groups", FILTER).drained()
                     answer = "4" if number < 4 else "3"
-                    await stage["rollout_generator"].push("trajectories", FILTER).send(
-                        builders.trajectory(group, 0, answer=answer)
+                    await (
+                        stage["rollout_generator"]
+                        .push("trajectories", FILTER)
+                        .send(builders.trajectory(group, 0, answer=answer))
                     )
                 done = await stage["learner"].receive(EvaluationReady)
                 assert done.figures["success_before_sampled"] == 1.0

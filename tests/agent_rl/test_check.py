@@ -266,7 +266,7 @@ def test_the_run_directory_may_not_be_a_file(folder):
 
 
 def test_the_run_directory_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.check_files.file_system", lambda path, mounts: "nfs4")  # noqa: ARG005
+    monkeypatch.setattr("agent_rl.check_files.file_system", lambda path, mounts: "nfs4")
     (fault,) = check(folder)
     assert fault.key == "run.directory"
     assert "(nfs4)" in fault.message

@@ -114,7 +114,7 @@ def test_plain_lines_come_at_milestones_and_now_and_then():
     display.refresh(101.0)
     display.refresh(101.5)
     assert out.getvalue().count("\n") == 1
-    shown.observe(status("learner.0", stage=0, step=1, steps=2), 102.0)
+    shown.observe(status("learner.0", stage=1, step=1, steps=2), 102.0)
     display.refresh(102.0)
     assert out.getvalue().count("\n") == 2
     display.refresh(102.0 + PlainDisplay.INTERVAL - 0.1)

@@ -14,7 +14,9 @@ from agent_rl.prompts import ChatFormat, PromptError
 from agent_rl.tiny import build_tokenizer
 from tests import builders
 
-CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
+CALL = (
+    '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
+)
 ANSWER = "<answer>\\boxed{4}</answer>"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -55,7 +57,12 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
         {"role": "user", "content": chat._responses(["4", "two\nlines"])},
     ]
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    built = [*chat.prompt_tokens(question), *chat._encode(CALL), chat.end_of_turn, *chat.response_tokens(["4", "two\nlines"])]
+    built = [
+        *chat.prompt_tokens(question),
+        *chat._encode(CALL),
+        chat.end_of_turn,
+        *chat.response_tokens(["4", "two\nlines"]),
+    ]
     assert built == list(whole)
 
 
@@ -111,7 +118,9 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     assert (made.status, made.turns, len(made.calls)) == ("finished", 2, 1)
     response = chat.response_tokens(["4"])
     first = len(chat._encode(CALL)) + 1
-    assert made.loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (len(made.tokens) - first - len(response))
+    assert made.loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (
+        len(made.tokens) - first - len(response)
+    )
     assert made.tokens[first : first + len(response)].tolist() == response
     assert [made.policies[i, 1] for i in (0, first, -1)] == [3, 4, 5]
     assert (made.logprobs[made.loss_mask == 0] == 0).all()

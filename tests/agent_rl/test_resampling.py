@@ -66,7 +66,9 @@ groups = st.lists(
 
 @pytest.mark.parametrize("mode", sorted(SELECTIONS))
 @given(group=groups, seed=st.integers(0, 5), keep=st.integers(2, 16))
-def test_selection_is_a_reproducible_subset_with_signal(mode: str, group: list[Candidate], seed: int, keep: int) -> None:
+def test_selection_is_a_reproducible_subset_with_signal(
+    mode: str, group: list[Candidate], seed: int, keep: int
+) -> None:
     kept = SELECTIONS[mode](group, random.Random(seed), keep=keep)
     assert kept == SELECTIONS[mode](group, random.Random(seed), keep=keep)
     assert list(kept) == sorted(set(kept))

@@ -110,11 +110,18 @@ def test_training_corrected_takes_the_straggler_whenever_it_is_ready() -> None:
     lag=st.integers(0, 2),
 )
 def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
-    seed: int, budget: int, groups_per_step: int, on_stale: str, refill: bool, lag: int  # noqa: FBT001
+    seed: int,
+    budget: int,
+    groups_per_step: int,
+    on_stale: str,
+    refill: bool,
+    lag: int,  # noqa: FBT001
 ) -> None:
     """A random run: groups open within the opening bound, are decided in random order, engines lag behind the learner."""
     rng = random.Random(seed)
-    steps = assembler(groups_per_step=groups_per_step, max_staleness=budget, on_stale=on_stale, refill=refill, max_refill=2)
+    steps = assembler(
+        groups_per_step=groups_per_step, max_staleness=budget, on_stale=on_stale, refill=refill, max_refill=2
+    )
     served = opened = 0
     open_groups: dict[str, int] = {}
     seen: list[str] = []

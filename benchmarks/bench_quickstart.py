@@ -1,0 +1,80 @@
+"""The quickstart over several seeds: what it reaches, how long it takes, asynchronous beside synchronous.
+
+    python benchmarks/bench_quickstart.py --seeds 5
+    python benchmarks/bench_quickstart.py --seeds 1 --mode synchronous
+
+Every run is `agent-rl run examples/quickstart.toml` with its seed, in a directory of its own. Prints a table and, as its last
+line, one JSON object; documented in benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+FIGURES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
+RUN_SECONDS = 3600
+
+
+def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str, Any]:
+    """One run; its summary."""
+    settings = [f"run.directory={directory}", f"run.seed={seed}", f"run.mode={mode}", *overrides]
+    command = [sys.executable, "-m", "agent_rl", "run", str(EXAMPLE)]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"seed {seed}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    summary["rl_minutes"] = (steps[-1]["seconds"] - steps[0]["seconds"]) / 60
+    return summary
+
+
+def main() -> None:
+    """Run the seeds one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--mode", choices=["asynchronous", "synchronous"], default="asynchronous")
+    parser.add_argument("--set", action="append", default=[], help="as for agent-rl run")
+    options = parser.parse_args()
+    summaries = []
+    print("seed  after SFT: sampled / greedy   after RL: sampled / greedy   minutes (RL)   staleness mean / max")
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            summary = run(seed, options.mode, Path(folder) / str(seed), options.set)
+            summaries.append(summary)
+            shares = [
+                f"{100 * summary[name]:5.1f} [{100 * summary[f'{name}_low']:.1f}, {100 * summary[f'{name}_high']:.1f}]"
+                for name in FIGURES
+            ]
+            print(
+                f"{seed:4}  {shares[0]} / {shares[1]}   {shares[2]} / {shares[3]}   "
+                f"{summary['minutes']:.1f} ({summary['rl_minutes']:.1f})   "
+                f"{summary['mean_staleness']:.2f} / {summary['max_staleness']:.0f}",
+                flush=True,
+            )
+    reached = sum(s["success_after_sampled"] >= 0.8 and s["success_after_greedy"] >= 0.9 for s in summaries)
+    honest = sum(s["success_before_sampled"] <= 0.3 and s["success_before_greedy"] <= 0.3 for s in summaries)
+    figures: dict[str, Any] = {
+        "mode": options.mode,
+        "seeds": len(summaries),
+        "seeds_at_goal": reached,
+        "seeds_honest": honest,
+    }
+    for name in (*FIGURES, "minutes", "rl_minutes", "mean_staleness"):
+        figures[f"{name}_median"] = round(statistics.median(s[name] for s in summaries), 4)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
