@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,13 +41,14 @@ class Peer:
         self.name = name
         self.node = Node(name, network, registry, incarnation=incarnation)
         self.reply: Callable[[Any], Any] = lambda _: None
+        self.concurrency = 1
         self._put, self._received = trio.open_memory_channel[Any](math.inf)
         self.log: list[Any] = []
         self._links: dict[str, PushLink | CallLink | AnnounceLink] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
-        await self.node.run(self._handle, concurrency=1, task_status=task_status)
+        await self.node.run(self._handle, concurrency=self.concurrency, task_status=task_status)
 
     async def _handle(self, delivery: Delivery) -> Any:
         self.log.append(delivery.message)
@@ -97,13 +98,19 @@ class Stage:
 
 
 @asynccontextmanager
-async def stand_ins(topology: Topology, role: str) -> AsyncIterator[Stage]:
-    """Stand-ins for every actor of the topology but ``role``, and for the supervisor; they outlive restarts of the actor."""
+async def stand_ins(
+    topology: Topology, role: str, *, concurrency: Mapping[str, int] | None = None
+) -> AsyncIterator[Stage]:
+    """Stand-ins for every actor of the topology but ``role``, and for the supervisor; they outlive restarts of the actor.
+
+    ``concurrency`` says which roles handle how many messages at once; the others take them one by one, in order.
+    """
     network, registry = MemoryNetwork(), Registry.of(messages)
     names = [node for node, other in actor_nodes(topology) if other != role]
     peers = {name.rsplit(".", 1)[0]: Peer(name, network, registry, 1) for name in [*names, SUPERVISOR]}
     async with trio.open_nursery() as nursery:
-        for peer in peers.values():
+        for name, peer in peers.items():
+            peer.concurrency = (concurrency or {}).get(name, 1)
             await nursery.start(peer.run)
         yield Stage(network, registry, peers)
         nursery.cancel_scope.cancel()

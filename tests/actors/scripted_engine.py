@@ -1,0 +1,81 @@
+"""An engine that writes what a test tells it to, in virtual time: the engine interface without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from transformers import AutoTokenizer
+
+from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
+from agent_rl.messages import Policy
+from agent_rl.prompts import ChatFormat
+
+
+class ScriptedEngine:
+    """``script(turn number, request)`` gives the text of a turn, or an exception to raise; a token takes a millisecond."""
+
+    def __init__(self, model_path: Path, *, initial_policy: Policy, script: Callable[[int, TurnRequest], Any], **_: Any) -> None:
+        self._chat = ChatFormat(AutoTokenizer.from_pretrained(model_path), "plain")
+        self._script = script
+        self._policy = initial_policy
+        self._turns: dict[str, int] = {}
+        self.released: list[str] = []
+        self.loaded: list[Path] = []
+        self.requests: list[TurnRequest] = []
+        self._generated = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        self.requests.append(request)
+        number = self._turns[request.rollout] = self._turns.get(request.rollout, 0) + 1
+        text = self._script(number, request)
+        if isinstance(text, Exception):
+            raise text
+        tokens = [*self._chat._encode(text), self._chat.end_of_turn]
+        policies = []
+        for _ in tokens:
+            await trio.sleep(0.001)
+            policies.append([self._policy.epoch, self._policy.version])
+        stopped = len(tokens) <= request.max_tokens
+        count = min(len(tokens), request.max_tokens)
+        self._generated += count
+        return TurnResult(
+            tokens=np.array(tokens[:count], dtype=np.int32),
+            logprobs=np.full(count, -0.25, dtype=np.float32),
+            policies=np.array(policies[:count], dtype=np.int32),
+            finish="stop" if stopped else "length",
+        )
+
+    def release(self, rollout: str) -> None:
+        self.released.append(rollout)
+
+    async def load_weights(self, path: Path, policy: Policy) -> None:
+        if not str(path).startswith("/weights"):
+            raise EngineError(f"no such file {path}")
+        self.loaded.append(path)
+        self._policy = policy
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def figures(self) -> EngineFigures:
+        return EngineFigures(
+            kv_tokens_total=1000,
+            kv_tokens_used=0,
+            max_rollouts=8,
+            running=0,
+            waiting=0,
+            preempted=0,
+            generated_tokens=self._generated,
+            prefilled_tokens=0,
+            busy_seconds=0.0,
+        )
