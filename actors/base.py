@@ -147,6 +147,8 @@ class Actor:
     """Whether the role has exactly one replica."""
     drain_order: ClassVar[int] = 50
     """Lower ones are stopped first when a run ends."""
+    drain_seconds: ClassVar[float] = 30.0
+    """How long ``stop`` may take before the process is killed."""
     Settings: ClassVar[type[BaseModel]] = Settings
     receives: ClassVar[tuple[LinkKind, ...]] = ()
     links: ClassVar[Mapping[str, LinkKind]] = {}

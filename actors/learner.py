@@ -63,6 +63,7 @@ class Learner(Actor):
     concurrency = 1
     single = True
     drain_order = 30
+    drain_seconds = 120.0
     Settings = LearnerSettings
     receives = (Push(TrainingGroup), Push(StepReady), Push(EvaluationReady), Announce(EngineLoad))
     links: ClassVar = {

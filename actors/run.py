@@ -90,7 +90,12 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     async with trio.open_nursery() as node_nursery:
         await node_nursery.start(partial(node.run, handler, concurrency=actor.concurrency))
         _announce(status_link, context, "starting", {})
-        await actor.start()
+        try:
+            await actor.start()
+        except Exception as error:
+            _announce(status_link, context, "failed", {}, f"{type(error).__name__}: {error}")
+            await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
+            raise
         ready.set()
         context.log.info("started")
         node_nursery.start_soon(report)

@@ -81,14 +81,15 @@ class Template:
     ranges: tuple[tuple[int, int], ...]
     right: Operations
     mistaken: Operations
-    descending: bool = False
-    """Whether the first operand must exceed the second, so that the story makes sense."""
+    exceeds: int = 0
+    """The first operand must exceed this many times the second: 1 where a story sells what it has, 2 where it divides, so
+    that the remainder never equals the difference."""
 
     def draw(self, rng: random.Random, split: Split) -> tuple[int, ...]:
         """Operands of the wanted split, uniform over the ranges."""
         while True:
             operands = tuple(rng.randint(low, high) for low, high in self.ranges)
-            if self.descending and operands[0] <= operands[1]:
+            if operands[0] <= self.exceeds * operands[1]:
                 continue
             if split_of(operands) == split:
                 return operands
@@ -110,7 +111,7 @@ TEMPLATES = (
         (_ANY, _ANY),
         right=Operations(("-",)),
         mistaken=Operations(("+",)),
-        descending=True,
+        exceeds=1,
     ),
     Template(
         "product",
@@ -125,13 +126,15 @@ TEMPLATES = (
         (_LARGE, _SMALL),
         right=Operations(("//",)),
         mistaken=Operations(("%",)),
+        exceeds=2,
     ),
     Template(
         "remainder",
         "{a} {x} go into boxes of {b}. How many are left over?",
         (_LARGE, _SMALL),
         right=Operations(("%",)),
-        mistaken=Operations(("//",)),
+        mistaken=Operations(("-",)),
+        exceeds=2,
     ),
     Template(
         "product_and_rest",
@@ -153,7 +156,7 @@ TEMPLATES = (
         (_ANY, _ANY, _SMALL),
         right=Operations(("-", "*"), grouped=True),
         mistaken=Operations(("-", "*")),
-        descending=True,
+        exceeds=1,
     ),
 )
 

@@ -18,7 +18,9 @@ from agent_rl.prompts import ChatFormat
 class ScriptedEngine:
     """``script(turn number, request)`` gives the text of a turn, or an exception to raise; a token takes a millisecond."""
 
-    def __init__(self, model_path: Path, *, initial_policy: Policy, script: Callable[[int, TurnRequest], Any], **_: Any) -> None:
+    def __init__(
+        self, model_path: Path, *, initial_policy: Policy, script: Callable[[int, TurnRequest], Any], **_: Any
+    ) -> None:
         self._chat = ChatFormat(AutoTokenizer.from_pretrained(model_path), "plain")
         self._script = script
         self._policy = initial_policy

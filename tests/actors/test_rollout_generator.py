@@ -27,7 +27,9 @@ from tests import builders
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.topologies import micro
 
-CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
+CALL = (
+    '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
+)
 ANSWER = "<answer>\\boxed{4}</answer>"
 GENERATOR = "rollout_generator.0"
 
@@ -87,9 +89,10 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
             assert made.calls[0].outcome == "success"
             assert set(made.policies[:, 1].tolist()) == {3}
             second = actor._engine.requests[1]
-            assert list(second.tokens) == [*made.prompt_tokens, *made.tokens[: made.loss_mask.tolist().index(0)]] + list(
-                made.tokens[made.loss_mask == 0]
-            )
+            assert list(second.tokens) == [
+                *made.prompt_tokens,
+                *made.tokens[: made.loss_mask.tolist().index(0)],
+            ] + list(made.tokens[made.loss_mask == 0])
             assert actor._engine.released == ["s0-g000000/0/0"]
             await trio.sleep(5)
             assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
