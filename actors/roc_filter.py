@@ -21,6 +21,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.run_records import RunRecords
+from actors.stored import decode_stored, encode_stored
 from agent_rl.grouping import (
     STAGE_BOUNDARY,
     STALE,
@@ -57,9 +58,7 @@ from agent_rl.messages import (
 from agent_rl.resampling import SELECTIONS, Candidate
 from agent_rl.statistics import RolloutFigures
 from agent_rl.topology import Topology
-from transport import CallFailed, CallRefused, CallTimeout, PeerLost, Registry, decode, encode
-
-MESSAGES = Registry(GroupOpened, Trajectory)
+from transport import CallFailed, CallRefused, CallTimeout, PeerLost
 
 
 class RoCFilterSettings(Settings):
@@ -159,7 +158,7 @@ class RoCFilter(Actor):
             case GroupOpened():
                 self._acks.append(self.defer_ack())
                 if self._book.group_opened(message):
-                    payload = _payload(message)
+                    payload = encode_stored(message)
                     self._journal.open_group(message.group, message.stage, message.number, message.purpose, payload)
             case UnfinishedGroups():
                 answer = self._book.unfinished(message.stage)
@@ -189,7 +188,7 @@ class RoCFilter(Actor):
             return
         self._trajectories += 1
         self._journal.add_trajectory(
-            trajectory.group, trajectory.sample, trajectory.attempt, trajectory.status, _payload(trajectory)
+            trajectory.group, trajectory.sample, trajectory.attempt, trajectory.status, encode_stored(trajectory)
         )
         self._perform(self._book.trajectory(trajectory))
 
@@ -235,9 +234,9 @@ class RoCFilter(Actor):
             for figures in self._figures_of(row.id):
                 self._book.evaluated_before(figures, figures.reward, row.purpose)
         for row in self._journal.groups(stage=stage, states=("open",)):
-            self._book.group_opened(_message(row.opened))
+            self._book.group_opened(decode_stored(row.opened))
             for _, _, _, reward, payload in self._journal.trajectories(row.id):
-                trajectory = _message(payload)
+                trajectory = decode_stored(payload)
                 self._perform(self._book.trajectory(trajectory, reward))
         self._perform(self._book.close_steps())
 
@@ -320,7 +319,7 @@ class RoCFilter(Actor):
             group=group,
             stage=row.stage,
             policy=Policy(0, row.oldest),
-            trajectories=tuple(_message(payloads[key]) for key in row.kept),
+            trajectories=tuple(decode_stored(payloads[key]) for key in row.kept),
             rewards=np.array(row.rewards, dtype=np.float32),
         )
 
@@ -351,7 +350,7 @@ class RoCFilter(Actor):
 
     def _figures_of(self, group: str) -> tuple[RolloutFigures, ...]:
         return tuple(
-            RolloutFigures.of(_message(payload)).judged(reward)
+            RolloutFigures.of(decode_stored(payload)).judged(reward)
             for _, _, _, reward, payload in self._journal.trajectories(group)
             if reward is not None
         )
@@ -367,19 +366,3 @@ class RoCFilter(Actor):
             **self._book.evaluation_progress,
             **self._records.counts,
         }
-
-
-def _payload(message: Any) -> bytes:
-    """A message as one blob: its frames, each with its length before it."""
-    frames = [bytes(frame) for frame in encode(message)]
-    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
-
-
-def _message(payload: bytes) -> Any:
-    frames: list[memoryview] = []
-    view = memoryview(payload)
-    while view:
-        size = int.from_bytes(view[:4], "big")
-        frames.append(view[4 : 4 + size])
-        view = view[4 + size :]
-    return decode(frames, MESSAGES)

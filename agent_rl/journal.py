@@ -205,6 +205,10 @@ class Journal:
             (group,),
         ).fetchall()
 
+    def opened_groups(self) -> list[bytes]:
+        """How each group was opened, of every stage."""
+        return [bytes(row[0]) for row in self._db.execute("SELECT opened FROM groups ORDER BY stage, number")]
+
     def opened_count(self, stage: int) -> int:
         """How many group numbers of the stage were opened (numbers are dense)."""
         row = self._db.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups WHERE stage = ?", (stage,)).fetchone()

@@ -18,6 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from actors.stored import decode_stored
+from agent_rl.arithmetic import overlap
+from agent_rl.journal import Journal
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 FIGURES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
 RUN_SECONDS = 3600
@@ -35,8 +39,22 @@ def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str
     summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
+    summary["overlap"] = len(held_out_overlap(directory))
     summary["rl_minutes"] = (steps[-1]["seconds"] - steps[0]["seconds"]) / 60
     return summary
+
+
+def held_out_overlap(directory: Path) -> set[tuple[int, ...]]:
+    """Operands that the run both trained and evaluated on, read from its journal; there must be none."""
+    journal = Journal(directory / "journal.sqlite")
+    ids: dict[bool, list[str]] = {True: [], False: []}
+    for opened in journal.opened_groups():
+        group = decode_stored(opened)
+        ids[group.purpose == "train"].append(group.problem.id)
+    journal.close()
+    if not ids[True] or not ids[False]:
+        raise SystemExit(f"{directory}: nothing was trained or nothing evaluated")
+    return overlap(ids[True], ids[False])
 
 
 def main() -> None:

@@ -58,8 +58,10 @@ def draw(runs: list[Path]) -> str:
     for tick in (0, 0.25, 0.5, 0.75, 1):
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="#e5e7eb"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4}" text-anchor="end" fill="#374151">{tick:.0%}</text>')
-    for tick in range(0, last + 1, max(1, round(last / 5))):
-        parts.append(f'<text x="{x(tick)}" y="{HEIGHT - 22}" text-anchor="middle" fill="#374151">{tick}</text>')
+    parts += [
+        f'<text x="{x(tick)}" y="{HEIGHT - 22}" text-anchor="middle" fill="#374151">{tick}</text>'
+        for tick in range(0, last + 1, max(1, round(last / 5)))
+    ]
     parts.append(
         f'<text x="{LEFT + plot_width / 2}" y="{HEIGHT - 6}" text-anchor="middle" fill="#374151">RL step</text>'
     )

@@ -27,6 +27,7 @@ class ScriptedEngine:
         self._turns: dict[str, int] = {}
         self.released: list[str] = []
         self.loaded: list[Path] = []
+        self.swapped = trio.Event()
         self.requests: list[TurnRequest] = []
         self._generated = 0
 
@@ -63,6 +64,8 @@ class ScriptedEngine:
             raise EngineError(f"no such file {path}")
         self.loaded.append(path)
         self._policy = policy
+        if len(self.loaded) > 1:
+            self.swapped.set()
 
     @property
     def policy(self) -> Policy:

@@ -89,10 +89,9 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
             assert made.calls[0].outcome == "success"
             assert set(made.policies[:, 1].tolist()) == {3}
             second = actor._engine.requests[1]
-            assert list(second.tokens) == [
-                *made.prompt_tokens,
-                *made.tokens[: made.loss_mask.tolist().index(0)],
-            ] + list(made.tokens[made.loss_mask == 0])
+            written = made.loss_mask.tolist().index(0)
+            response = made.tokens[made.loss_mask == 0].tolist()
+            assert list(second.tokens) == [*made.prompt_tokens, *made.tokens[:written], *response]
             assert actor._engine.released == ["s0-g000000/0/0"]
             await trio.sleep(5)
             assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
@@ -200,8 +199,8 @@ def test_a_policy_published_in_flight_shows_on_every_later_token(tmp_path: Path,
     async def main() -> None:
         async def reply(call: ToolCall) -> ToolResult:
             stage["learner"].announce("policy", GENERATOR).set(builders.published(4))
-            while actor._engine.policy.version != 4:
-                await trio.sleep(0.01)
+            with trio.fail_after(30):
+                await actor._engine.swapped.wait()
             return result(call)
 
         async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):

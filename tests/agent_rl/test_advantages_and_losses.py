@@ -123,7 +123,7 @@ def test_the_correction_is_capped_and_carries_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("advantage", "ratio", "stopped"), [(1, 1.3, True), (1, 0.5, False), (-1, 0.7, True), (-1, 1.5, False)]
 )
-def test_clip_higher_stops_only_what_goes_too_far(advantage: float, ratio: float, stopped: bool) -> None:  # noqa: FBT001
+def test_clip_higher_stops_only_what_goes_too_far(advantage: float, ratio: float, stopped: bool) -> None:
     logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
     zero, one = torch.zeros(1, 1), torch.ones(1, 1)
     loss, sums = policy_loss(logprobs, zero, zero, advantage * one, one, normaliser=1.0, settings=LossSettings())

@@ -115,7 +115,7 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
     groups_per_step: int,
     on_stale: str,
     refill: bool,
-    lag: int,  # noqa: FBT001
+    lag: int,
 ) -> None:
     """A random run: groups open within the opening bound, are decided in random order, engines lag behind the learner."""
     rng = random.Random(seed)

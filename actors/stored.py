@@ -1,0 +1,27 @@
+"""Messages as the journal stores them: what was received, as one blob."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_rl.messages import GroupOpened, Trajectory
+from transport import Registry, decode, encode
+
+STORED = Registry(GroupOpened, Trajectory)
+
+
+def encode_stored(message: GroupOpened | Trajectory) -> bytes:
+    """The message's frames, each with its length (4 bytes, big-endian) before it."""
+    frames = [bytes(frame) for frame in encode(message)]
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+
+def decode_stored(payload: bytes) -> Any:
+    """The message again. Raises DecodeError."""
+    frames: list[memoryview] = []
+    view = memoryview(payload)
+    while view:
+        size = int.from_bytes(view[:4], "big")
+        frames.append(view[4 : 4 + size])
+        view = view[4 + size :]
+    return decode(frames, STORED)
