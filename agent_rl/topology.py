@@ -109,6 +109,8 @@ class RlStage(Part):
     max_turns: PositiveInt
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: NonNegativeInt = 20
+    schedule: Literal["constant", "cosine"] = "constant"
+    """What follows the linear warm-up: the paper's constant rate, or a cosine to zero at the stage's last step."""
     reset_optimizer: bool = False
     filter: TaskFilter = TaskFilter()
 

@@ -125,8 +125,8 @@ class Trainer:
         figures = {"trained_tokens": trained, "trained_rollouts": float(len(sequences)), "skipped_updates": 0.0}
         if not sequences:
             return figures
-        warmup = min(1.0, (stage_step + 1) / stage.warmup_steps) if stage.warmup_steps else 1.0
-        self._set_learning_rate(stage.learning_rate * warmup)
+        rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
+        self._set_learning_rate(rate)
         self.model.train()
         totals: dict[str, float] = {}
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
@@ -143,7 +143,7 @@ class Trainer:
         figures.update({name: value / tokens for name, value in totals.items() if name != "loss"})
         figures["loss"] = totals.get("loss", 0.0) / len(batches)
         figures["gradient_norm"] = float(np.mean(gradient_norms)) if gradient_norms else 0.0
-        figures["learning_rate"] = stage.learning_rate * warmup
+        figures["learning_rate"] = rate
         return figures
 
     def _sequences(self, group: TrainingGroup) -> list[_Sequence]:

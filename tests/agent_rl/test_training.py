@@ -124,6 +124,13 @@ def test_warm_up_is_linear(model: Path) -> None:
     assert rates == pytest.approx([0.25e-4, 0.5e-4, 1e-4, 1e-4])
 
 
+def test_a_cosine_ends_near_zero_at_the_stages_last_step(model: Path) -> None:
+    trained = trainer(model)
+    stage = builders.rl_stage(learning_rate=1e-4, warmup_steps=0, steps=10, schedule="cosine")
+    rates = [trained.rl_step(groups(trained), stage, step)["learning_rate"] for step in (0, 5, 9)]
+    assert rates == pytest.approx([1e-4, 0.5e-4, 0.0245e-4], rel=0.01)
+
+
 def test_supervised_steps_lower_the_loss_on_trained_tokens_alone(model: Path) -> None:
     trained = trainer(model)
     stage = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=2)
