@@ -7,7 +7,7 @@ HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocm-smi 
 TORCH ?= $(if $(HAS_GPU),torch,torch==2.13.0)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all check format clean
+.PHONY: install train test test-all test-oldest check format clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,8 +23,20 @@ train: install
 test: install
 	$(PYTEST) -m "not slow"
 
-test-all: install
+test-all: install test-oldest
 	$(PYTEST)
+
+# The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
+OLDEST := .venv-oldest
+$(OLDEST)/installed: pyproject.toml
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet "$(TORCH)" "transformers==5.16.*"
+	$(OLDEST)/bin/python -m pip install --quiet -e ".[dev]" "transformers==5.16.*"
+	touch $@
+
+test-oldest: $(OLDEST)/installed
+	$(OLDEST)/bin/python -m pytest -m "not slow" tests/actors tests/end_to_end tests/agent_rl/test_tiny.py \
+		tests/agent_rl/test_training.py tests/agent_rl/test_prompts_and_episode.py
 
 check: install
 	$(BIN)/ruff check .
@@ -36,4 +48,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info runs
+	rm -rf $(VENV) $(OLDEST) build *.egg-info runs
