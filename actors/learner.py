@@ -83,6 +83,7 @@ class Learner(Actor):
         self._stopping = False
         self._ended = trio.Event()
         self._state = "starting"
+        self._stage_figures: dict[str, float] = {}
         self._figures: dict[str, float] = {"stages": float(len(self.context.topology.stages))}
         self._weights = PublishedWeights(self.context.directory / "weights")
         self._checkpoints = self.context.directory / "checkpoints"
@@ -150,6 +151,7 @@ class Learner(Actor):
             stage = stages[position.stage]
             self.log.info("stage", stage=position.stage, name=stage.name, kind=stage.kind, version=position.version)
             began = self.context.now()
+            self._stage_figures = {}
             match stage:
                 case SftStage():
                     done = self._past_limit() or await self._sft(stage)
@@ -188,7 +190,6 @@ class Learner(Actor):
         rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
         sequences = (self._chat.demonstration_tokens(shown.messages) for shown in tasks.demonstrations(rng))
         batches = bucketed(sequences, stage.batch, rng)
-        self._stage_figures: dict[str, float] = {}
         self._figures["steps"] = float(stage.steps)
         began = self.context.now()
         for step in range(stage.steps):
@@ -214,7 +215,6 @@ class Learner(Actor):
 
     async def _evaluate(self, index: int) -> bool:
         """Publish, and wait until the generators have answered all held-out problems."""
-        self._stage_figures = {}
         await self._publish()
         while index not in self._evaluations:
             if self._stopping:
@@ -225,7 +225,6 @@ class Learner(Actor):
 
     async def _rl(self, stage: RlStage) -> bool:
         """Steps of GRPO-RoC, each as soon as the filter has closed it."""
-        self._stage_figures = {}
         if stage.reset_optimizer and self._position.version == self._position.stage_version:
             self._trainer.reset_optimizer()
         await self._publish()

@@ -22,20 +22,19 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.run_records import RunRecords
 from actors.stored import decode_stored, encode_stored
-from agent_rl.grouping import (
+from agent_rl.group_instructions import (
     STAGE_BOUNDARY,
     STALE,
     Check,
     Closed,
-    DecidedGroup,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
-    GroupBook,
     Instruction,
     Ready,
     Rewarded,
 )
+from agent_rl.grouping import DecidedGroup, GroupBook
 from agent_rl.journal import StepRow
 from agent_rl.messages import (
     CheckpointSaved,
@@ -185,6 +184,7 @@ class RoCFilter(Actor):
 
     def _trajectory(self, trajectory: Trajectory) -> None:
         if not self._book.wants(trajectory):
+            self._book.unwanted(trajectory)
             return
         self._trajectories += 1
         self._journal.add_trajectory(
@@ -222,14 +222,16 @@ class RoCFilter(Actor):
         """Rebuild the book from the journal, through the same events that built it."""
         groups_per_step = self.context.topology.algorithm.groups_per_step
         surplus = sum(len(step.decided) - groups_per_step for step in steps) + self._journal.dropped_count(stage, STALE)
-        decided = [
-            DecidedGroup(row.id, row.oldest, row.state == "ready", self._figures_of(row.id))
-            for row in sorted(
-                self._journal.groups(stage=stage, states=("ready", "dropped")), key=lambda row: row.decided_order
-            )
-            if row.step is None and row.decided_order
-        ]
-        self._book.restore(decided, opened=self._journal.opened_count(stage), surplus=surplus)
+        rows = list(self._journal.groups(stage=stage, states=("ready", "dropped", "trained")))
+        waiting = sorted(
+            (row for row in rows if row.decided_order and row.step is None), key=lambda row: row.decided_order
+        )
+        self._book.restore(
+            [DecidedGroup(row.id, row.oldest, row.state == "ready", self._figures_of(row.id)) for row in waiting],
+            opened=self._journal.opened_count(stage),
+            last_order=max((row.decided_order for row in rows), default=0),
+            surplus=surplus,
+        )
         for row in self._journal.groups(stage=stage, states=("evaluated",)):
             for figures in self._figures_of(row.id):
                 self._book.evaluated_before(figures, figures.reward, row.purpose)

@@ -10,10 +10,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 
+from agent_rl.group_instructions import (
+    EQUAL_REWARDS,
+    STAGE_BOUNDARY,
+    STALE,
+    TOO_FEW_ROLLOUTS,
+    Check,
+    Closed,
+    Dropped,
+    Evaluated,
+    EvaluationGroupDone,
+    Instruction,
+    Ready,
+    Rewarded,
+)
 from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
@@ -25,88 +38,9 @@ from agent_rl.messages import (
 )
 from agent_rl.resampling import Candidate, Select, candidate, has_signal
 from agent_rl.rewards import exactly_equal, final_answer
-from agent_rl.staleness import Step, StepAssembler
+from agent_rl.staleness import StepAssembler
 from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
 from agent_rl.topology import Algorithm, Stage
-
-EQUAL_REWARDS = "equal_rewards"
-TOO_FEW_ROLLOUTS = "too_few_rollouts"
-STALE = "stale"
-STAGE_BOUNDARY = "stage_boundary"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Instruction: have this answer judged, then tell `judged`."""
-
-    group: str
-    sample: int
-    attempt: int
-    gold: str
-    prediction: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rewarded:
-    """Instruction: record the reward of a trajectory."""
-
-    group: str
-    sample: int
-    attempt: int
-    reward: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Instruction: the group is to be trained; record it and send these samples (attempt by sample) with their rewards."""
-
-    group: str
-    kept: tuple[tuple[int, int], ...]
-    rewards: tuple[float, ...]
-    oldest: int
-    order: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Instruction: record why the group is not trained, with its mean response length and success so far.
-
-    ``order`` places it among the decided groups when it counts towards a step, else it is 0.
-    """
-
-    group: str
-    reason: str
-    mean_length: float
-    success: float
-    oldest: int
-    order: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Instruction: record the step and send it to the learner."""
-
-    stage: int
-    step: Step
-    figures: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """Instruction: the evaluation stage is complete; record its figures and send them to the learner."""
-
-    stage: int
-    figures: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationGroupDone:
-    """Instruction: record an evaluation group as evaluated."""
-
-    group: str
-
-
-Instruction: TypeAlias = Check | Rewarded | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone
 
 
 @dataclass(slots=True)
@@ -157,7 +91,8 @@ class GroupBook:
     _opened: int = 0
     _decided: int = 0
     _retries: dict[tuple[str, int], Retry] = field(default_factory=dict)
-    _dropped: set[str] = field(default_factory=set)
+    _dropped: dict[str, set[int]] = field(default_factory=dict)
+    """Groups dropped while open, with the samples whose rollouts may still be in flight."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _evaluated: list[RolloutFigures] = field(default_factory=list)
 
@@ -175,6 +110,7 @@ class GroupBook:
         instructions: list[Instruction] = [self._drop(group, STAGE_BOUNDARY) for group in list(self._groups)]
         self._opened = self._decided = 0
         self._retries.clear()
+        self._dropped.clear()  # of another stage: its rollouts are cancelled for that reason alone
         self._step_rollouts.clear()
         self._evaluated.clear()
         self._assembler = None
@@ -189,12 +125,13 @@ class GroupBook:
             )
         return instructions
 
-    def restore(self, decided: Sequence[DecidedGroup], *, opened: int, surplus: int) -> None:
+    def restore(self, decided: Sequence[DecidedGroup], *, opened: int, last_order: int, surplus: int) -> None:
         """Take up what the journal holds of the stage just entered: decided groups in order, and counts.
 
-        Open groups and their trajectories are then replayed through the ordinary events.
+        ``last_order`` is that of the group decided last, whether in a step by now or not. Open groups and their trajectories are then replayed through the ordinary events.
         """
         self._opened = opened
+        self._decided = last_order
         if self._assembler is not None:
             self._assembler.surplus = surplus
             for item in decided:
@@ -259,9 +196,13 @@ class GroupBook:
         group.rollouts[sample].reward = 1.0 if equal else 0.0
         return [Rewarded(group_name, sample, attempt, 1.0 if equal else 0.0), *self._settled(group)]
 
-    def dropped_forgotten(self, groups: Sequence[str]) -> None:
-        """Nothing of these dropped groups is in flight any more: stop announcing them."""
-        self._dropped.difference_update(groups)
+    def unwanted(self, trajectory: Trajectory) -> None:
+        """A trajectory that is no news: one less in flight of a dropped group."""
+        samples = self._dropped.get(trajectory.group)
+        if samples is not None:
+            samples.discard(trajectory.sample)
+            if not samples:
+                del self._dropped[trajectory.group]
 
     # What others ask ---------------------------------------------------------------------------------------------------
 
@@ -384,8 +325,9 @@ class GroupBook:
         group = self._groups.pop(name)
         for sample in range(len(group.rollouts)):
             self._retries.pop((name, sample), None)
-        if any(not rollout.settled for rollout in group.rollouts):
-            self._dropped.add(name)
+        unsettled = {sample for sample, rollout in enumerate(group.rollouts) if rollout.candidate is None}
+        if unsettled and reason == STALE:
+            self._dropped[name] = unsettled
         rewarded = group.rewarded()
         lengths = [r.trajectory.tokens for r in rewarded if r.trajectory is not None]
         rewards = [r.reward or 0.0 for r in rewarded]

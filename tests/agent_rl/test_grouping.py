@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from agent_rl.grouping import (
+from agent_rl.group_instructions import (
     Check,
     Closed,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
-    GroupBook,
     Instruction,
     Ready,
     Rewarded,
 )
+from agent_rl.grouping import GroupBook
 from agent_rl.messages import Retry, StageEntered
 from agent_rl.resampling import select_paper
 from tests import builders
@@ -137,6 +137,12 @@ def test_stale_open_groups_are_dropped_and_reported() -> None:
     assert (dropped.group, dropped.reason, dropped.mean_length) == (straggler.group, "stale", 9.0)
     assert made.progress().dropped_groups == (straggler.group,)
     assert made.progress().uncounted == 1
+    for sample in range(1, 4):  # they come in cancelled; after the last nobody needs to be told any more
+        assert made.progress().dropped_groups == (straggler.group,)
+        late = builders.trajectory(straggler, sample, status="cancelled")
+        assert not made.wants(late)
+        made.unwanted(late)
+    assert made.progress().dropped_groups == ()
 
 
 def test_a_stage_boundary_drops_what_is_open() -> None:

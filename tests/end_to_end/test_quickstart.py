@@ -14,7 +14,15 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.slow
 def test_the_quickstart_learns_to_use_its_tool(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent_rl", "run", "examples/quickstart.toml", "--set", f"run.directory={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "agent_rl",
+        "run",
+        "examples/quickstart.toml",
+        "--set",
+        f"run.directory={tmp_path}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=True)
     summary = json.loads(done.stdout.strip().splitlines()[-1])
     assert summary["success_before_sampled"] <= 0.3

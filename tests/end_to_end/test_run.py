@@ -67,6 +67,35 @@ def processes_of(path: Path) -> list[str]:
     return found
 
 
+def family(pid: int) -> set[int]:
+    """The process and everything it has started, however far down."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that run still; zombies have ended."""
+    found = set()
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.add(pid)
+    return found
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -177,3 +206,38 @@ def test_overrides_reach_the_actors_and_a_wrong_one_is_refused(tmp_path: Path) -
     assert "stages.2.stepps" in err
     assert "steps" in err
     assert "Traceback" not in err
+
+
+def test_a_killed_supervisor_leaves_no_process_and_the_next_run_continues(tmp_path: Path) -> None:
+    path, directory = write_micro(tmp_path, steps=200)
+    process = start(path)
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    everyone = family(process.pid)
+    assert len(everyone) >= 8  # the supervisor, five actors, and the executor's interpreters
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not alive(everyone), "every process to end")
+    done = steps_trained(directory)
+    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=done + 2)
+
+
+def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_path: Path) -> None:
+    path, directory = write_micro(tmp_path)
+    code, out, err = finish(start(path, "--set", "run.max_minutes=0.0001"))
+    assert code == 0, out + err
+    summary = json.loads(out.strip().splitlines()[-1])
+    assert summary["steps"] == 0
+    assert "success_after_greedy" in summary
+    assert audit(directory).balanced
+
+
+def test_synchronous_mode_never_trains_on_an_older_policy(tmp_path: Path) -> None:
+    path, directory = write_micro(tmp_path)
+    code, out, err = finish(start(path, "--set", "run.mode=synchronous"))
+    assert code == 0, out + err
+    summary = check_finished(path, directory, out, steps=3)
+    assert summary["max_staleness"] == 0
+    steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
+    assert all(row["staleness_max"] == 0 for row in steps)
