@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent_rl.journal import Journal, audit_journal
+from agent_rl.audit import audit_journal
+from agent_rl.journal import Journal
 from agent_rl.topology import Topology
 
 SECONDS = "seconds_used"

@@ -125,7 +125,8 @@ def _run(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     if not options.directory.is_dir():
         return _mistake(f"there is no run directory {options.directory}")
-    from agent_rl.journal import JournalError, audit
+    from agent_rl.audit import audit
+    from agent_rl.journal import JournalError
 
     try:
         found = audit(options.directory)

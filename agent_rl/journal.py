@@ -1,6 +1,6 @@
 """The journal: the only durable state beside checkpoints. SQLite in WAL mode, written by the filter's shell alone.
 
-A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason; `audit` proves the balance.
+A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason; audit.py proves the balance.
 Payloads are opaque bytes (the wire's encoding), so that what is replayed is what was received.
 
 Durability: a commit survives the death of any process; with ``synchronous = NORMAL`` the last commits may be lost when the
@@ -317,88 +317,3 @@ def _group_row(row: tuple[Any, ...]) -> GroupRow:
     rewards = tuple(float(reward) for reward in json.loads(row[9]))
     group, stage, number, purpose, opened, state, reason, step = row[:8]
     return GroupRow(group, stage, number, purpose, opened, state, reason, step, kept, rewards, row[10], row[11])
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """The balance of a run: opened = trained + dropped by reason + open (ready counts as open until it is trained)."""
-
-    opened: int
-    trained: int
-    open: int
-    dropped: dict[str, int]
-    evaluated: int
-    evaluation_open: int
-    steps: int
-    empty_steps: int
-    faults: tuple[str, ...]
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every group is accounted for exactly once and no rule is broken."""
-        return not self.faults and self.opened == self.trained + sum(self.dropped.values()) + self.open
-
-    def figures(self) -> dict[str, float]:
-        """The counts by the names the summary uses."""
-        return {
-            "groups_opened": self.opened,
-            "groups_trained": self.trained,
-            "groups_dropped": sum(self.dropped.values()),
-            "groups_open": self.open,
-        }
-
-    def lines(self) -> list[str]:
-        """For people."""
-        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
-        lost = sum(self.dropped.values())
-        sign = "=" if self.opened == self.trained + lost + self.open else "!="
-        lines = [
-            f"training groups: {self.opened} opened {sign} {self.trained} trained + {lost} dropped ({dropped}) + {self.open} open",
-            f"steps: {self.steps}, of which {self.empty_steps} without an update",
-            f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
-        ]
-        lines += [f"FAULT {fault}" for fault in self.faults]
-        lines.append("balanced" if self.balanced else "NOT BALANCED")
-        return lines
-
-
-def audit_journal(journal: Journal) -> Audit:
-    """Balance an open journal."""
-    opened = trained = still_open = evaluated = evaluation_open = 0
-    dropped: dict[str, int] = {}
-    for (purpose, state, reason), count in journal.counts().items():
-        if purpose != "train":
-            evaluated += count if state == "evaluated" else 0
-            evaluation_open += count if state != "evaluated" else 0
-            continue
-        opened += count
-        if state == "trained":
-            trained += count
-        elif state == "dropped":
-            dropped[reason] = dropped.get(reason, 0) + count
-        else:
-            still_open += count
-    steps = [step for step in journal.steps() if step.trained]
-    return Audit(
-        opened=opened,
-        trained=trained,
-        open=still_open,
-        dropped=dropped,
-        evaluated=evaluated,
-        evaluation_open=evaluation_open,
-        steps=len(steps),
-        empty_steps=sum(not step.groups for step in steps),
-        faults=tuple(journal.faults()),
-    )
-
-
-def audit(directory: Path) -> Audit:
-    """Balance the journal of a run directory. Raises JournalError when there is none."""
-    path = directory / "journal.sqlite"
-    if not path.is_file():
-        raise JournalError(f"{path}: no journal here; give the directory of a run")
-    journal = Journal(path)
-    try:
-        return audit_journal(journal)
-    finally:
-        journal.close()

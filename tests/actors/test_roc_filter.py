@@ -11,7 +11,8 @@ from trio.testing import MockClock
 from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.testing import Stage, running, stand_ins
-from agent_rl.journal import Journal, audit
+from agent_rl.audit import audit
+from agent_rl.journal import Journal
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,

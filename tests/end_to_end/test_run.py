@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from agent_rl.addresses import runtime_directory
-from agent_rl.journal import Journal, audit
+from agent_rl.audit import audit
+from agent_rl.journal import Journal
 from agent_rl.load import load_topology
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 
