@@ -228,10 +228,18 @@ def make_display(view: LiveView, out: TextIO) -> Display:
 
 
 def summary_table(summary: Mapping[str, object]) -> Table:
-    """A finished run's figures, one a line."""
+    """A finished run's figures, one a line; a share with its 95 % interval (``_low``, ``_high``) as one."""
     table = Table("figure", "value", title="summary", title_justify="left")
     for name, value in summary.items():
-        table.add_row(name, f"{value:g}" if isinstance(value, float) else str(value))
+        if name.removesuffix("_low") in summary and name.endswith("_low"):
+            continue
+        if name.removesuffix("_high") in summary and name.endswith("_high"):
+            continue
+        low, high = summary.get(f"{name}_low"), summary.get(f"{name}_high")
+        if isinstance(value, float) and isinstance(low, float) and isinstance(high, float):
+            table.add_row(name, f"{100 * value:.1f} %  (95 %: {100 * low:.1f} to {100 * high:.1f})")
+        else:
+            table.add_row(name, f"{value:g}" if isinstance(value, float) else str(value))
     return table
 
 

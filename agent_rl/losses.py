@@ -25,7 +25,6 @@ class LossSettings:
     clip_low: float = 0.2
     clip_high: float = 0.28
     correction_cap: float = 2.0
-    kl_coefficient: float = 0.0
     entropy_coefficient: float = 0.0
 
 
@@ -76,12 +75,6 @@ def policy_loss(
             log_gap=(log_gap.abs() * mask).sum().double(),
         )
     return loss, sums
-
-
-def kl_penalty(logprobs: Tensor, reference: Tensor, mask: Tensor, *, normaliser: float) -> Tensor:
-    """The k3 estimator of KL(pi_theta || reference) averaged over tokens; an option that the recipe leaves off."""
-    log_ratio = torch.where(mask > 0, reference - logprobs, 0.0)
-    return ((log_ratio.exp() - log_ratio - 1.0) * mask).sum() / normaliser
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -135,8 +135,8 @@ class Algorithm(Part):
     microbatch_tokens: PositiveInt = 16384
     gradient_clip: PositiveFloat = 1.0
     weight_decay: float = Field(default=0.0, ge=0)
-    kl_coefficient: float = Field(default=0.0, ge=0)
     entropy_coefficient: float = 0.0
+    """Weight of an entropy bonus; the paper has none, nor a KL term."""
     correction_cap: PositiveFloat = 2.0
     """C of the correction for stale tokens, min(pi_prox / mu, C)."""
     advantage_std: bool = True

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agent_rl.advantages import group_advantages
-from agent_rl.losses import LossSettings, kl_penalty, policy_loss, token_logprobs
+from agent_rl.losses import LossSettings, policy_loss, token_logprobs
 
 
 def test_advantages_are_standardised_over_the_kept_group() -> None:
@@ -138,11 +138,3 @@ def test_token_logprobs_apply_the_temperature() -> None:
     p = math.e / (math.e + 1)
     assert float(logprobs) == pytest.approx(math.log(p))
     assert float(entropy) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
-
-
-def test_kl_is_zero_for_the_same_policy_and_positive_otherwise() -> None:
-    inputs = random_inputs()
-    same = kl_penalty(inputs["logprobs"], inputs["logprobs"], inputs["mask"], normaliser=1.0)
-    other = kl_penalty(inputs["logprobs"], inputs["proximal"], inputs["mask"], normaliser=1.0)
-    assert float(same) == 0.0
-    assert float(other) > 0.0

@@ -158,3 +158,11 @@ def test_logs_are_json_lines_with_what_is_bound(tmp_path):
     assert (first["event"], first["loss"], first["actor"], first["level"]) == ("step", 0.5, "learner.0", "info")
     assert first["timestamp"].endswith("Z")
     assert second["exception"][0]["exc_type"] == "ValueError"
+
+
+def test_a_share_is_shown_with_its_interval():
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table({"success": 0.5, "success_low": 0.412, "success_high": 0.588, "low": 1.0}))
+    drawn_table = console.file.getvalue()
+    assert "50.0 %  (95 %: 41.2 to 58.8)" in drawn_table
+    assert "success_low" not in drawn_table
