@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -102,6 +103,7 @@ class RolloutGenerator(Actor):
         self._engine = self._make_engine(directory, settings)
         await self.context.nursery.start(self._engine.run)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
+        self._acks: dict[str, list[Callable[[], None]]] = {}
         self._policy_ready = trio.Event()
         self._calls = self._rollouts = 0
         self._rate = Rate(self.context.now)
@@ -143,7 +145,10 @@ class RolloutGenerator(Actor):
         self._announce_load()
 
     async def _rollout(self, request: RolloutRequest) -> None:
-        ack = self.defer_ack()
+        asked_before = request.rollout in self._acks
+        self._acks.setdefault(request.rollout, []).append(self.defer_ack())
+        if asked_before:  # a restarted scheduler asks for what is under way: one rollout answers both requests
+            return
         await self._policy_ready.wait()
         started = self.context.now()
         episode = Episode(request, self._chat)
@@ -168,7 +173,11 @@ class RolloutGenerator(Actor):
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
-        await self.context.link("trajectories").send(trajectory, on_ack=ack)
+        await self.context.link("trajectories").send(trajectory, on_ack=partial(self._acknowledge, request.rollout))
+
+    def _acknowledge(self, rollout: str) -> None:
+        for ack in self._acks.pop(rollout):
+            ack()
 
     async def _run(self, episode: Episode) -> None:
         sampling = episode.request.sampling

@@ -90,9 +90,17 @@ class _Engine:
             return 0
         return self.load.kv_tokens_total - self.promised - self.unaccounted
 
+    def share(self, need: int) -> int:
+        """What a rollout is promised: what it needs, or the whole cache if it may need more than that.
+
+        The need is estimated from the problem's text; whether the real tokens fit is for the engine to say, and a rollout
+        that waited for ever would never be told.
+        """
+        return min(need, self.load.kv_tokens_total)
+
     def places(self, need: int) -> int:
         """How many more rollouts of this size fit."""
-        return max(0, min(self.load.max_rollouts - len(self.rollouts), self.room // need))
+        return max(0, min(self.load.max_rollouts - len(self.rollouts), self.room // max(1, self.share(need))))
 
 
 @dataclass(slots=True)
@@ -254,7 +262,8 @@ class GroupScheduler:
         while True:
             while self._pending and (generator := self._engine_for(self._pending[0].need)) is not None:
                 item = self._pending.popleft()
-                self._engines[generator].rollouts[item.request.rollout] = item.need
+                engine = self._engines[generator]
+                engine.rollouts[item.request.rollout] = engine.share(item.need)
                 self._in_flight[item.request.rollout] = generator
                 instructions.append(Place(item.request, generator))
             if self._pending or not self._may_open():
@@ -334,7 +343,7 @@ class GroupScheduler:
 
     def _engine_for(self, need: int) -> str | None:
         """The eligible engine with the most room, if the rollout fits; ties go to the fewest rollouts, then the name."""
-        fitting = [engine for engine in self._eligible() if engine.room >= need]
+        fitting = [engine for engine in self._eligible() if engine.places(need)]
         if not fitting:
             return None
         best = min(fitting, key=lambda engine: (-engine.room, len(engine.rollouts), engine.load.generator))

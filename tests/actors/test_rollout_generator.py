@@ -173,6 +173,21 @@ def test_an_engine_that_cannot_take_a_request_fails_the_rollout(tmp_path: Path, 
     simulate(main)
 
 
+def test_a_rollout_asked_for_twice_is_sampled_once_and_answers_both(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with generator(tmp_path, model, two_turns) as (stage, actor):
+            acks: list[str] = []
+            await ask(stage, acks=acks)
+            await ask(stage, acks=acks)
+            await stage["roc_filter"].receive(Trajectory)
+            await trio.sleep(5)
+            assert len(acks) == 2
+            assert len(actor._engine.requests) == 2  # two turns of one rollout
+            assert sum(isinstance(message, Trajectory) for message in stage["roc_filter"].log) == 1
+
+    simulate(main)
+
+
 def test_rollouts_nobody_wants_are_cancelled_others_go_on(tmp_path: Path, model: Path) -> None:
     async def main() -> None:
         hold = trio.Event()

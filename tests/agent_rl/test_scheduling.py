@@ -142,6 +142,14 @@ def test_rollouts_go_to_the_engine_with_the_most_room() -> None:
     assert [place.generator[-1] for place in world.placed[:6]] == ["1", "1", "0", "1", "0", "1"]
 
 
+def test_a_rollout_that_may_need_more_than_any_cache_gets_an_empty_engine_to_itself() -> None:
+    world = World(scheduler(prompt_tokens=lambda problem: 500))
+    world.begin(total=100)
+    assert len(world.placed) == 1
+    world.finish(world.placed[0])
+    assert len(world.placed) == 1
+
+
 def test_rows_bound_an_engine_too() -> None:
     world = World(scheduler())
     world.begin(total=10_000, max_rollouts=3)
