@@ -169,8 +169,15 @@ def validation_faults(
     for part in prefix:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]
     messages: dict[KeyPath, Fault] = {}
-    for found in error.errors(include_url=False):
+    everything = error.errors(include_url=False)
+    for found in everything:
         kind = found["type"]
+        if kind == "too_short" and any(
+            len(other["loc"]) > len(found["loc"])
+            for other in everything
+            if other is not found and other["loc"][: len(found["loc"])] == found["loc"]
+        ):
+            continue  # items that are wrong are said so themselves; pydantic then also misses them
         path = _file_path(found["loc"], data, missing=kind == "missing")
         if kind.startswith("union_tag"):
             path = (*path, str(found["ctx"]["discriminator"]).strip("'"))

@@ -5,136 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from agent_rl.addresses import runtime_directory
 from agent_rl.audit import audit
 from agent_rl.journal import Journal
 from agent_rl.load import load_topology
+from tests.end_to_end.processes import (
+    alive,
+    check_finished,
+    family,
+    finish,
+    free_ports,
+    processes_of,
+    rows,
+    start,
+    steps_trained,
+    wait_for,
+)
 from tests.end_to_end.topologies import write_micro, write_two_hosts
-
-SECONDS = 150
-"""A whole run takes about 15 s on two free cores, most of it importing torch; the machine may be busy."""
-
-SUMMARY_KEYS = {
-    "success_before_sampled",
-    "success_before_greedy",
-    "success_after_sampled",
-    "success_after_greedy",
-    "minutes",
-    "groups_opened",
-    "groups_trained",
-    "groups_dropped",
-    "groups_open",
-    "mean_staleness",
-    "max_staleness",
-}
-
-
-def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "agent_rl", "run", str(path), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        pytest.fail(f"the run did not end in {SECONDS} s\n{out[-3000:]}\n{err[-3000:]}")
-    return process.returncode, out, err
-
-
-def processes_of(path: Path) -> list[str]:
-    """Command lines of living processes that name the topology."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(path) in command:
-                found.append(command)
-    return found
-
-
-def family(pid: int) -> set[int]:
-    """The process and everything it has started, however far down."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those that run still; zombies have ended."""
-    found = set()
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            found.add(pid)
-    return found
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {SECONDS} s for {what}"
-        time.sleep(0.1)
-
-
-def free_ports(count: int) -> Iterator[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    for each in sockets:
-        yield each.getsockname()[1]
-        each.close()
-
-
-def steps_trained(directory: Path) -> int:
-    path = directory / "metrics.jsonl"
-    return sum(row["kind"] == "step" for row in rows(path)) if path.exists() else 0
-
-
-def check_finished(path: Path, directory: Path, out: str, *, steps: int) -> dict[str, Any]:
-    summary = json.loads(out.strip().splitlines()[-1])
-    assert summary.keys() >= SUMMARY_KEYS
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert balance.steps == steps
-    assert balance.open == 0
-    assert summary["groups_opened"] == summary["groups_trained"] + summary["groups_dropped"]
-    assert summary["groups_opened"] >= 2 * steps
-    assert summary["max_staleness"] <= 1
-    kinds = [row["kind"] for row in rows(directory / "metrics.jsonl")]
-    assert kinds.count("step") == steps
-    assert kinds.count("evaluation") == 2
-    assert processes_of(path) == []
-    return summary
 
 
 def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp_path: Path) -> None:
