@@ -88,9 +88,8 @@ class Learner(Actor):
         self._weights = PublishedWeights(self.context.directory / "weights")
         self._checkpoints = self.context.directory / "checkpoints"
         self._position = await self._in_thread(self._load)
-        self._version_published = -1
         self._epoch = 0
-        self._idle_seconds = self._busy_seconds = 0.0
+        self._idle_seconds = 0.0
         self.context.nursery.start_soon(self._walk)
 
     async def stop(self) -> None:
@@ -265,7 +264,6 @@ class Learner(Actor):
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         await self._publish()
         seconds = self.context.now() - began
-        self._busy_seconds += seconds
         figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds}
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._figures |= {
