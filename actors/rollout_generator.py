@@ -105,7 +105,7 @@ class RolloutGenerator(Actor):
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
         self._policy_ready = trio.Event()
-        self._calls = self._rollouts = 0
+        self._rollouts = 0
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
 
@@ -218,7 +218,6 @@ class RolloutGenerator(Actor):
     async def _call(self, episode: Episode, index: int, call: ParsedCall | MalformedCall) -> tuple[str, ToolCallRecord]:
         settings: RolloutGeneratorSettings = self.context.settings
         turn = episode.turns
-        self._calls += 1
         if isinstance(call, MalformedCall):
             return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0)
         request = ToolCall(
@@ -278,10 +277,9 @@ class RolloutGenerator(Actor):
     def status(self) -> tuple[str, dict[str, float]]:
         """The engine's load and rates since the last status."""
         figures = self._engine.figures
-        rates = self._rate({"tokens": figures.generated_tokens, "calls": self._calls, "rollouts": self._rollouts})
+        rates = self._rate({"tokens": figures.generated_tokens, "rollouts": self._rollouts})
         return "running", {
             "tokens_per_s": rates["tokens"],
-            "calls_per_s": rates["calls"],
             "rollouts_per_s": rates["rollouts"],
             "kv_used": figures.kv_tokens_used,
             "kv_total": figures.kv_tokens_total,

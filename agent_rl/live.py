@@ -25,7 +25,10 @@ OWN_FIGURES = (
     ("waiting", "waiting"),
     ("groups_open", "open groups"),
     ("tokens_per_s", "tokens/s"),
+    ("rollouts_per_s", "rollouts/s"),
     ("calls_per_s", "calls/s"),
+    ("groups_trained", "trained"),
+    ("rollouts_in_flight", "rollouts in flight"),
     ("seconds_per_step", "s/step"),
 )
 """The figures shown on an actor's own line: name in ActorStatus.figures, and what people call it."""
