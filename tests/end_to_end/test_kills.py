@@ -20,7 +20,6 @@ from tests.end_to_end.processes import (
 from tests.end_to_end.topologies import write_micro
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("role", ["kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"])
 def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, role: str) -> None:
     path, directory = write_micro(tmp_path, steps=12)
