@@ -31,6 +31,7 @@ import trio
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.children import Child, start_child
+from agent_rl.continuing import remember
 from agent_rl.lifecycle import (
     RestartBudget,
     actor_environment,
@@ -83,6 +84,7 @@ async def run_topology(
     sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
     with ExitStack() as stack:
         stack.enter_context(run_lock(directory, hosts))
+        remember(topology, directory)
         stack.enter_context(socket_directory(runtime, sockets))
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0])))
         stages = [stage.name for stage in topology.stages]

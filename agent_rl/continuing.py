@@ -1,0 +1,61 @@
+"""Continuing a run: what its topology said before, and what of it may have changed since.
+
+The run directory keeps the topology of its first start. The seed, the model, the tasks, the size of groups and steps, and the
+stages already named are what journal and checkpoints were made with: another value would continue something else under
+the same name, so it is refused. Everything else (lengths of stages, limits, hosts, actors and their settings) may change, and
+stages may be appended.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agent_rl.run_directory import RunRefused
+from agent_rl.topology import Topology
+
+FILE = "topology.json"
+
+
+def made_with(topology: Topology) -> dict[str, Any]:
+    """What must stay as it is, by the keys of the file."""
+    whole = topology.model_dump(mode="json")
+    algorithm = whole["algorithm"]
+    kept: dict[str, Any] = {"run.seed": whole["run"]["seed"]}
+    kept |= {f"model.{key}": value for key, value in whole["model"].items()}
+    kept |= {f"tasks.{key}": value for key, value in whole["tasks"].items()}
+    kept |= {f"algorithm.{key}": algorithm[key] for key in ("groups_per_step", "samples", "keep")}
+    for index, stage in enumerate(whole["stages"]):
+        kept[f"stages.{index}"] = f"{stage['kind']} stage named {stage['name']}"
+    return kept
+
+
+def remember(topology: Topology, directory: Path) -> None:
+    """Keep the topology of a run's first start; hold a later start against it.
+
+    Raises RunRefused, naming every key that may not have changed, with both values and the remedy.
+    """
+    path = directory / FILE
+    now = made_with(topology)
+    if path.exists():
+        try:
+            before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunRefused(
+                f"{path} cannot be read ({error}); remove the directory to start the run afresh"
+            ) from error
+        changed = [key for key, value in before.items() if now.get(key) != value]
+        if changed:
+            lines = [f"{key}: {_shown(before[key])} then, {_shown(now.get(key))} now" for key in changed]
+            remedy = "undo these changes to continue it, or set another run.directory to start a new run"
+            raise RunRefused("\n  ".join([f"{directory} holds a run that was started otherwise:", *lines, remedy]))
+        if now.keys() == before.keys():
+            return
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
