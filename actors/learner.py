@@ -189,7 +189,7 @@ class Learner(Actor):
         rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
         sequences = (self._chat.demonstration_tokens(shown.messages) for shown in tasks.demonstrations(rng))
         batches = bucketed(sequences, stage.batch, rng)
-        self._figures["steps"] = float(stage.steps)
+        self._figures |= {"step": 0.0, "steps": float(stage.steps)}
         began = self.context.now()
         for step in range(stage.steps):
             if self._stopping:
@@ -227,7 +227,8 @@ class Learner(Actor):
         if stage.reset_optimizer and self._position.version == self._position.stage_version:
             self._trainer.reset_optimizer()
         await self._publish()
-        self._figures["steps"] = float(stage.steps)
+        step = float(self._position.version - self._position.stage_version)
+        self._figures |= {"step": step, "steps": float(stage.steps)}
         self._stage_began, self._stage_began_at = (
             self.context.now(),
             self._position.version - self._position.stage_version,

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import trio
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -140,7 +141,7 @@ class RolloutGenerator(Actor):
 
     async def _swap(self, published: PolicyPublished) -> None:
         if published.policy != self._engine.policy:
-            await self._engine.load_weights(Path(urlsplit(published.uri).path), published.policy)
+            await self._engine.load_weights(Path(url2pathname(urlsplit(published.uri).path)), published.policy)
         self._policy_ready.set()
         self._announce_load()
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from agent_rl.check_files import file_faults
 from agent_rl.check_hosts import host_faults
 from agent_rl.load import Fault, Source, suggest, validation_faults
+from agent_rl.tasks import TaskError, load_tasks
 from agent_rl.topology import ActorEntry, Topology
 
 
@@ -67,11 +68,42 @@ def check_topology(topology: Topology, path: Path, overrides: Sequence[str] = ()
         remedy = "a full queue would stop them all; break the circle, or wait in a task of its own"
         faults.append(source.fault(("actors", cycle[0], "links"), message, remedy))
     faults += _algorithm_faults(topology, source)
+    faults += _shared_role_faults(actors, source)
     if topology.tasks.generator is not None:
         _import(topology.tasks.generator, ("tasks", "generator"), source, faults)
     faults += file_faults(topology, path, source)
+    if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
+        faults += _task_faults(topology, path, source)
     faults += host_faults(topology, path, source)
     return sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0))
+
+
+def _shared_role_faults(actors: Mapping[str, Any], source: Source) -> list[Fault]:
+    """Two roles of one class that keeps state of the whole run."""
+    seen: dict[str, str] = {}
+    faults = []
+    for role, actor in actors.items():
+        first = seen.setdefault(actor.entry.class_path, role)
+        if first != role and getattr(actor.cls, "single", False):
+            message = f"{actor.entry.class_path} keeps state of the whole run, and {first} is one already"
+            faults.append(source.fault(("actors", role, "class"), message, "remove one of them"))
+    return faults
+
+
+def _task_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """What is wrong inside task files, or with a generator's settings: found by reading them as the actors will."""
+    filters = {index: stage.filter for index, stage in enumerate(topology.stages) if stage.kind == "rl"}
+    try:
+        tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=path.absolute().parent, filters=filters)
+    except TaskError as error:
+        return [source.fault(("tasks",), str(error), "")]
+    faults = []
+    for index, stage in enumerate(topology.stages):
+        known = tasks.evaluation_count
+        if stage.kind == "evaluate" and known is not None and known < stage.problems:
+            message = f"asks for {stage.problems} held-out problems, and there are {known}"
+            faults.append(source.fault(("stages", index, "problems"), message, f"write at most {known}"))
+    return faults
 
 
 def find_class(class_path: str) -> Any:

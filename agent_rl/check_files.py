@@ -74,8 +74,13 @@ def _model_faults(topology: Topology, source: Source) -> list[Fault]:
 
 def _directory_faults(topology: Topology, source: Source) -> list[Fault]:
     place = ("run", "directory")
-    directory = topology.run.directory.resolve()
-    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if topology.run.directory == Path():
+        return [source.fault(place, "is the working directory itself", 'name one for the run, as in "runs/name"')]
+    try:
+        directory = topology.run.directory.resolve()
+        existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    except (OSError, ValueError) as error:
+        return [source.fault(place, f"cannot be a directory: {error}", "name another")]
     if not existing.is_dir():
         return [source.fault(place, f"{existing} is a file", "name a directory")]
     mounts = Path("/proc/mounts")

@@ -24,7 +24,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int) -> None:
         self._process = process
-        self._stderr = stderr
+        self.stderr = stderr
         self._stderr_start = stderr_start
 
     @property
@@ -72,11 +72,13 @@ class Child:
 
     def last_words(self, lines: int = 20) -> list[str]:
         """The last non-empty lines this process wrote to its stderr file."""
-        with self._stderr.open("rb") as file:
+        with self.stderr.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
             text = file.read().decode(errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+        # The frames that Python draws around exception groups say nothing.
+        words = [line.strip(" |+-") for line in text.splitlines()]
+        return [line for line in words if line.strip("^~")][-lines:]
 
 
 def start_child(

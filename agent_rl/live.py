@@ -80,7 +80,7 @@ class LiveView:
 
     def figures(self) -> list[tuple[str, str]]:
         """The figures of the whole run, each with its label; what nobody has reported is a dash."""
-        step, steps = self._first("step"), self._first("steps")
+        step, steps = self._progress()
         per_step = self._first("seconds_per_step")
         left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
         return [
@@ -120,6 +120,12 @@ class LiveView:
         """Actors that are not simply running."""
         states = [(actor, _state(line)) for actor, line in self._actors.items()]
         return [(actor, state) for actor, state in states if state != "running"]
+
+    def _progress(self) -> tuple[float | None, float | None]:
+        """Step and steps of one actor: of the one that walks the stages, or else of who evaluates."""
+        both = [line.figures for line in self._actors.values() if {"step", "steps"} <= line.figures.keys()]
+        both.sort(key=lambda figures: "stage" not in figures)
+        return (both[0]["step"], both[0]["steps"]) if both else (None, None)
 
     def _values(self, figure: str) -> list[float]:
         return [line.figures[figure] for line in self._actors.values() if figure in line.figures]

@@ -290,7 +290,8 @@ class Supervisor:
             if not actor.budget.spend(trio.current_time()):
                 budget = f"{actor.entry.restarts} restarts in {actor.entry.restart_window_seconds:g} s are spent"
                 said = [f"it said: {actor.failure}"] if actor.failure else []
-                self._fail("\n  ".join([f"{ended}, and its {budget}", *said, *last_words]), 1)
+                log = f"more in {child.stderr}"
+                self._fail("\n  ".join([f"{ended}, and its {budget}", *said, *last_words, log]), 1)
                 break
             actor.incarnation += 1
             reason = actor.failure or (last_words[-1] if last_words else "")

@@ -55,6 +55,8 @@ def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
                 where = f"{name}:{number}"
                 try:
                     row = json.loads(line)
+                except RecursionError as error:
+                    raise TaskError(f"{where}: JSON nested too deeply; each line must be one flat object") from error
                 except json.JSONDecodeError as error:
                     raise TaskError(
                         f"{where}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"

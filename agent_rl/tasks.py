@@ -234,4 +234,9 @@ def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> Tas
     unknown = sorted(set(settings) - accepted)
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise TaskError(f"[tasks.settings] {unknown} are not settings of {path}: it knows {sorted(accepted)}")
-    return cast("Callable[..., TaskSource]", generator)(seed=seed, **settings)
+    try:
+        return cast("Callable[..., TaskSource]", generator)(seed=seed, **settings)
+    except TypeError as error:
+        raise TaskError(
+            f"tasks.generator {path!r} cannot be made: {error}; it must take a seed and settings"
+        ) from error

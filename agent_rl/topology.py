@@ -6,9 +6,9 @@ This module holds the schema alone (pydantic); reading it imports neither torch 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 
 class Part(BaseModel):
@@ -44,6 +44,12 @@ class InitialiseModel(Part):
     mlp_size: PositiveInt = 384
     max_length: PositiveInt = 256
     tie_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _heads_share_evenly(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        return self
 
 
 class Model(Part):
@@ -193,6 +199,14 @@ class Topology(Part):
     hosts: dict[str, Host] = {"local": Host()}
     security: Security = Security()
     actors: dict[str, ActorEntry] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _evaluations_have_names_of_their_own(self) -> Self:
+        names = [stage.name for stage in self.stages if stage.kind == "evaluate"]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two evaluate stages are named {twice[0]!r}; their figures would overwrite each other")
+        return self
 
     @property
     def max_staleness(self) -> int:

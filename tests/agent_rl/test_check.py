@@ -1,5 +1,6 @@
 """Whether a topology is sound: classes, settings, links, circles, windows, files, hosts, and where nodes listen."""
 
+import json
 import os
 from pathlib import Path
 
@@ -63,6 +64,13 @@ class Faulty(Filter):
         raise ZeroDivisionError("no")
 
 
+class SomeTasks:
+    evaluation_count = 5
+
+    def __init__(self, *, seed):
+        self.seed = seed
+
+
 class NoActor:
     pass
 """
@@ -76,7 +84,7 @@ directory = "RUN"
 initialise = {}
 
 [tasks]
-generator = "checked_actors:NoActor"
+generator = "checked_actors:SomeTasks"
 
 [algorithm]
 groups_per_step = 4
@@ -183,8 +191,8 @@ def test_a_sound_topology_has_no_faults(folder):
         ("keep = 4", "keep = 9", "algorithm.keep", "keeps 9 of 8 samples", "at most"),
         ("keep = 4", "keep = 1", "algorithm.keep", "at least 2", ""),
         ("keep = 4", "keep = 4\nminimum_samples = 9", "algorithm.minimum_samples", "no group of 8", ""),
-        (":NoActor", ":NoTasks", "tasks.generator", "has no class 'NoTasks'", ""),
-        ('generator = "checked_actors:NoActor"', 'files = ["no*.jsonl"]', "tasks.files.0", "no file matches", ""),
+        (":SomeTasks", ":NoTasks", "tasks.generator", "has no class 'NoTasks'", ""),
+        ('generator = "checked_actors:SomeTasks"', 'files = ["no*.jsonl"]', "tasks.files.0", "no file matches", ""),
         ("initialise = {}", 'path = "./nowhere"', "model.path", "no directory nowhere", "working directory"),
         ("max_turns = 2", 'max_turns = 2\nfilter.ids = "kept"', "stages.0.filter.ids", "there is no file", "relative"),
     ],
@@ -241,11 +249,13 @@ def test_circles_in_a_graph(edges, cycle):
 
 def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
     stage = '[[stages]]\nkind = "evaluate"\nname = "after"\nproblems = 2\nmax_response_tokens = 4\nmax_turns = 1\n'
-    (folder / "train.jsonl").write_text("{}\n")
-    text = SOUND.replace('generator = "checked_actors:NoActor"', 'files = ["*.jsonl"]') + stage
+    (folder / "train.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    held_out = [f'{{"problem": "{n} + 2?", "answer": "{n + 2}"}}' for n in range(2)]
+    (folder / "held_out.jsonl").write_text("\n".join(held_out))
+    text = SOUND.replace('generator = "checked_actors:SomeTasks"', 'files = ["train.jsonl"]') + stage
     (fault,) = check(folder, text)
     assert (fault.key, fault.message) == ("tasks.evaluation_files", "is missing, though a stage evaluates")
-    assert check(folder, text, ["tasks.evaluation_files=['train.jsonl']"]) == []
+    assert check(folder, text, ["tasks.evaluation_files=['held_out.jsonl']"]) == []
 
 
 def test_a_model_directory_needs_config_and_tokenizer(folder):
@@ -380,3 +390,29 @@ def test_the_description_names_actors_links_addresses_and_memory(folder):
     assert "at most 8 groups open (2 steps of 4), 64 rollouts" in text
     assert window_bytes(topology) == 8 * 8 * 64 * 21
     assert window_bytes(load(folder, SOUND, ["run.mode=synchronous"])[0]) == 4 * 8 * 64 * 21
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"problem": "1 + 1?", "answer": "2"', "tasks.jsonl:2: not JSON"),
+        ('{"problem": "1 + 1?"}', "tasks.jsonl:2"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_inside_a_task_file_is_found_before_anything_starts(folder, row, message):
+    (folder / "tasks.jsonl").write_text('{"problem": "2 + 2?", "answer": "4"}\n' + row + "\n")
+    (fault,) = check(folder, SOUND.replace('generator = "checked_actors:SomeTasks"', 'files = ["tasks.jsonl"]'))
+    assert message in fault.message
+
+
+def test_a_stage_cannot_evaluate_more_problems_than_there_are(folder):
+    stage = '[[stages]]\nkind = "evaluate"\nname = "e"\nproblems = 6\nmax_response_tokens = 5\nmax_turns = 1\n'
+    (fault,) = check(folder, SOUND.replace("[actors", stage + "[actors", 1))
+    assert "asks for 6 held-out problems, and there are 5" in fault.message
+
+
+@pytest.mark.parametrize("directory", ["", "a\0b", "x" * 300])
+def test_a_run_directory_that_cannot_be_is_a_fault(folder, directory):
+    (fault,) = check(folder, SOUND, [f"run.directory={json.dumps(directory)}"])
+    assert fault.key == "run.directory"

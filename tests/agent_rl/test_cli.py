@@ -24,7 +24,7 @@ directory = "RUN"
 initialise = {}
 
 [tasks]
-generator = "idle_actors:Idle"
+generator = "agent_rl.arithmetic:ArithmeticTasks"
 
 [[stages]]
 kind = "sft"

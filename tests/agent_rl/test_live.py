@@ -71,9 +71,9 @@ def test_a_newer_status_replaces_the_older():
 
 def test_what_is_not_a_number_is_not_shown():
     shown = view()
-    shown.observe(status("learner.0", success=float("nan"), seconds_per_step=float("inf"), step=1), 101.0)
+    shown.observe(status("learner.0", success=float("nan"), seconds_per_step=float("inf"), step=1, steps=9), 101.0)
     figures = dict(shown.figures())
-    assert (figures["success"], figures["left"], figures["step"]) == ("-", "-", "1/-")
+    assert (figures["success"], figures["left"], figures["step"]) == ("-", "-", "1/9")
     assert "nan" not in drawn(shown, 101.0)
 
 

@@ -114,7 +114,9 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_run_continues(tmp_pa
 
 
 def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_path: Path) -> None:
-    path, directory = write_micro(tmp_path)
+    folder = tmp_path / "a b ключ"  # weights travel by URI: a name that needs quoting must arrive as what it is
+    folder.mkdir()
+    path, directory = write_micro(folder)
     code, out, err = finish(start(path, "--set", "run.max_minutes=0.0001"))
     assert code == 0, out + err
     summary = json.loads(out.strip().splitlines()[-1])
