@@ -62,6 +62,20 @@ class OwnerGone(BaseException):
     """The link is closed or the owner has died: end, and leave nothing behind."""
 
 
+class Farewell:
+    """Raises OwnerGone once. An owner's death shows twice, as a signal and on the link; the second must not stop
+    the cleaning up that the first began."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def say(self, *_signal_and_frame: object) -> None:
+        """Raise OwnerGone, unless that was done."""
+        if not self.said:
+            self.said = True
+            raise OwnerGone
+
+
 class Call:
     """A child that runs: its process, what it has written so far, and what the server has decided about it."""
 
@@ -102,8 +116,9 @@ class Call:
 class Server:
     """The poll loop: requests in, children watched, replies out."""
 
-    def __init__(self, link: int, directory: str, work: Work) -> None:
+    def __init__(self, link: int, farewell: Farewell, directory: str, work: Work) -> None:
         self.link = link
+        self.farewell = farewell
         self.directory = directory
         self.work = work
         self.pid = os.getpid()
@@ -154,9 +169,9 @@ class Server:
         except BlockingIOError:
             return
         except ConnectionResetError:
-            raise OwnerGone from None
+            data = b""
         if not data:
-            raise OwnerGone
+            self.farewell.say()
         self.incoming += data
         while len(self.incoming) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self.incoming)[0]
@@ -185,7 +200,7 @@ class Server:
         except BlockingIOError:
             self.poll.modify(self.link, select.POLLIN | select.POLLOUT)
         except (BrokenPipeError, ConnectionResetError):
-            raise OwnerGone from None
+            self.farewell.say()
         else:
             self.poll.modify(self.link, select.POLLIN)
 
@@ -336,16 +351,12 @@ def warm_up(modules: list[str], *, checker: bool) -> None:
     gc.freeze()
 
 
-def prepare(owner: int, root: str, paths: list[str]) -> int:
+def prepare(owner: int, farewell: Farewell, root: str, paths: list[str]) -> int:
     """Make this process a server; the descriptor of the link to its owner. Raises OwnerGone when that has died."""
-
-    def end(_signal: int, _frame: object) -> NoReturn:
-        raise OwnerGone
-
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, farewell.say)
     prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))  # and not SIGKILL: the directory is still to be removed
     if os.getppid() != owner:
-        raise OwnerGone
+        farewell.say()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     with open("/proc/self/oom_score_adj", "w") as score:
@@ -368,10 +379,10 @@ def prepare(owner: int, root: str, paths: list[str]) -> int:
 def main() -> None:
     """Warm up, say so, and serve. ``argv[1]`` is a JSON object: owner, directory, root, paths, modules, checker."""
     config = json.loads(sys.argv.pop())
-    server = None
+    server, farewell = None, Farewell()
     try:
-        link = prepare(config["owner"], config["root"], config["paths"])
-        server = Server(link, config["directory"], check_answer if config["checker"] else run_code)
+        link = prepare(config["owner"], farewell, config["root"], config["paths"])
+        server = Server(link, farewell, config["directory"], check_answer if config["checker"] else run_code)
         try:
             warm_up(config["modules"], checker=config["checker"])
         except Exception:  # noqa: BLE001  the owner raises it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -237,7 +238,8 @@ child.wait()
 """
 
 
-def test_nothing_survives_an_owner_that_is_killed(own_directory: Path) -> None:
+@pytest.mark.parametrize("storm", [0, 0.2])  # seconds of further signals, to hit every moment of the cleaning up
+def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, storm: float) -> None:
     script = OWNER.format(directory=str(own_directory), code=HELD)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -246,5 +248,9 @@ def test_nothing_survives_an_owner_that_is_killed(own_directory: Path) -> None:
         pids = [int(pid) for path in own_directory.glob("*/*/pids") for pid in path.read_text().split()]
         assert all(is_alive(pid) for pid in (server, *pids))
         owner.kill()
+        calm = time.monotonic() + storm
+        while time.monotonic() < calm:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGTERM)
     assert wait_until(lambda: not any(is_alive(pid) for pid in (server, *pids)))
     assert wait_until(lambda: list(own_directory.iterdir()) == [])
