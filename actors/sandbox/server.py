@@ -64,7 +64,8 @@ class OwnerGone(BaseException):
 
 class Farewell:
     """Raises OwnerGone once. An owner's death shows twice, as a signal and on the link; the second must not stop
-    the cleaning up that the first began."""
+    the cleaning up that the first began.
+    """
 
     def __init__(self) -> None:
         self.said = False
