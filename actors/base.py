@@ -108,6 +108,8 @@ class ActorContext:
     """Monotonic seconds of the event loop."""
     wall: Callable[[], float] = field(default=time.time)
     """Wall-clock seconds since the epoch."""
+    cpu: Callable[[], float] = field(default=time.process_time)
+    """Processor seconds of this process, its threads included."""
 
     def link(self, name: str) -> Any:
         """The link of that name."""
@@ -182,3 +184,19 @@ class Actor:
     def status(self) -> tuple[str, dict[str, float]]:
         """A word for what the actor is doing, and its live figures by name."""
         return "running", {}
+
+    def waiting_for(self) -> str:
+        """Whom and what an idle actor waits for, as in ``"roc_filter: step 13"``; empty while it works."""
+        return ""
+
+    def busy_seconds(self) -> float:
+        """Seconds since the process started in which the actor did what its role is for.
+
+        Its share of the time says how near the actor is to limiting the run: 1 is all it can do. The default, processor
+        time, suits actors that decide and pass on.
+        """
+        return self.cpu_seconds()
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the process and its children, in seconds."""
+        return self.context.cpu()

@@ -133,6 +133,10 @@ class KVScheduler(Actor):
                     )
                     self._do(self._scheduler.unfinished(answer))
 
+    def waiting_for(self) -> str:
+        """What keeps the next rollout from being placed."""
+        return self._scheduler.waiting_for
+
     def status(self) -> tuple[str, dict[str, float]]:
         """Groups and KV promises."""
         return "running", self._scheduler.figures

@@ -76,6 +76,9 @@ class Learner(Actor):
     async def start(self) -> None:
         """Load the newest whole checkpoint, or the model the run starts from; then walk the recipe."""
         self._thread = trio.CapacityLimiter(1)
+        self._busy_seconds = 0.0
+        self._began: float | None = None
+        self._waiting_for = ""
         self._groups: dict[str, TrainingGroup] = {}
         self._steps: dict[int, StepReady] = {}
         self._evaluations: dict[int, EvaluationReady] = {}
@@ -127,7 +130,12 @@ class Learner(Actor):
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run torch's work in the one thread there is for it; the event loop goes on."""
-        return await trio.to_thread.run_sync(work, limiter=self._thread)
+        self._began = self.context.now()
+        try:
+            return await trio.to_thread.run_sync(work, limiter=self._thread)
+        finally:
+            self._busy_seconds += self.context.now() - self._began
+            self._began = None
 
     # The recipe ----------------------------------------------------------------------------------------------------------
 
@@ -218,7 +226,9 @@ class Learner(Actor):
         while index not in self._evaluations:
             if self._stopping:
                 return False
+            self._waiting_for = "roc_filter: the evaluation"
             await self._arrived.wait()
+            self._waiting_for = ""
         self.log.info("evaluation", **self._evaluations[index].figures)
         return True
 
@@ -248,9 +258,13 @@ class Learner(Actor):
                 ready = self._steps.get(self._position.version)
                 if ready is not None and all(group in self._groups for group in ready.groups):
                     return ready
+                here = 0 if ready is None else sum(group in self._groups for group in ready.groups)
+                missing = "" if ready is None else f", {len(ready.groups) - here} of its groups"
+                self._waiting_for = f"roc_filter: step {self._position.version}{missing}"
                 await self._arrived.wait()
             return None
         finally:
+            self._waiting_for = ""
             self._idle_seconds += self.context.now() - waited_from
 
     async def _step(self, stage: RlStage, ready: StepReady) -> None:
@@ -339,3 +353,11 @@ class Learner(Actor):
     def status(self) -> tuple[str, dict[str, float]]:
         """The position and the last step's figures."""
         return self._state, self._figures
+
+    def waiting_for(self) -> str:
+        """The step or the evaluation that is not there yet."""
+        return self._waiting_for
+
+    def busy_seconds(self) -> float:
+        """Time in torch: training, and reading and writing of weights."""
+        return self._busy_seconds + (self.context.now() - self._began if self._began is not None else 0.0)

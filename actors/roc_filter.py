@@ -132,6 +132,7 @@ class RoCFilter(Actor):
         self.context.nursery.start_soon(self._send_training, training)
         self.context.nursery.start_soon(self._judge, checks)
         self._trajectories = 0
+        self._judging = 0
         stage = self._journal.fact("stage")
         if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
             begun = int(self._journal.fact("stage_version") or 0)
@@ -336,6 +337,7 @@ class RoCFilter(Actor):
         name = f"{check.group}/{check.sample}/{check.attempt}"
         message = VerifyAnswer(name, check.gold, check.prediction)
         equal = False
+        self._judging += 1
         for attempt in range(1, settings.check_attempts + 1):
             try:
                 verdict: Verdict = await self.context.link("checks")(message, timeout=settings.check_timeout_seconds)
@@ -348,6 +350,7 @@ class RoCFilter(Actor):
             self.log.warning("check failed", check=name, attempt=attempt, error=verdict.failure)
         else:
             self.log.error("answer counted as not equal: its check kept failing", check=name)
+        self._judging -= 1
         self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=equal))
 
     def _figures_of(self, group: str) -> tuple[RolloutFigures, ...]:
@@ -356,6 +359,14 @@ class RoCFilter(Actor):
             for _, _, _, reward, payload in self._journal.trajectories(group)
             if reward is not None
         )
+
+    def waiting_for(self) -> str:
+        """Verdicts, or the trajectories of open groups."""
+        if self._judging:
+            return f"tool_executor: {self._judging} verdicts"
+        if self._book.open_groups:
+            return f"rollout_generator: trajectories of {self._book.open_groups} groups"
+        return "kv_scheduler: groups"
 
     def status(self) -> tuple[str, dict[str, float]]:
         """Groups by state."""

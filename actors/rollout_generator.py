@@ -275,6 +275,20 @@ class RolloutGenerator(Actor):
             )
         )
 
+    def waiting_for(self) -> str:
+        """Policy, requests or tool results, when the engine has nothing to write."""
+        figures = self._engine.figures
+        if figures.running or figures.waiting:
+            return ""
+        if not self._policy_ready.is_set():
+            return "learner: a policy"
+        in_flight = sum(len(scopes) for scopes in self._scopes.values())
+        return f"tool_executor: {in_flight} tool results" if in_flight else "kv_scheduler: rollout requests"
+
+    def busy_seconds(self) -> float:
+        """Time in the engine's steps."""
+        return self._engine.figures.busy_seconds
+
     def status(self) -> tuple[str, dict[str, float]]:
         """The engine's load and rates since the last status."""
         figures = self._engine.figures

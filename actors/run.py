@@ -84,16 +84,16 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
     async def report() -> None:
         while True:
-            _announce(status_link, context, *actor.status())
+            _announce(status_link, actor, *actor.status())
             await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
 
     async with trio.open_nursery() as node_nursery:
         await node_nursery.start(partial(node.run, handler, concurrency=actor.concurrency))
-        _announce(status_link, context, "starting", {})
+        _announce(status_link, actor, "starting", {})
         try:
             await actor.start()
         except Exception as error:
-            _announce(status_link, context, "failed", {}, f"{type(error).__name__}: {error}")
+            _announce(status_link, actor, "failed", {}, f"{type(error).__name__}: {error}")
             await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
             raise
         ready.set()
@@ -101,17 +101,20 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         node_nursery.start_soon(report)
         await stopping.wait()
         await actor.stop()
-        _announce(status_link, context, actor.status()[0], actor.status()[1])
+        _announce(status_link, actor, *actor.status())
         context.log.info("stopped")
         nursery.cancel_scope.cancel()
         node_nursery.cancel_scope.cancel()
 
 
-def _announce(
-    status_link: Any, context: ActorContext, state: str, figures: Mapping[str, float], detail: str = ""
-) -> None:
+def _announce(status_link: Any, actor: Actor, state: str, figures: Mapping[str, float], detail: str = "") -> None:
     numbers = {name: float(value) for name, value in figures.items()}
-    status_link.set(ActorStatus(context.name, context.role, state, detail, numbers))
+    context = actor.context
+    started = state not in {"starting", "failed"}  # before, an actor has nothing to answer from
+    waiting_for = actor.waiting_for() if started else ""
+    busy = actor.busy_seconds() if started else 0.0
+    cpu = actor.cpu_seconds() if started else 0.0
+    status_link.set(ActorStatus(context.name, context.role, state, detail, numbers, waiting_for, busy, cpu))
 
 
 async def run_actor(arguments: argparse.Namespace) -> None:

@@ -96,6 +96,15 @@ class ToolExecutor(Actor):
             run_seconds=done.run_seconds,
         )
 
+    def busy_seconds(self) -> float:
+        """Seconds of all children, shared among the places for them: 1 s is a second in which every place was taken."""
+        settings: ToolExecutorSettings = self.context.settings
+        return self._busy / (settings.interpreters * settings.children)
+
+    def cpu_seconds(self) -> float:
+        """With that of the interpreters and of the calls they ran."""
+        return super().cpu_seconds() + self._tools.cpu_seconds() + self._checks.cpu_seconds()
+
     def status(self) -> tuple[str, dict[str, float]]:
         """Rates since the last status, outcomes since the start."""
         rates = self._rate({"calls": self._done, "checks": self._checked, "busy": self._busy})

@@ -1,4 +1,4 @@
-"""The command line: ``agent-rl check``, ``run``, ``audit`` and ``keys``.
+"""The command line: ``agent-rl check``, ``run``, ``audit``, ``bench`` and ``keys``.
 
 A user's mistake ends with one clear message on stderr and exit code 2, never with a traceback.
 """
@@ -6,9 +6,11 @@ A user's mistake ends with one clear message on stderr and exit code 2, never wi
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     audit = commands.add_parser("audit", help="prove that no group of a run was lost or trained twice")
     audit.add_argument("directory", type=Path, metavar="RUN", help="the run directory")
     audit.set_defaults(command=_audit)
+
+    bench = commands.add_parser("bench", help="measure: transport, rollout, overlap, throughput, ...", add_help=False)
+    bench.add_argument("subject", nargs="?", default="", metavar="SUBJECT", help="left out: they are listed")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the subject takes")
+    bench.set_defaults(command=_bench)
 
     keys = commands.add_parser("keys", help="make the key that hosts of one run share")
     keys.add_argument("file", type=Path, metavar="FILE", help="where to write it; it must not exist")
@@ -134,6 +141,25 @@ def _audit(options: argparse.Namespace) -> int:
         return _mistake(str(error))
     print("\n".join(found.lines()))
     return 0 if found.balanced else 1
+
+
+def _bench(options: argparse.Namespace) -> int:
+    import benchmarks
+
+    subjects = {
+        module.name.removeprefix("bench_"): module.name
+        for module in pkgutil.iter_modules(benchmarks.__path__)
+        if module.name.startswith("bench_")
+    }
+    if options.subject in {"", "-h", "--help"}:
+        print("usage: agent-rl bench SUBJECT ...\n")
+        for subject, name in sorted(subjects.items()):
+            docstring = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+            print(f"  {subject:12} {docstring.splitlines()[0]}")
+        return 0
+    if options.subject not in subjects:
+        return _mistake(f"there is no benchmark {options.subject!r}; there are {', '.join(sorted(subjects))}")
+    return int(importlib.import_module(f"benchmarks.{subjects[options.subject]}").main(options.arguments))
 
 
 def _keys(options: argparse.Namespace) -> int:

@@ -360,13 +360,21 @@ class GroupsUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """What an actor is doing, for the live table. ``state`` is one word; ``detail`` may say more, also why it ended."""
+    """What an actor is doing, for the live table and the timeline.
+
+    ``state`` is one word; ``detail`` may say more, also why it ended. ``waiting_for`` names the role and the thing an idle
+    actor waits for, as in ``"roc_filter: step 13"``; empty while it works. Seconds are totals since the process started:
+    of doing what the role is for (see ``Actor.busy_seconds``), and of processor time with that of its children.
+    """
 
     actor: str
     role: str
     state: str
     detail: str
     figures: dict[str, float]
+    waiting_for: str
+    busy_seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,6 +242,25 @@ class GroupScheduler:
             "kv_total": sum(engine.load.kv_tokens_total for engine in self._engines.values()),
         }
 
+    @property
+    def waiting_for(self) -> str:
+        """Whom and what the next group or rollout waits for; empty where there is nothing to wait for."""
+        if self._published is None:
+            return "learner: a policy"
+        if self._stage is None:
+            return "learner: the next stage"
+        if not self._ready:
+            return "roc_filter: the unfinished groups"
+        if not self._eligible():
+            return f"rollout_generator: policy {self._published.policy.version}"
+        if self._recording:
+            return f"roc_filter: {len(self._recording)} groups to be recorded"
+        if self._pending or self._may_open():
+            return f"rollout_generator: room for {max(1, len(self._pending))} rollouts"
+        if self._stage.kind == "rl":
+            return "learner: a newer policy (the staleness budget is spent)"
+        return f"rollout_generator: {len(self._in_flight)} rollouts" if self._in_flight else ""
+
     def in_flight_of(self, group: str) -> int:
         """How many rollouts of the group are in flight."""
         return sum(rollout.startswith(group + "/") for rollout in self._in_flight)

@@ -44,6 +44,7 @@ from agent_rl.live import Display, LiveView, make_display
 from agent_rl.logs import log_directory, open_log
 from agent_rl.messages import ActorStatus, RunState
 from agent_rl.run_directory import RunRefused, run_lock, socket_directory
+from agent_rl.timeline import TimelineFile
 from agent_rl.topology import ActorEntry, Topology
 
 if TYPE_CHECKING:
@@ -88,10 +89,19 @@ async def run_topology(
         stack.enter_context(socket_directory(runtime, sockets))
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0])))
         stages = [stage.name for stage in topology.stages]
+        timeline = TimelineFile(directory, trio.current_time(), time.time)
         view = LiveView(topology.run.name, actors, stages, trio.current_time())
         display = stack.enter_context(make_display(view, sys.stdout))
         supervisor = Supervisor(
-            topology, path, overrides, hosts, view=view, display=display, log=log, entry_module=entry_module
+            topology,
+            path,
+            overrides,
+            hosts,
+            view=view,
+            timeline=timeline,
+            display=display,
+            log=log,
+            entry_module=entry_module,
         )
         return await supervisor.run(_network(topology, path, table))
 
@@ -123,6 +133,7 @@ class Supervisor:
         hosts: Sequence[str],
         *,
         view: LiveView,
+        timeline: TimelineFile,
         display: Display,
         log: structlog.typing.FilteringBoundLogger,
         entry_module: str,
@@ -133,6 +144,7 @@ class Supervisor:
         self._overrides = tuple(overrides)
         self._hosts = tuple(hosts)
         self._view = view
+        self._timeline = timeline
         self._display = display
         self._log = log
         self._entry_module = entry_module
@@ -216,6 +228,7 @@ class Supervisor:
 
     def _hear_actor(self, status: ActorStatus) -> None:
         self._view.observe(status, trio.current_time())
+        self._timeline.observe(status, trio.current_time())
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)
             for actor in self._actors:
@@ -375,7 +388,7 @@ class Supervisor:
 
     def _announce_self(self, state: str) -> None:
         name = supervisor_node(self._hosts[0])
-        self._announce(ActorStatus(actor=name, role="supervisor", state=state, detail=self._reason, figures={}))
+        self._announce(ActorStatus(name, "supervisor", state, self._reason, {}, "", 0.0, time.process_time()))
 
     def _command(self) -> str:
         """What starts this run again."""

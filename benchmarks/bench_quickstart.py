@@ -1,7 +1,7 @@
 """The quickstart over several seeds: what it reaches, how long it takes, asynchronous beside synchronous.
 
-    python benchmarks/bench_quickstart.py --seeds 5
-    python benchmarks/bench_quickstart.py --seeds 1 --mode synchronous
+    agent-rl bench quickstart --seeds 5
+    agent-rl bench quickstart --seeds 1 --mode synchronous
 
 Every run is `agent-rl run examples/quickstart.toml` with its seed, in a directory of its own. Prints a table and, as its last
 line, one JSON object; documented in benchmarks/README.md.
@@ -15,12 +15,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.stored import decode_stored
 from agent_rl.arithmetic import overlap
 from agent_rl.journal import Journal
+from benchmarks.reporting import print_figures
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 FIGURES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
@@ -57,14 +59,16 @@ def held_out_overlap(directory: Path) -> set[tuple[int, ...]]:
     return overlap(ids[True], ids[False])
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
     """Run the seeds one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "agent-rl bench quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--mode", choices=["asynchronous", "synchronous"], default="asynchronous")
     parser.add_argument("--set", action="append", default=[], help="as for agent-rl run")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     summaries = []
     print("seed  after SFT: sampled / greedy   after RL: sampled / greedy   minutes (RL)   staleness mean / max")
     with tempfile.TemporaryDirectory() as folder:
@@ -84,15 +88,15 @@ def main() -> None:
     reached = sum(s["success_after_sampled"] >= 0.8 and s["success_after_greedy"] >= 0.9 for s in summaries)
     honest = sum(s["success_before_sampled"] <= 0.3 and s["success_before_greedy"] <= 0.3 for s in summaries)
     figures: dict[str, Any] = {
-        "mode": options.mode,
         "seeds": len(summaries),
         "seeds_at_goal": reached,
         "seeds_honest": honest,
     }
     for name in (*FIGURES, "minutes", "rl_minutes", "mean_staleness"):
         figures[f"{name}_median"] = round(statistics.median(s[name] for s in summaries), 4)
-    print(json.dumps(figures))
+    print_figures(figures)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(sys.argv[1:]))

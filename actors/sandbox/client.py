@@ -162,6 +162,10 @@ class Sandbox:
         }
         return {name: float(value) for name, value in {**self._counts, **self._seconds, **now}.items()}
 
+    def cpu_seconds(self) -> float:
+        """Processor time of the interpreters that live now and of all children they have reaped."""
+        return sum(interpreter.cpu_seconds() for interpreter in self._ready)
+
     async def _keep_one(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         failures, started = 0, False
         while True:

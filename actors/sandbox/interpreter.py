@@ -105,6 +105,16 @@ class Interpreter:
             if self._pending.pop(number, None) is not None and self.ready:
                 self._send.send_nowait({"cancel": number})
 
+    def cpu_seconds(self) -> float:
+        """Processor time of the process and of the children it has reaped; 0 when it is gone."""
+        if self._process is None:
+            return 0.0
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime and those of the reaped
+
     def kill(self) -> None:
         """Kill the process at once; ``run`` sees it and cleans up."""
         if self._process is not None and self._process.returncode is None:

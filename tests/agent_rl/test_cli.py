@@ -178,3 +178,18 @@ def test_the_version_is_told_quickly():
     assert " torch" not in result.stderr
     assert " pydantic" not in result.stderr
     assert time.monotonic() - before < 10
+
+
+def test_bench_lists_its_subjects_and_names_them_for_a_wrong_one(capsys) -> None:
+    assert main(["bench"]) == 0
+    listed = capsys.readouterr().out
+    assert "quickstart" in listed
+    assert main(["bench", "quickstrt"]) == 2
+    assert "there is no benchmark 'quickstrt'; there are" in capsys.readouterr().err
+
+
+def test_bench_hands_arguments_to_the_subject(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "quickstart", "--seeds", "many"])
+    assert left.value.code == 2
+    assert "invalid int value: 'many'" in capsys.readouterr().err

@@ -17,9 +17,8 @@ def view():
 
 
 def status(actor, state="running", detail="", **figures):
-    return ActorStatus(
-        actor, actor.split(".")[0], state, detail, {name: float(value) for name, value in figures.items()}
-    )
+    numbers = {name: float(value) for name, value in figures.items()}
+    return ActorStatus(actor, actor.split(".")[0], state, detail, numbers, "", 0.0, 0.0)
 
 
 def drawn(shown, now):

@@ -63,7 +63,7 @@ def announce_finished(options, path, state):
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGTERM) as received:
                 await nursery.start(partial(node.run, ignore))
-                link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", {"step": 7.0}))
+                link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", {"step": 7.0}, "", 0.0, 0.0))
                 async for _ in received:
                     nursery.cancel_scope.cancel()
 

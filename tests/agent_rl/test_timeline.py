@@ -1,0 +1,67 @@
+"""Shares of time from the totals that actors report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_rl.messages import ActorStatus
+from agent_rl.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
+
+
+def status(busy: float, cpu: float, waiting_for: str = "", actor: str = "learner.0") -> ActorStatus:
+    return ActorStatus(actor, actor.split(".", maxsplit=1)[0], "running", "", {}, waiting_for, busy, cpu)
+
+
+def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
+    timeline = Timeline(now=100.0)
+    timeline.observe(status(5.0, 3.0), 100.0)
+    timeline.observe(status(5.25, 3.5, "roc_filter: step 1"), 100.5)
+    timeline.observe(status(5.5, 4.0), 101.0)
+    row = timeline.row(101.2, wall=7.0)
+    assert row["actors"]["learner.0"] == {
+        "state": "running", "busy": 0.5, "cpu": 1.0, "waiting_for": "", "waited": 0.5,
+    }  # fmt: skip
+    assert (row["wall"], row["seconds"]) == (7.0, 1.2)
+    timeline.observe(status(6.5, 4.0), 102.0)
+    assert timeline.row(102.0, wall=8.0)["actors"]["learner.0"]["busy"] == 1.0
+
+
+def test_a_restarted_actor_counts_from_nothing() -> None:
+    timeline = Timeline(now=0.0)
+    timeline.observe(status(50.0, 50.0), 0.0)
+    timeline.observe(status(0.5, 0.25), 1.0)
+    assert timeline.row(1.0, wall=0.0)["actors"]["learner.0"]["busy"] == 0.5
+
+
+def test_an_actor_not_heard_of_in_a_row_is_not_in_it() -> None:
+    timeline = Timeline(now=0.0)
+    timeline.observe(status(0.0, 0.0), 0.0)
+    timeline.observe(status(1.0, 0.0), 1.0)
+    assert timeline.row(1.0, wall=0.0)["actors"]
+    assert timeline.row(2.0, wall=0.0)["actors"] == {}
+
+
+def test_rows_grow_longer_with_the_run() -> None:
+    timeline = Timeline(now=0.0)
+    assert not timeline.due(0.9)
+    assert timeline.due(1.0)
+    late = 20.0 * ROWS_PER_DOUBLING
+    timeline.row(late, wall=0.0)
+    assert not timeline.due(late + 19.0)
+    assert timeline.due(late + 21.0)
+
+
+def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:
+    for start in (0.0, 10.0):  # the second start of a run goes on with the file
+        file = TimelineFile(tmp_path, start, wall=lambda: 1000.0)
+        for second in range(4):
+            file.observe(status(second * 0.5, 0.0), start + second)
+    with (tmp_path / FILE).open("a") as half:
+        half.write(json.dumps({"wall": 1.0})[:-3])
+    rows = list(read_timeline(tmp_path))
+    shares = [row["actors"]["learner.0"]["busy"] for row in rows if row["actors"]]
+    assert shares == [pytest.approx(0.5)] * 6
+    assert list(read_timeline(tmp_path / "nowhere")) == []
