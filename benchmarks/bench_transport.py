@@ -1,0 +1,435 @@
+"""The links between processes: pushes and calls over ipc beside bare pyzmq with the same bytes, and the codec alone.
+
+    agent-rl bench transport
+    agent-rl bench transport --quick
+
+Two processes on one machine. A push is encoded, sent, received, validated, handed to `handle`, credited and acknowledged;
+bare pyzmq PUSH/PULL carries the same bytes and does nothing else. The two alternate, round by round, and medians are told.
+Messages are trajectories of random numbers and calls of random text, so that nothing is compressible or constant. Prints tables
+and, as its last line, one JSON object; documented in benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import random
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import trio
+import zmq
+
+from agent_rl.messages import ToolCall, ToolCallRecord, ToolResult, Trajectory
+from benchmarks.reporting import print_figures, print_table
+from transport import Delivery, Limits, Node, Registry, ZmqNetwork, decode, encode
+from transport.codec import size_of
+
+VARIANTS = 8
+"""Different messages of each size, sent in turn."""
+LIMITS = Limits(silent_after=60.0)
+LOAD = 0.1
+"""Share of the throughput at which latency is measured: nothing queues then, so what is seen is what coalescing costs."""
+CALLS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Enquiry:
+    """Asks the receiver what it has handled since the last enquiry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """So many pushes; ``latencies`` [n], float64, in seconds from before `send` to the start of `handle`."""
+
+    messages: int
+    latencies: np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+REGISTRY = Registry(Trajectory, ToolCallRecord, ToolCall, ToolResult, Enquiry, Handled)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A message size, and how many messages may be under way: some hundreds, or what memory bears."""
+
+    label: str
+    bytes: int
+    window: int
+    bare_window: int
+
+
+SIZES = {
+    "1k": Size("1 KiB", 1 << 10, 256, 1000),
+    "8k": Size("8 KiB", 8 << 10, 256, 1000),
+    "1m": Size("1 MiB", 1 << 20, 16, 64),
+}
+COPY_BELOW = 64 << 10
+"""Smaller messages are copied by pyzmq rather than shared with it: what is faster."""
+
+
+def random_text(rng: random.Random, length: int) -> str:
+    """Letters and digits."""
+    return "".join(rng.choices(string.ascii_letters + string.digits, k=length))
+
+
+def trajectory(seed: int, tokens: int) -> Trajectory:
+    """A finished rollout of ``tokens`` response tokens, everything in it random."""
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    return Trajectory(
+        rollout=f"stage2/{seed}/3/0",
+        group=f"stage2/{seed}",
+        stage=2,
+        sample=3,
+        attempt=0,
+        purpose="train",
+        status="finished",
+        reason="",
+        prompt_tokens=numbers.integers(0, 1 << 17, max(8, tokens // 8), np.int32),
+        tokens=numbers.integers(0, 1 << 17, tokens, np.int32),
+        loss_mask=numbers.integers(0, 2, tokens, np.uint8),
+        logprobs=-numbers.random(tokens, np.float32),
+        policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
+        text=random_text(rng, 2 * tokens),
+        turns=2,
+        calls=(ToolCallRecord(0, "python", "success", rng.random(), rng.random()),),
+        generator="rollout_generator.0",
+        seconds=rng.random(),
+    )
+
+
+def trajectories(size: Size) -> list[Trajectory]:
+    """Different trajectories that are as near to the size as whole tokens allow, encoded."""
+    empty, some = size_of(encode(trajectory(0, 0))), size_of(encode(trajectory(0, 1000)))
+    tokens = max(1, round((size.bytes - empty) / (some - empty) * 1000))
+    return [trajectory(seed, tokens) for seed in range(VARIANTS)]
+
+
+def question(seed: int) -> ToolCall:
+    """A tool call with a few lines of code."""
+    rng = random.Random(seed)
+    return ToolCall(f"{seed}/0", f"stage2/{seed}/3/0", 0, "python", {"code": random_text(rng, 200)})
+
+
+# The receiving processes
+
+
+class Receiver:
+    """Counts pushes and answers calls."""
+
+    def __init__(self) -> None:
+        self._messages = 0
+        self._latencies: list[float] = []
+        rng = random.Random(0)
+        self._answer = ToolResult("", "success", random_text(rng, 200), "", random_text(rng, 20), 0.001, 0.002)
+
+    async def handle(self, delivery: Delivery) -> object:
+        """Handle one message; a trajectory of negative duration says when it was sent."""
+        message = delivery.message
+        if type(message) is Trajectory:
+            self._messages += 1
+            if message.seconds < 0:
+                self._latencies.append(time.monotonic() + message.seconds)
+            return None
+        if type(message) is ToolCall:
+            return dataclasses.replace(self._answer, call=message.call)
+        handled = Handled(self._messages, np.array(self._latencies))
+        self._messages, self._latencies = 0, []
+        return handled
+
+
+def addresses(directory: Path) -> dict[str, str]:
+    """Where the nodes listen."""
+    return {name: f"ipc://{directory}/{name}" for name in ("sender", "receiver")}
+
+
+def receive_pushes(directory: Path, _size: Size) -> None:
+    """A node that handles until it is terminated."""
+    node = Node("receiver", ZmqNetwork(addresses(directory)), REGISTRY, incarnation=0, limits=LIMITS)
+    trio.run(node.run, Receiver().handle)
+
+
+def receive_bare(directory: Path, size: Size) -> None:
+    """A PULL socket, read until this process is terminated; an empty message asks how many came before it."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as reply:
+        pull.set_hwm(size.bare_window)
+        pull.bind(f"ipc://{directory}/pull")
+        reply.connect(f"ipc://{directory}/reply")
+        copy = size.bytes < COPY_BELOW
+        received = 0
+        while True:
+            frame = pull.recv(copy=copy)
+            if len(frame):
+                received += 1
+            else:
+                reply.send(b"%d" % received)
+                received = 0
+
+
+@contextmanager
+def receiving(*arguments: object) -> Iterator[None]:
+    """A receiving process."""
+    command = [sys.executable, "-m", "benchmarks.bench_transport", "--receive", *map(str, arguments)]
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# The sending process
+
+
+@contextmanager
+def bare_sender(size: Size, directory: Path) -> Iterator[Callable[[float], float]]:
+    """PUSH over ipc. What is yielded sends for so many seconds and returns messages a second, counted on arrival.
+
+    Each message is one frame of the bytes that the encoded trajectory has, handed to pyzmq in the way that is faster at its size.
+    """
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as replies:
+        push.set_hwm(size.bare_window)
+        push.connect(f"ipc://{directory}/pull")
+        replies.bind(f"ipc://{directory}/reply")
+        messages = [b"".join(map(bytes, encode(message))) for message in trajectories(size)]
+        copy = size.bytes < COPY_BELOW
+
+        def arrived() -> int:
+            push.send(b"")
+            return int(replies.recv())
+
+        def measure(seconds: float) -> float:
+            turns = cycle(messages)
+            sent, start = 0, time.perf_counter()
+            while time.perf_counter() - start < seconds:
+                push.send(next(turns), 0, copy)
+                sent += 1
+            assert arrived() == sent
+            return sent / (time.perf_counter() - start)
+
+        arrived()  # connected
+        yield measure
+
+
+@asynccontextmanager
+async def sending(directory: Path) -> AsyncIterator[Node]:
+    """A node that runs; each is a new process to its peers."""
+    network = ZmqNetwork(addresses(directory))
+    node = Node("sender", network, REGISTRY, incarnation=time.monotonic_ns(), limits=LIMITS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run, _ignore)
+        yield node
+        nursery.cancel_scope.cancel()
+
+
+async def _ignore(_delivery: Delivery) -> None:
+    raise AssertionError("nothing is sent to the sender")
+
+
+async def push_rate(directory: Path, size: Size, seconds: float) -> float:
+    """Messages a second, sent for so many seconds and waited for until the last is acknowledged."""
+    turns = cycle(trajectories(size))
+    async with sending(directory) as node:
+        link = node.push("trajectories", ["receiver"], window=size.window)
+        enquire = node.call("enquiries", ["receiver"], outstanding=1, timeout=60.0)
+        await enquire(Enquiry())
+        sent, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            await link.send(next(turns))
+            sent += 1
+        await link.drained()
+        rate = sent / (time.perf_counter() - start)
+        handled: Handled = await enquire(Enquiry())
+        assert handled.messages == sent, f"{sent} sent, {handled.messages} handled"
+        return rate
+
+
+async def push_latencies(directory: Path, size: Size, per_second: float, seconds: float) -> Sequence[float]:
+    """From before `send` to the start of `handle`, in seconds, at ``per_second`` messages a second, evenly spaced.
+
+    Below a millisecond, the resolution at which trio sleeps, those that are due are sent together.
+    """
+    turns = cycle(trajectories(size))
+    async with sending(directory) as node:
+        link = node.push("trajectories", ["receiver"], window=size.window)
+        enquire = node.call("enquiries", ["receiver"], outstanding=1, timeout=60.0)
+        await enquire(Enquiry())
+        start = time.monotonic()
+        for number in range(int(per_second * seconds)):
+            wait = start + number / per_second - time.monotonic()
+            if wait > 0:
+                await trio.sleep(wait)
+            await link.send(dataclasses.replace(next(turns), seconds=-time.monotonic()))
+        await link.drained()
+        handled: Handled = await enquire(Enquiry())
+        return handled.latencies.tolist()
+
+
+async def call_times(directory: Path, at_once: int, seconds: float) -> tuple[float, list[float]]:
+    """Round trips a second with so many callers, each of which calls again once it is answered, and how long each took."""
+    took: list[float] = []
+    async with sending(directory) as node:
+        call = node.call("tools", ["receiver"], outstanding=at_once, timeout=60.0)
+        await call(question(0))
+        start = time.perf_counter()
+
+        async def ask(caller: int) -> None:
+            request = question(caller)
+            while (before := time.perf_counter()) - start < seconds:
+                reply = await call(request)
+                took.append(time.perf_counter() - before)
+                assert reply.call == request.call
+
+        async with trio.open_nursery() as nursery:
+            for caller in range(at_once):
+                nursery.start_soon(ask, caller)
+        return len(took) / (time.perf_counter() - start), took
+
+
+def codec_rates(size: Size, seconds: float) -> tuple[float, float]:
+    """Messages a second encoded, and decoded from the bytes a socket hands over."""
+    messages = trajectories(size)
+    wires = [[bytes(frame) for frame in encode(message)] for message in messages]
+
+    def rate(action: Callable[[int], object]) -> float:
+        done, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            for index in range(VARIANTS):
+                action(index)
+            done += VARIANTS
+        return done / elapsed
+
+    return rate(lambda index: encode(messages[index])), rate(lambda index: decode(wires[index], REGISTRY))
+
+
+class Rates(NamedTuple):
+    """Messages a second, medians over rounds: bare pyzmq's, a push link's, and of one round the latter by the former."""
+
+    bare: float
+    ours: float
+    ratio: float
+
+
+def measure_pushes(size: Size, rounds: int, seconds: float) -> Rates:
+    """Bare and ours in turn."""
+    bare: list[float] = []
+    ours: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="bench") as folder:
+        directory = Path(folder)
+        with (
+            receiving("bare", directory, size.bytes),
+            receiving("node", directory, size.bytes),
+            bare_sender(size, directory) as bare_rate,
+        ):
+            bare_rate(seconds / 4)  # memory is allocated, caches are filled
+            trio.run(push_rate, directory, size, seconds / 4)
+            for _ in range(rounds):
+                bare.append(bare_rate(seconds))
+                ours.append(trio.run(push_rate, directory, size, seconds))
+    ratios = [our / its for our, its in zip(ours, bare, strict=True)]
+    return Rates(*map(statistics.median, (bare, ours, ratios)))
+
+
+def measure_times(per_second: float, rounds: int, seconds: float) -> tuple[list[float], float, float, list[float]]:
+    """Latencies of pushes at ``per_second``; calls a second, many at once and one at a time; latencies of the latter."""
+    latencies: list[float] = []
+    at_once: list[float] = []
+    alone: list[float] = []
+    call_latencies: list[float] = []
+    size = SIZES["1k"]
+    with tempfile.TemporaryDirectory(prefix="bench") as folder:
+        directory = Path(folder)
+        with receiving("node", directory, size.bytes):
+            for _ in range(rounds):
+                latencies += trio.run(push_latencies, directory, size, per_second, seconds)
+                at_once.append(trio.run(call_times, directory, CALLS_AT_ONCE, seconds)[0])
+                rate, took = trio.run(call_times, directory, 1, seconds)
+                alone.append(rate)
+                call_latencies += took
+    return latencies, statistics.median(at_once), statistics.median(alone), call_latencies
+
+
+def _ms(seconds: Sequence[float] | None, share: float) -> float:
+    """The smallest time that at least ``share`` of all do not exceed."""
+    if not seconds:
+        return math.nan
+    return 1000 * sorted(seconds)[max(0, math.ceil(share * len(seconds)) - 1)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print tables and figures."""
+    parser = argparse.ArgumentParser(
+        "agent-rl bench transport", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement of a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of short measurements: does it run at all?")
+    parser.add_argument("--receive", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.receive:
+        role, directory, size_bytes = options.receive
+        (size,) = (size for size in SIZES.values() if size.bytes == int(size_bytes))
+        {"bare": receive_bare, "node": receive_pushes}[role](Path(directory), size)
+        return 0
+    rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
+
+    pushes = {name: measure_pushes(size, rounds, seconds) for name, size in SIZES.items()}
+    print_table(
+        "pushes, two processes over ipc",
+        ["message", "bare pyzmq /s", "push /s", "push MB/s", "ratio"],
+        [
+            [size.label, bare, ours, ours * size.bytes / 1e6, ratio]
+            for size, (bare, ours, ratio) in ((SIZES[name], rates) for name, rates in pushes.items())
+        ],
+    )
+    latencies, calls_per_s, calls_alone, call_latencies = measure_times(LOAD * pushes["1k"].ours, rounds, seconds)
+    rows: list[tuple[str, float, Sequence[float] | None]] = [
+        (f"push of 1 KiB at {LOAD:.0%} load", LOAD * pushes["1k"].ours, latencies)
+    ]
+    rows += [
+        (f"call, {CALLS_AT_ONCE} at once", calls_per_s, None),
+        ("call, one at a time", calls_alone, call_latencies),
+    ]
+    print_table(
+        "latency; a push's from before send to the start of handle",
+        ["what", "/s", "median ms", "p99 ms"],
+        [[what, rate, *(_ms(times, share) for share in (0.5, 0.99))] for what, rate, times in rows],
+    )
+    codec = {name: codec_rates(size, seconds) for name, size in SIZES.items()}
+    print_table(
+        "codec, one process",
+        ["message", "encode us", "decode us", "encode MB/s", "decode MB/s"],
+        [
+            [size.label, *(1e6 / rate for rate in codec[name]), *(rate * size.bytes / 1e6 for rate in codec[name])]
+            for name, size in SIZES.items()
+        ],
+    )
+    print_figures(
+        {
+            "push_ratio_1m": pushes["1m"].ratio,
+            "push_ratio_8k": pushes["8k"].ratio,
+            "push_per_s_1k": pushes["1k"].ours,
+            "push_p99_ms": _ms(latencies, 0.99),
+            "calls_per_s": calls_per_s,
+            "call_p99_ms": _ms(call_latencies, 0.99),
+            "codec_encode_mb_per_s": codec["8k"][0] * SIZES["8k"].bytes / 1e6,
+            "codec_decode_mb_per_s": codec["8k"][1] * SIZES["8k"].bytes / 1e6,
+        }
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
