@@ -77,6 +77,7 @@ class Learner(Actor):
         """Load the newest whole checkpoint, or the model the run starts from; then walk the recipe."""
         self._thread = trio.CapacityLimiter(1)
         self._busy_seconds = 0.0
+        self._trained_tokens = 0.0
         self._began: float | None = None
         self._waiting_for = ""
         self._groups: dict[str, TrainingGroup] = {}
@@ -281,8 +282,10 @@ class Learner(Actor):
         seconds = self.context.now() - began
         figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds}
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
+        self._trained_tokens += figures.get("trained_tokens", 0.0)
         self._figures |= {
             "step": step + 1.0,
+            "trained_tokens": self._trained_tokens,
             "success": ready.figures.get("success", math.nan),
             "staleness_mean": ready.figures.get("staleness_mean", 0.0),
             "staleness_max": ready.figures.get("staleness_max", 0.0),

@@ -302,5 +302,6 @@ class RolloutGenerator(Actor):
             "waiting": figures.waiting,
             "preempted": figures.preempted,
             "generated_tokens": figures.generated_tokens,
+            "rollouts": self._rollouts,
             "policy_version": self._engine.policy.version,
         }

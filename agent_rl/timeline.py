@@ -3,14 +3,17 @@
 ::
 
     ActorStatus (totals) --> Timeline.observe ... Timeline.row --> {"wall": 1.7e9, "seconds": 1.0, "actors": {
-        "learner.0": {"state": "running", "busy": 0.42, "cpu": 0.40, "waiting_for": "roc_filter: step 3", "waited": 0.5}}}
+        "learner.0": {"state": "running", "busy": 0.42, "cpu": 0.40, "waiting_for": "roc_filter: step 3", "waited": 0.5,
+                      "figures": {"step": 12.0, ...}}}}
 
-Shares are of the row's seconds; ``waited`` is the share of the statuses in it that named something waited for.
+Shares are of the row's seconds; ``waited`` is the share of the statuses in it that named something waited for; the figures
+are the actor's newest.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +79,9 @@ class Timeline:
                 "cpu": round(seen.cpu / seconds, 4),
                 "waiting_for": seen.status.waiting_for,
                 "waited": round(seen.waits / seen.statuses, 4),
+                "figures": {
+                    figure: round(value, 4) for figure, value in seen.status.figures.items() if math.isfinite(value)
+                },
             }
             seen.busy = seen.cpu = 0.0
             seen.statuses = seen.waits = 0

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+PLAIN_WIDTH = 140
+
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under their header; floats with three significant digits, numbers to the right."""
@@ -18,13 +20,16 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a file or a pipe: as wide as documents are
+        console = Console(width=PLAIN_WIDTH)
+    console.print(table)
 
 
-def print_figures(figures: Mapping[str, float | None]) -> None:
+def print_figures(figures: Mapping[str, float | str | None]) -> None:
     """Print the last line. A figure that could not be measured is null; NaN and infinity are no JSON."""
-    known = {name: None if value is None or not math.isfinite(value) else value for name, value in figures.items()}
-    print(json.dumps(known, allow_nan=False), flush=True)
+    unknown = {name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
+    print(json.dumps({**figures, **unknown}, allow_nan=False), flush=True)
 
 
 def _cell(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,16 @@ from agent_rl.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, r
 
 
 def status(busy: float, cpu: float, waiting_for: str = "", actor: str = "learner.0") -> ActorStatus:
-    return ActorStatus(actor, actor.split(".", maxsplit=1)[0], "running", "", {}, waiting_for, busy, cpu)
+    return ActorStatus(
+        actor,
+        actor.split(".", maxsplit=1)[0],
+        "running",
+        "",
+        {"step": 3.0, "success": math.nan},
+        waiting_for,
+        busy,
+        cpu,
+    )
 
 
 def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
@@ -22,7 +32,7 @@ def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
     timeline.observe(status(5.5, 4.0), 101.0)
     row = timeline.row(101.2, wall=7.0)
     assert row["actors"]["learner.0"] == {
-        "state": "running", "busy": 0.5, "cpu": 1.0, "waiting_for": "", "waited": 0.5,
+        "state": "running", "busy": 0.5, "cpu": 1.0, "waiting_for": "", "waited": 0.5, "figures": {"step": 3.0},
     }  # fmt: skip
     assert (row["wall"], row["seconds"]) == (7.0, 1.2)
     timeline.observe(status(6.5, 4.0), 102.0)

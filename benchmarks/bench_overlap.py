@@ -1,0 +1,203 @@
+"""Rollout and training overlapping against taking turns: tokens trained a second, success and idle shares.
+
+    agent-rl bench overlap
+    agent-rl bench overlap --steps 40 --rounds 3
+
+The quickstart's model is taught its format once; then the quickstart's reinforcement learning runs from there for --steps steps,
+asynchronously (staleness at most --staleness) and synchronously (staleness 0) in turns, with the tools as they are and with
+tools that sleep 0.3 s in the sandbox. What is compared is trained tokens a second, from the stage's beginning to its last
+step, so that steps of unlike size count for what they hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agent_rl.statistics import wilson_interval
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.runs import Run, RunFailed, running, stage_rows, window
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+RUN_SECONDS = 1800.0
+SLOW_TOOLS = (
+    "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",
+    "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of the stage."""
+
+    seconds: float
+    trained_tokens: float
+    groups: float
+    rollouts: float
+    correct: float
+    staleness: float
+    learner_idle: float
+    generator_idle: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens a second."""
+        return self.trained_tokens / self.seconds
+
+
+def read(run: Run) -> Measured:
+    """What a finished run recorded of its only stage."""
+    steps = run.metrics("step")
+    (stage,) = run.metrics("stage")
+    shares = window(stage_rows(run.rows(), 0))
+    late = steps[len(steps) // 2 :]
+    rollouts = sum(step["rollouts"] for step in late)
+    return Measured(
+        seconds=stage["stage_seconds"],
+        trained_tokens=sum(step["trained_tokens"] for step in steps),
+        groups=sum(step["groups_decided"] for step in steps),
+        rollouts=rollouts,
+        correct=sum(step["success"] * step["rollouts"] for step in late),
+        staleness=statistics.fmean(step["staleness_mean"] for step in steps),
+        learner_idle=shares.idle("learner"),
+        generator_idle=shares.idle("rollout_generator"),
+    )
+
+
+async def teach(folder: Path, steps: int) -> Path:
+    """The model after the quickstart's supervised stage."""
+    overrides = [f'stages=[{{kind="sft", steps={steps}, batch=16, learning_rate=3e-3}}]']
+    async with running(EXAMPLE, folder, overrides) as run:
+        await run.wait(RUN_SECONDS)
+        return max((run.directory / "checkpoints").glob("version-*")).absolute()
+
+
+async def one(folder: Path, model: Path, mode: str, options: argparse.Namespace, overrides: Sequence[str]) -> Measured:
+    """One run of reinforcement learning from the taught model."""
+    stage = (
+        f'kind="rl", steps={options.steps}, learning_rate=3e-4, warmup_steps=5, max_response_tokens=176, max_turns=4'
+    )
+    settings = [
+        f'model={{path="{model}"}}',
+        f"stages=[{{{stage}}}]",
+        f"run.mode={mode}",
+        f"algorithm.max_staleness={options.staleness}",
+        *overrides,
+    ]
+    async with running(EXAMPLE, folder, settings) as run:
+        await run.wait(RUN_SECONDS)
+        return read(run)
+
+
+async def measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
+    """All runs, by ``mode`` or ``mode, slow tools``; modes alternate within each round."""
+    found: dict[str, list[Measured]] = {}
+    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
+        folder = Path(name)
+        (folder / "teach").mkdir()
+        model = await teach(folder / "teach", options.sft_steps)
+        for number in range(options.rounds):
+            modes = ["asynchronous", "synchronous"][:: -1 if number % 2 else 1]
+            for tools, overrides in (("", ()), (", slow tools", SLOW_TOOLS)):
+                for mode in modes:
+                    place = folder / f"{number}-{mode}{tools}".replace(", ", "-").replace(" ", "-")
+                    place.mkdir()
+                    measured = await one(place, model, mode, options, [*overrides, *options.overrides])
+                    found.setdefault(mode + tools, []).append(measured)
+                    print(f"round {number + 1}: {mode + tools}: {measured.tokens_per_s:,.0f} tokens/s", flush=True)
+    return found
+
+
+def ratio(found: dict[str, list[Measured]], tools: str) -> float:
+    """Median over rounds of asynchronous over synchronous tokens a second, each round by itself."""
+    pairs = zip(found["asynchronous" + tools], found["synchronous" + tools], strict=True)
+    return statistics.median(ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print what was measured."""
+    parser = argparse.ArgumentParser(
+        "agent-rl bench overlap", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=20, help="steps of reinforcement learning in each run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--staleness", type=int, default=1, help="max_staleness of the asynchronous runs")
+    parser.add_argument("--sft-steps", type=int, default=900, help="supervised steps before all of them")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
+    options = parser.parse_args(arguments)
+    try:
+        found = trio.run(measure, options)
+    except RunFailed as failure:
+        print(f"agent-rl bench overlap: {failure}", file=sys.stderr)
+        return 1
+    report(found)
+    return 0
+
+
+def report(found: dict[str, list[Measured]]) -> None:
+    """Print the table and the figures."""
+    rows = []
+    success: dict[str, float] = {}
+    for kind, runs in found.items():
+        correct, rollouts = (sum(getattr(run, name) for run in runs) for name in ("correct", "rollouts"))
+        low, high = wilson_interval(round(correct), round(rollouts))
+        success[kind] = correct / rollouts
+        rows.append(
+            (
+                kind,
+                _median(runs, "tokens_per_s"),
+                statistics.median(run.groups / run.seconds for run in runs),
+                f"{100 * success[kind]:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
+                _median(runs, "staleness"),
+                100 * _median(runs, "learner_idle"),
+                100 * _median(runs, "generator_idle"),
+            )
+        )
+    header = (
+        "mode",
+        "trained tokens/s",
+        "groups/s",
+        "success, late half %",
+        "staleness",
+        "learner idle %",
+        "generator idle %",
+    )
+    print_table(
+        "medians over rounds; success of all rollouts of the steps' second half, with 95 % interval", header, rows
+    )
+    ratios = {"async_over_sync": ratio(found, ""), "async_over_sync_slow_tools": ratio(found, ", slow tools")}
+    idle: dict[str, Any] = {
+        f"{role}_idle_share{suffix}": _median(found[kind], f"{role}_idle")
+        for kind, suffix in (
+            ("asynchronous", ""),
+            ("synchronous", "_sync"),
+            ("asynchronous, slow tools", "_slow_tools"),
+        )
+        for role in ("learner", "generator")
+    }
+    print_figures(
+        {
+            **ratios,
+            **idle,
+            "success_async": success["asynchronous"],
+            "success_sync": success["synchronous"],
+            "groups_per_s_async": statistics.median(run.groups / run.seconds for run in found["asynchronous"]),
+            "groups_per_s_sync": statistics.median(run.groups / run.seconds for run in found["synchronous"]),
+        }
+    )
+
+
+def _median(runs: Sequence[Measured], name: str) -> float:
+    return float(statistics.median(getattr(run, name) for run in runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Any topology: rollouts, tokens and tool calls a second, how busy each actor is, and what limits them.
+
+    agent-rl bench throughput FILE --seconds 60
+
+The topology runs as `agent-rl run` would run it, in a directory of its own. Once the stage to be measured (the first of kind rl,
+or else evaluate; or --stage NAME) has done --warm-steps steps, what the actors do is measured for --seconds; then the run is
+interrupted. Stages before the measured one run first: name a trained model by --set to skip them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from agent_rl.check import check_topology
+from agent_rl.load import TopologyError, load_topology
+from agent_rl.topology import Stage
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.runs import LOOK_SECONDS, RunFailed, Window, running, stage_rows, window
+
+SATURATED = 0.9
+"""A share of the time, or of the cores, from which on something is held to be the limit."""
+LONGEST_WARM_UP = 3600.0
+
+
+def limit(measured: Window, cores: int) -> str:
+    """What keeps the topology from being faster: an actor, the machine's cores, or waiting."""
+    busiest = max(measured.busy, key=lambda actor: measured.busy[actor], default="")
+    if busiest and measured.busy[busiest] >= SATURATED:
+        return busiest
+    if sum(measured.cpu.values()) >= SATURATED * cores:
+        hungriest = max(measured.cpu, key=lambda actor: measured.cpu[actor])
+        return f"cores (most: {hungriest})"
+    return f"{busiest} (and waiting)" if busiest else "nothing was heard of any actor"
+
+
+def stage_to_measure(stages: Sequence[Stage], name: str | None) -> int | None:
+    """Its index; None when no stage is called so, or none makes rollouts."""
+    if name is not None:
+        return next((index for index, stage in enumerate(stages) if stage.name == name), None)
+    for kind in ("rl", "evaluate"):
+        for index, stage in enumerate(stages):
+            if stage.kind == kind:
+                return index
+    return None
+
+
+async def measure(file: Path, overrides: Sequence[str], stage: int, warm_steps: int, seconds: float) -> Window:
+    """Run the topology until the stage was measured for so long, or has ended."""
+    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as folder:
+        async with running(file, Path(folder), overrides) as run:
+            with trio.move_on_after(LONGEST_WARM_UP):
+                await run.until(lambda rows: bool(stage_rows(rows, stage, after_step=warm_steps)))
+            with trio.move_on_after(seconds + 1):
+                await run.process.wait()
+            await run.stop()
+            rows = stage_rows(run.rows(), stage, after_step=warm_steps)
+    if len(rows) < 2:
+        raise RunFailed(
+            f"the stage was over before {warm_steps} steps were done and a second had passed: nothing to measure"
+        )
+    first = rows[0]["wall"]
+    return window([row for row in rows if row["wall"] - first <= seconds + LOOK_SECONDS])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure one topology."""
+    parser = argparse.ArgumentParser(
+        "agent-rl bench throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the topology file")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
+    parser.add_argument("--stage", help="the stage's name")
+    parser.add_argument("--warm-steps", type=int, default=2, help="steps of the stage that come before")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
+    options = parser.parse_args(arguments)
+    try:
+        topology = load_topology(options.file, options.overrides)
+        faults = check_topology(topology, options.file, options.overrides)
+    except TopologyError as error:
+        faults = error.faults
+    if faults:
+        print("\n".join(fault.render(options.file) for fault in faults), file=sys.stderr)
+        return 2
+    stage = stage_to_measure(topology.stages, options.stage)
+    if stage is None:
+        names = ", ".join(spec.name for spec in topology.stages)
+        print(
+            f"{options.file}: no stage to measure among {names}; one of kind rl or evaluate is needed", file=sys.stderr
+        )
+        return 2
+    warm_steps = options.warm_steps if topology.stages[stage].kind == "rl" else 0
+    try:
+        measured = trio.run(measure, options.file, options.overrides, stage, warm_steps, options.seconds)
+    except RunFailed as failure:
+        print(f"agent-rl bench throughput: {failure}", file=sys.stderr)
+        return 1
+    report(measured, topology.stages[stage].name)
+    return 0
+
+
+def report(measured: Window, stage: str) -> None:
+    """Print tables and figures."""
+    cores = len(os.sched_getaffinity(0))
+    limited_by = limit(measured, cores)
+    rates = [
+        ("rollouts/s", measured.rollouts_per_s),
+        ("generated tokens/s", measured.generated_tokens_per_s),
+        ("trained tokens/s", measured.trained_tokens_per_s),
+        ("tool calls/s", measured.tool_calls_per_s),
+        ("steps/min", 60 * measured.steps_per_s),
+    ]
+    print_table(f"stage {stage}, {measured.seconds:.0f} s", ("figure", "value"), rates)
+    actors = []
+    for actor in sorted(measured.busy, key=lambda name: -measured.busy[name]):
+        waits = sorted(measured.waits.get(actor, {}).items(), key=lambda item: -item[1])
+        waited = "; ".join(f"{what} {100 * share:.0f} %" for what, share in waits[:2] if share >= 0.01)
+        actors.append((actor, 100 * measured.busy[actor], 100 * measured.cpu[actor], waited or "-"))
+    print_table("actors", ("actor", "busy %", "cpu % of a core", "waited for (share of the time)"), actors)
+    print(f"limited by: {limited_by}; {sum(measured.cpu.values()):.2f} of {cores} cores in use by the actors")
+    print_figures(
+        {
+            "seconds": measured.seconds,
+            "rollouts_per_s": measured.rollouts_per_s,
+            "generated_tokens_per_s": measured.generated_tokens_per_s,
+            "trained_tokens_per_s": measured.trained_tokens_per_s,
+            "tool_calls_per_s": measured.tool_calls_per_s,
+            "steps_per_s": measured.steps_per_s,
+            **{f"busy_{actor}": share for actor, share in sorted(measured.busy.items())},
+            **{f"cpu_{actor}": share for actor, share in sorted(measured.cpu.items())},
+            "limited_by": limited_by,
+        }
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""Real runs for benchmarks: start one, watch its timeline, end it as a user would, read what it recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agent_rl.timeline import read_timeline
+
+LOOK_SECONDS = 0.5
+"""How often a run's timeline is looked at; its rows are a second long."""
+ENDING_SECONDS = 180.0
+
+
+class RunFailed(Exception):  # noqa: N818  (named for what it is)
+    """A run that a benchmark needs ended badly; the text is its last output."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the actors of a run did between two rows of its timeline. Rates are per second, shares in [0, 1]."""
+
+    seconds: float
+    rollouts_per_s: float
+    generated_tokens_per_s: float
+    trained_tokens_per_s: float
+    tool_calls_per_s: float
+    steps_per_s: float
+    busy: Mapping[str, float]
+    """By actor: share of the time it did what its role is for."""
+    cpu: Mapping[str, float]
+    """By actor: processor seconds per second, with those of its children."""
+    waits: Mapping[str, Mapping[str, float]]
+    """By actor: share of the rows in which it waited, by what for (numbers left out)."""
+
+    def idle(self, role: str) -> float:
+        """Mean share of the time in which the role's replicas were not busy."""
+        shares = [share for actor, share in self.busy.items() if actor.split(".")[0] == role]
+        return 1.0 - sum(shares) / len(shares) if shares else 1.0
+
+
+TOTALS = {
+    "rollouts": "rollouts_per_s",
+    "generated_tokens": "generated_tokens_per_s",
+    "trained_tokens": "trained_tokens_per_s",
+    "calls": "tool_calls_per_s",
+    "step": "steps_per_s",
+}
+"""Figures that only grow, by the rate made of them. They are summed over actors; a restarted one counts from nothing."""
+
+
+def window(rows: Sequence[Mapping[str, Any]]) -> Window:
+    """Rates and shares over rows of a timeline; the first row is where the totals start from.
+
+    Raises ValueError when there are fewer than two rows.
+    """
+    if len(rows) < 2:
+        raise ValueError("a window needs two rows of the timeline")
+    seconds = rows[-1]["wall"] - rows[0]["wall"]
+    growth = dict.fromkeys(TOTALS, 0.0)
+    latest: dict[tuple[str, str], float] = {}
+    busy: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    waits: dict[str, dict[str, float]] = {}
+    for index, row in enumerate(rows):
+        for actor, said in row["actors"].items():
+            for total in TOTALS.keys() & said["figures"].keys():
+                value = said["figures"][total]
+                before = latest.get((actor, total), value if index == 0 else 0.0)
+                growth[total] += value - before if value >= before else value
+                latest[actor, total] = value
+            if index:
+                share = row["seconds"] / max(1e-9, seconds)
+                busy[actor] = busy.get(actor, 0.0) + said["busy"] * share
+                cpu[actor] = cpu.get(actor, 0.0) + said["cpu"] * share
+                if said["waiting_for"]:
+                    what = re.sub(r"\s*\d+", "", said["waiting_for"])
+                    of = waits.setdefault(actor, {})
+                    of[what] = of.get(what, 0.0) + said["waited"] * share
+    rates = {rate: growth[total] / max(1e-9, seconds) for total, rate in TOTALS.items()}
+    return Window(seconds=seconds, busy=busy, cpu=cpu, waits=waits, **rates)
+
+
+def stage_rows(rows: Sequence[dict[str, Any]], stage: int, *, after_step: int = 0) -> list[dict[str, Any]]:
+    """The rows in which the learner was in the stage, with at least so many of its steps done."""
+    found = []
+    for row in rows:
+        for said in row["actors"].values():
+            figures = said["figures"]
+            if figures.get("stage") == stage and figures.get("step", 0.0) >= after_step and "stages" in figures:
+                found.append(row)
+                break
+    return found
+
+
+class Run:
+    """A run under way."""
+
+    def __init__(self, process: trio.Process, directory: Path, output: Path) -> None:
+        self.process = process
+        self.directory = directory
+        self._output = output
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The timeline so far."""
+        return list(read_timeline(self.directory))
+
+    async def until(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Wait until the timeline is as it should be, or the run ends."""
+        while self.process.returncode is None and not enough(self.rows()):
+            with trio.move_on_after(LOOK_SECONDS):
+                await self.process.wait()
+
+    async def stop(self) -> None:
+        """Interrupt the run, as Ctrl-C does, and wait until it has ended by itself."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGINT)
+        await self.wait(ENDING_SECONDS)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for the run's end. Raises RunFailed when it ends badly, or not within ``seconds``."""
+        with trio.move_on_after(seconds):
+            await self.process.wait()
+        if self.process.returncode != 0:
+            ended = "did not end" if self.process.returncode is None else f"ended with {self.process.returncode}"
+            raise RunFailed(f"the run {ended}\n{self._output.read_text()[-3000:]}")
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl of one kind."""
+        rows = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        return [row for row in rows if row["kind"] == kind]
+
+
+@asynccontextmanager
+async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
+    """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
+    directory, output = folder / "run", folder / "output"
+    command = [sys.executable, "-m", "agent_rl", "run", str(file), "--set", f"run.directory={directory}"]
+    for override in overrides:
+        command += ["--set", override]
+    with output.open("wb") as out:
+        process = await trio.lowlevel.open_process(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield Run(process, directory, output)
+    finally:
+        if process.returncode is None:  # its actors die with it
+            os.killpg(process.pid, signal.SIGKILL)
+            with trio.CancelScope(shield=True):
+                await process.wait()
