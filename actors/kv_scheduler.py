@@ -23,6 +23,7 @@ from agent_rl.messages import (
     RolloutRequest,
     UnfinishedGroups,
 )
+from agent_rl.placement import MostRoom, Placement
 from agent_rl.scheduling import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
 from agent_rl.tasks import load_tasks
 from agent_rl.topology import RlStage, Topology
@@ -67,6 +68,10 @@ class KVScheduler(Actor):
             return [f"request_window {settings.request_window} is smaller than a group; {least}"]
         return []
 
+    def placement(self) -> Placement:
+        """Which rollout is placed next, and on which engine: what a scheduler of your own overrides."""
+        return MostRoom()
+
     async def start(self) -> None:
         """Load the tasks and build the decider."""
         topology = self.context.topology
@@ -78,15 +83,17 @@ class KVScheduler(Actor):
             stages=topology.stages,
             algorithm=topology.algorithm,
             max_staleness=topology.max_staleness,
-            problems=self._problem,
+            problems=self.problem,
             prompt_tokens=lambda problem: (
                 math.ceil(len(problem.text) / settings.characters_per_token) + settings.template_tokens
             ),
+            placement=self.placement(),
         )
         self._send, instructions = trio.open_memory_channel[Instruction](math.inf)
         self.context.nursery.start_soon(self._perform, instructions)
 
-    def _problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
+    def problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
+        """What a stage's group ``number`` is about: a pure function, so that a restarted scheduler finds the same."""
         if purpose == "train":
             return self._tasks.problem(stage, number)
         held_out = number

@@ -42,6 +42,9 @@ from agent_rl.tasks import load_tasks
 from agent_rl.topology import EvaluateStage, RlStage, SftStage
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.losses import LossSettings, LossSums
     from agent_rl.prompts import ChatFormat
     from agent_rl.training import Position, Trainer
 
@@ -72,6 +75,22 @@ class Learner(Actor):
         "steps": Call(StepTrained, Recorded, awaited_in_handler=False),
         "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
     }
+
+    def loss(
+        self,
+        logprobs: Tensor,
+        proximal: Tensor,
+        behaviour: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        normaliser: float,
+        settings: LossSettings,
+    ) -> tuple[Tensor, LossSums]:
+        """The loss of one micro-batch (see `agent_rl.losses.Loss`): the one method a learner of your own overrides."""
+        from agent_rl.losses import policy_loss
+
+        return policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
 
     async def start(self) -> None:
         """Load the newest whole checkpoint, or the model the run starts from; then walk the recipe."""
@@ -334,7 +353,7 @@ class Learner(Actor):
         return [(path, position) for path, position in found if position is not None]
 
     def _load(self) -> Position:
-        from agent_rl.prompts import ChatFormat
+        from agent_rl.declared import chat_format
         from agent_rl.training import Position, Trainer
 
         topology = self.context.topology
@@ -346,8 +365,9 @@ class Learner(Actor):
             algorithm=topology.algorithm,
             threads=settings.threads,
             seed=topology.run.seed,
+            loss=self.loss,
         )
-        self._chat: ChatFormat = ChatFormat(self._trainer.tokenizer, topology.tasks.prompt)
+        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
         saved = self._saved()
         if not saved:
             return Position(0, 0, 0)

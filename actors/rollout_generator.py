@@ -25,6 +25,7 @@ from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
 from actors.rates import Rate
 from actors.weights import model_directory
+from agent_rl.declared import chat_format
 from agent_rl.episode import Episode
 from agent_rl.messages import (
     EngineLoad,
@@ -76,6 +77,8 @@ class RolloutGenerator(Actor):
     concurrency = 4096
     drain_order = 20
     Settings = RolloutGeneratorSettings
+    chat_format: ClassVar[type[ChatFormat]] = ChatFormat
+    """The format of episodes, the learner's demonstrations included: what a generator of your own replaces."""
     receives = (Push(RolloutRequest), Announce(PolicyPublished), Announce(GroupsUnwanted))
     links: ClassVar = {
         "trajectories": Push(Trajectory),
@@ -100,7 +103,7 @@ class RolloutGenerator(Actor):
         from transformers import AutoTokenizer
 
         tokenizer = await trio.to_thread.run_sync(AutoTokenizer.from_pretrained, directory)
-        self._chat = ChatFormat(tokenizer, topology.tasks.prompt)
+        self._chat = chat_format(topology, tokenizer)
         self._engine = self._make_engine(directory, settings)
         await self.context.nursery.start(self._engine.run)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
@@ -109,6 +112,10 @@ class RolloutGenerator(Actor):
         self._rollouts = 0
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
+
+    def make_episode(self, request: RolloutRequest) -> Episode:
+        """The agent loop's decider for one rollout."""
+        return Episode(request, self._chat)
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         module, _, name = settings.engine.partition(":")
@@ -152,7 +159,7 @@ class RolloutGenerator(Actor):
             return
         await self._policy_ready.wait()
         started = self.context.now()
-        episode = Episode(request, self._chat)
+        episode = self.make_episode(request)
         failure: tuple[Any, str] | None = None
         scopes = self._scopes.setdefault(request.group, {})
         with trio.CancelScope() as scope:

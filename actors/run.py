@@ -30,6 +30,7 @@ from agent_rl.messages import ActorStatus
 from agent_rl.prompts import PromptError
 from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
+from agent_rl.user_modules import look_beside
 from transport import BindError, CurveKeys, Delivery, InsecureLink, Network, Node, Registry, ZmqNetwork
 
 USER_MISTAKE = 3
@@ -121,6 +122,7 @@ async def run_actor(arguments: argparse.Namespace) -> None:
     """Everything from the topology file to the actor's end."""
     path = Path(arguments.topology)
     base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
+    look_beside(path)
     topology = load_topology(path, arguments.set)
     role, replica = arguments.actor.rsplit(".", 1)
     entry = topology.actors[role]

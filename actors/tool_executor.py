@@ -10,7 +10,7 @@ from actors.base import Actor, Call, Settings
 from actors.rates import Rate
 from actors.sandbox.client import ExecutionLimits, Sandbox
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
-from agent_rl.prompts import PYTHON_TOOL
+from agent_rl.prompts import PYTHON_TOOL, TOOLS
 
 
 class ToolExecutorSettings(Settings):
@@ -38,6 +38,8 @@ class ToolExecutor(Actor):
     Settings = ToolExecutorSettings
     receives = (Call(ToolCall, ToolResult), Call(VerifyAnswer, Verdict))
     links: ClassVar = {}
+    tools: ClassVar[tuple[dict[str, Any], ...]] = TOOLS
+    """What the model is told it may call, as JSON schemas: an executor with another tool adds it here, and to `execute`."""
 
     async def start(self) -> None:
         """Warm the interpreters up."""
@@ -68,7 +70,7 @@ class ToolExecutor(Actor):
     async def handle(self, message: Any) -> ToolResult | Verdict:
         """Run a call or judge an answer."""
         if isinstance(message, ToolCall):
-            result = await self._execute(message)
+            result = await self.execute(message)
             self._outcomes[result.outcome] = self._outcomes.get(result.outcome, 0) + 1
             self._done += 1
             self._busy += result.run_seconds
@@ -79,12 +81,14 @@ class ToolExecutor(Actor):
             return Verdict(message.check, check.equal, check.method, check.failure, check.seconds)
         raise TypeError(f"ToolExecutor does not handle {type(message).__name__}")
 
-    async def _execute(self, call: ToolCall) -> ToolResult:
+    async def execute(self, call: ToolCall) -> ToolResult:
+        """Run one call. What is wrong with it is an outcome for the model to read, never an exception."""
         if call.tool != PYTHON_TOOL:
-            return _refused(call, "unknown_tool", f"there is no tool {call.tool!r}; there is {PYTHON_TOOL}")
+            known = ", ".join(tool["function"]["name"] for tool in self.tools)
+            return refused(call, "unknown_tool", f"there is no tool {call.tool!r}; there is {known}")
         code, stdin = call.arguments.get("code"), call.arguments.get("input", "")
         if not isinstance(code, str) or not isinstance(stdin, str):
-            return _refused(call, "malformed", 'the arguments must be {"code": string, "input": string (optional)}')
+            return refused(call, "malformed", 'the arguments must be {"code": string, "input": string (optional)}')
         done = await self._tools.execute(code, stdin)
         return ToolResult(
             call=call.call,
@@ -118,7 +122,8 @@ class ToolExecutor(Actor):
         return "running", figures | {f"outcome_{name}": float(count) for name, count in self._outcomes.items()}
 
 
-def _refused(call: ToolCall, outcome: ToolOutcome, reason: str) -> ToolResult:
+def refused(call: ToolCall, outcome: ToolOutcome, reason: str) -> ToolResult:
+    """The result of a call that was not run; the model reads the reason."""
     return ToolResult(
         call=call.call, outcome=outcome, stdout="", stderr=reason, value="", queue_seconds=0.0, run_seconds=0.0
     )

@@ -163,7 +163,9 @@ def _import(class_path: str, place: tuple[str, ...], source: Source, faults: lis
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             message = f"there is no module {error.name!r}"
-            remedy = "modules are looked for in the working directory and among installed packages"
+            remedy = (
+                "modules are looked for in the working directory, beside the topology file and among what is installed"
+            )
         else:
             message, remedy = f"{module_name} needs {error.name!r}, which is not installed", "install it"
         faults.append(source.fault(place, message, remedy))

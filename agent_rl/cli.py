@@ -180,7 +180,9 @@ def _sound_topology(options: argparse.Namespace) -> Topology | None:
     """The topology, if nothing is wrong with it; otherwise every fault is on stderr."""
     from agent_rl.check import check_topology
     from agent_rl.load import TopologyError, load_topology
+    from agent_rl.user_modules import look_beside
 
+    look_beside(options.file)
     try:
         topology = load_topology(options.file, options.overrides)
         faults = check_topology(topology, options.file, options.overrides)

@@ -25,7 +25,7 @@ from agent_rl.messages import (
     Trajectory,
     TrajectoryStatus,
 )
-from agent_rl.parsing import MalformedCall, ParsedCall, parse_turn
+from agent_rl.parsing import MalformedCall, ParsedCall
 from agent_rl.prompts import ChatFormat
 
 
@@ -66,7 +66,7 @@ class Episode:
         if not stopped:
             self.ended = "truncated"
             return ()
-        calls = parse_turn(text).calls
+        calls = self._chat.calls(text)
         if not calls:
             self.ended = "finished"
         elif self.turns >= self.request.sampling.max_turns:

@@ -13,6 +13,7 @@ weight, and the gap between pi_prox and pi_theta once, by the clipped ratio. Wit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +38,28 @@ class LossSums:
     correction: Tensor
     correction_capped: Tensor
     log_gap: Tensor
+
+
+class Loss(Protocol):
+    """What `policy_loss` is, and what a learner of your own may put in its place.
+
+    All tensors are [rows, width] float32, a row a trajectory's response padded on the right, one micro-batch of an update;
+    ``mask`` is 1 for the model's own tokens and 0 elsewhere, where the others may hold anything. ``logprobs`` carries the
+    gradient. Micro-batches are summed: divide by ``normaliser``, the number of the model's tokens in the whole update.
+    """
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        proximal: Tensor,
+        behaviour: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        normaliser: float,
+        settings: LossSettings,
+    ) -> tuple[Tensor, LossSums]:
+        """The loss, a scalar, and sums for the figures."""
 
 
 def policy_loss(

@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from agent_rl.parsing import AnyCall, parse_turn
+
 if TYPE_CHECKING:
     from agent_rl.messages import Problem
 
@@ -32,7 +34,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
         },
     },
 )
-"""What the model may call, as JSON schemas (paper, section Prompt and format)."""
+"""What the model may call when it is Python alone, as JSON schemas (paper, section Prompt and format)."""
 
 SYSTEM_RSTAR2 = """You solve problems by reasoning step by step, with tools where they help.
 Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:
@@ -55,10 +57,19 @@ class PromptError(Exception):
 
 
 class ChatFormat:
-    """One tokenizer's way to write our conversations."""
+    """One tokenizer's way to write our conversations, and the format of an episode's texts.
 
-    def __init__(self, tokenizer: Any, prompt: Literal["plain", "rstar2"]) -> None:
-        """``tokenizer`` is a transformers tokenizer with a chat template. Raises PromptError when it will not do."""
+    A format of your own overrides `messages`, `calls`, `responses` and `demonstration`: what the model is told, what of its
+    turn is a call, how results come back, and how demonstrations look in it. Name it as a generator's ``chat_format``.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompt: Literal["plain", "rstar2"], tools: Sequence[dict[str, Any]] = TOOLS
+    ) -> None:
+        """``tokenizer`` is a transformers tokenizer with a chat template, ``tools`` are JSON schemas like ``TOOLS``.
+
+        Raises PromptError when the template will not do.
+        """
         if getattr(tokenizer, "chat_template", None) is None:
             raise PromptError(
                 "the tokenizer has no chat template; use an instruction-tuned model, or add a template file"
@@ -67,6 +78,7 @@ class ChatFormat:
         # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._prompt = prompt
+        self.tools = tuple(tools)
         self._last_prompt: tuple[str | None, tuple[int, ...]] = (None, ())
         self._before_response, self._after_response, end_of_turn = self._probe()
         self.end_of_turn: int = end_of_turn
@@ -76,13 +88,13 @@ class ChatFormat:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """The prompt up to where the model writes. A group's samples ask for the same one after the other."""
         if self._last_prompt[0] != problem.text:
-            tokens = self._encode(self._render(self._messages(problem.text), generate=True))
+            tokens = self._encode(self._render(self.messages(problem.text), generate=True))
             self._last_prompt = (problem.text, tuple(tokens))
         return list(self._last_prompt[1])
 
     def response_tokens(self, responses: Sequence[str]) -> list[int]:
         """What follows an ended assistant turn when these tool responses come back: up to where the model writes again."""
-        return self._encode(self._before_response + self._responses(responses) + self._after_response)
+        return self._encode(self._before_response + self.responses(responses) + self._after_response)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, tags included."""
@@ -94,7 +106,8 @@ class ChatFormat:
 
         ``messages`` starts with the problem (role user), then assistant turns and tool responses (role user) alternate.
         """
-        tokens = self._encode(self._render(self._messages(messages[0]["content"]), generate=True))
+        messages = self.demonstration(messages)
+        tokens = self._encode(self._render(self.messages(messages[0]["content"]), generate=True))
         mask = [0] * len(tokens)
         for message in messages[1:]:
             if message["role"] == "assistant":
@@ -105,19 +118,35 @@ class ChatFormat:
             mask += [int(message["role"] == "assistant")] * len(added)
         return tokens, mask
 
-    def _messages(self, problem: str) -> list[dict[str, str]]:
+    # The format of an episode's texts --------------------------------------------------------------------------------------
+
+    def messages(self, problem: str) -> list[dict[str, str]]:
+        """The conversation (``role``, ``content``) that puts a problem to the model."""
         if self._prompt == "plain":
             return [{"role": "user", "content": problem}]
-        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in TOOLS)
+        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
         return [
             {"role": "system", "content": SYSTEM_RSTAR2.format(tools=tools)},
             {"role": "user", "content": USER_RSTAR2.format(problem=problem)},
         ]
 
-    def _responses(self, responses: Sequence[str]) -> str:
+    @classmethod
+    def calls(cls, text: str) -> tuple[AnyCall, ...]:
+        """The tool calls in what the model wrote in one turn, in order; without any the episode ends. Never raises."""
+        return parse_turn(text).calls
+
+    def responses(self, responses: Sequence[str]) -> str:
+        """What the model reads of its calls' results, in their order."""
         if self._prompt == "plain":
             return "".join(f"<tool_response>{text}</tool_response>" for text in responses)
         return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in responses)
+
+    @classmethod
+    def demonstration(cls, messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
+        """A demonstration in this format, given as task sources write it: in the format of this very class."""
+        return messages
+
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def _render(self, messages: list[dict[str, str]], *, generate: bool) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
@@ -131,7 +160,7 @@ class ChatFormat:
         """What the template puts around a tool response, from a conversation with marks in it."""
         answer, response = "ASSISTANT-MARK", "RESPONSE-MARK"
         messages = [
-            *self._messages("question"),
+            *self.messages("question"),
             {"role": "assistant", "content": answer},
             {"role": "user", "content": response},
         ]

@@ -6,7 +6,8 @@ with ``served`` the oldest version an engine serves; see staleness.py for why th
 
 Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
 many rollouts fit; each engine is given no more than that, and when one ends the next is assigned at once. What an engine
-was promised is the sum of L over its rollouts; its room is its cache less that, and less what it uses beyond it.
+was promised is the sum of L over its rollouts; its room is its cache less that, and less what it uses beyond it. Which of
+the rollouts goes first, and which of the engines it fits takes it, is a `Placement`'s choice (placement.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.messages import (
@@ -29,6 +30,16 @@ from agent_rl.messages import (
     Retry,
     RolloutRequest,
     Sampling,
+)
+from agent_rl.placement import (
+    Engine,
+    EngineRoom,
+    MostRoom,
+    Placement,
+    Waiting,
+    chosen_engine,
+    chosen_rollout,
+    group_of,
 )
 from agent_rl.topology import Algorithm, EvaluateStage, RlStage, Stage
 
@@ -67,48 +78,6 @@ Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
 """(stage, number, purpose) to the problem: a pure function, so that a restarted scheduler finds the same."""
 
 
-@dataclass(slots=True)
-class _Engine:
-    load: EngineLoad
-    rollouts: dict[str, int] = field(default_factory=dict)
-    unaccounted: int = 0
-
-    def report(self, load: EngineLoad) -> None:
-        """Take in a load. What it uses beyond our promises belongs to rollouts an earlier scheduler placed."""
-        self.load = load
-        self.unaccounted = max(0, load.kv_tokens_used - self.promised)
-
-    @property
-    def promised(self) -> int:
-        """KV tokens its rollouts may come to need."""
-        return sum(self.rollouts.values())
-
-    @property
-    def room(self) -> int:
-        """KV tokens neither promised nor used otherwise; 0 when every place for a rollout is taken."""
-        if len(self.rollouts) >= self.load.max_rollouts:
-            return 0
-        return self.load.kv_tokens_total - self.promised - self.unaccounted
-
-    def share(self, need: int) -> int:
-        """What a rollout is promised: what it needs, or the whole cache if it may need more than that.
-
-        The need is estimated from the problem's text; whether the real tokens fit is for the engine to say, and a rollout
-        that waited for ever would never be told.
-        """
-        return min(need, self.load.kv_tokens_total)
-
-    def places(self, need: int) -> int:
-        """How many more rollouts of this size fit."""
-        return max(0, min(self.load.max_rollouts - len(self.rollouts), self.room // max(1, self.share(need))))
-
-
-@dataclass(slots=True)
-class _Pending:
-    request: RolloutRequest
-    need: int
-
-
 def group_id(stage: int, number: int) -> str:
     """The id of the stage's group: readable, and all that is needed to make the group again."""
     return f"s{stage}-g{number:06d}"
@@ -142,6 +111,7 @@ class GroupScheduler:
         max_staleness: int,
         problems: Problems,
         prompt_tokens: Callable[[Problem], int],
+        placement: Placement | None = None,
     ) -> None:
         self._seed = seed
         self._stages = stages
@@ -149,8 +119,9 @@ class GroupScheduler:
         self._max_staleness = max_staleness
         self._problems = problems
         self._prompt_tokens = prompt_tokens
-        self._engines: dict[str, _Engine] = {}
-        self._pending: deque[_Pending] = deque()
+        self._placement = placement or MostRoom()
+        self._engines: dict[str, Engine] = {}
+        self._pending: deque[Waiting] = deque()
         self._recording: dict[str, GroupOpened] = {}
         self._in_flight: dict[str, str] = {}
         self._retried: set[Retry] = set()
@@ -198,7 +169,7 @@ class GroupScheduler:
 
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
         """An engine's newest load; an engine not seen before joins."""
-        self._engines.setdefault(load.generator, _Engine(load)).report(load)
+        self._engines.setdefault(load.generator, Engine(load)).report(load)
         return self._decide()
 
     def group_recorded(self, group: str) -> list[Instruction]:
@@ -213,7 +184,7 @@ class GroupScheduler:
         """The request is acknowledged: its trajectory is in the journal, whatever its status."""
         generator = self._in_flight.pop(rollout, None)
         if generator is not None:
-            self._engines[generator].rollouts.pop(rollout, None)
+            self._engines[generator].free(rollout)
         return self._decide()
 
     def progress(self, progress: GroupsProgress) -> list[Instruction]:
@@ -279,10 +250,14 @@ class GroupScheduler:
         if not self._ready or self._stage is None:
             return instructions
         while True:
-            while self._pending and (generator := self._engine_for(self._pending[0].need)) is not None:
-                item = self._pending.popleft()
-                engine = self._engines[generator]
-                engine.rollouts[item.request.rollout] = engine.share(item.need)
+            while self._pending:
+                position = chosen_rollout(self._placement, self._pending)
+                item = self._pending[position]
+                generator = self._engine_for(item)
+                if generator is None:
+                    break
+                del self._pending[position]
+                self._engines[generator].take(item.request.rollout, item.need)
                 self._in_flight[item.request.rollout] = generator
                 instructions.append(Place(item.request, generator))
             if self._pending or not self._may_open():
@@ -294,7 +269,7 @@ class GroupScheduler:
             self._recording[opened.group] = opened
             instructions.append(OpenGroup(opened))
 
-    def _eligible(self) -> list[_Engine]:
+    def _eligible(self) -> list[Engine]:
         """Engines that serve this epoch's policy, at least as new as the stage."""
         assert self._published is not None
         epoch, oldest = self._published.policy.epoch, self._published.stage_version
@@ -349,7 +324,7 @@ class GroupScheduler:
             sampling=Sampling(temperature, stage.max_response_tokens, stage.max_turns),
             seed=rollout_seed(self._seed, opened.group, sample, attempt),
         )
-        self._pending.append(_Pending(request, self._need(opened)))
+        self._pending.append(Waiting(request, self._need(opened)))
 
     def _need(self, opened: GroupOpened) -> int:
         stage = self._stage
@@ -360,19 +335,20 @@ class GroupScheduler:
         """How many rollouts of this size the eligible engines have room for."""
         return sum(engine.places(need) for engine in self._eligible())
 
-    def _engine_for(self, need: int) -> str | None:
-        """The eligible engine with the most room, if the rollout fits; ties go to the fewest rollouts, then the name."""
-        fitting = [engine for engine in self._eligible() if engine.places(need)]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda engine: (-engine.room, len(engine.rollouts), engine.load.generator))
-        return best.load.generator
+    def _engine_for(self, item: Waiting) -> str | None:
+        """The placement's choice among the eligible engines on which the rollout fits; None when there is none."""
+        fitting = [
+            EngineRoom(e.load.generator, e.room, len(e.rollouts), e.groups[item.request.group])
+            for e in self._eligible()
+            if e.places(item.need)
+        ]
+        return chosen_engine(self._placement, item, fitting) if fitting else None
 
     def _unwanted(self) -> list[Instruction]:
         if not self._dropped and not self._announced_unwanted and not self._other_stages_in_flight:
             return []
         current = self._published.stage if self._published else 0
-        groups = {rollout.split("/", 1)[0] for rollout in self._in_flight}
+        groups = {group_of(rollout) for rollout in self._in_flight}
         others = {group for group in groups if not group.startswith(f"s{current}-")}
         self._other_stages_in_flight = bool(others)
         unwanted = tuple(sorted(others | (groups & self._dropped)))

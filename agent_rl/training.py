@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rl.advantages import group_advantages
 from agent_rl.batching import microbatches, split_evenly
-from agent_rl.losses import LossSettings, policy_loss, token_logprobs
+from agent_rl.losses import Loss, LossSettings, policy_loss, token_logprobs
 from agent_rl.messages import TrainingGroup
 from agent_rl.topology import Algorithm, RlStage, SftStage
 
@@ -55,7 +55,15 @@ class Trainer:
     """A model, its optimizer, and the steps that change them."""
 
     def __init__(
-        self, model_path: Path, *, dtype: str, device: str, algorithm: Algorithm, threads: int, seed: int
+        self,
+        model_path: Path,
+        *,
+        dtype: str,
+        device: str,
+        algorithm: Algorithm,
+        threads: int,
+        seed: int,
+        loss: Loss = policy_loss,
     ) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
@@ -71,6 +79,7 @@ class Trainer:
             correction_cap=algorithm.correction_cap,
             entropy_coefficient=algorithm.entropy_coefficient,
         )
+        self.loss = loss
         self.optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.AdamW:
@@ -181,7 +190,7 @@ class Trainer:
                 proximal = logprobs.detach()
             else:
                 proximal = _stack([s.proximal for s in batch if s.proximal is not None], width).to(self.device)
-            loss, sums = policy_loss(
+            loss, sums = self.loss(
                 logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=self.settings
             )
             if self.settings.entropy_coefficient:

@@ -193,3 +193,17 @@ def test_bench_hands_arguments_to_the_subject(capsys) -> None:
         main(["bench", "quickstart", "--seeds", "many"])
     assert left.value.code == 2
     assert "invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_a_class_beside_the_topology_is_found_from_anywhere(file, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-m", "agent_rl", "check", str(file)],
+        cwd=elsewhere,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path != str(tmp_path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr

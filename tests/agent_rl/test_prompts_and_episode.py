@@ -52,9 +52,9 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
     tokenizer, chat = chatml
     question = builders.problem()
     messages = [
-        *chat._messages(question.text),
+        *chat.messages(question.text),
         {"role": "assistant", "content": CALL},
-        {"role": "user", "content": chat._responses(["4", "two\nlines"])},
+        {"role": "user", "content": chat.responses(["4", "two\nlines"])},
     ]
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     built = [

@@ -1,0 +1,141 @@
+"""Which rollout is placed next, and on which engine: the part of scheduling that a scheduler of your own replaces.
+
+What must always hold stays outside: groups are opened within the staleness budget, and no engine is promised more KV cache
+than it has. A placement only chooses among what `agent_rl.scheduling` finds permitted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agent_rl.messages import EngineLoad, RolloutRequest
+
+
+class PlacementError(Exception):
+    """A placement chose what was not offered; the message says what it returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rollout that waits for a place. ``need`` is what it is promised, in tokens of KV cache."""
+
+    request: RolloutRequest
+    need: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRoom:
+    """An engine on which the rollout fits: its free KV cache in tokens, how many rollouts it holds, how many of its group."""
+
+    generator: str
+    room: int
+    rollouts: int
+    of_group: int
+
+
+def group_of(rollout: str) -> str:
+    """The id of the group a rollout belongs to."""
+    return rollout.split("/", 1)[0]
+
+
+@dataclass(slots=True)
+class Engine:
+    """What the scheduler knows of an engine: its newest load, and what it was promised."""
+
+    load: EngineLoad
+    rollouts: dict[str, int] = field(default_factory=dict)
+    groups: Counter[str] = field(default_factory=Counter)
+    """How many rollouts of each group it holds."""
+    promised: int = 0
+    """KV tokens its rollouts may come to need."""
+    unaccounted: int = 0
+
+    def take(self, rollout: str, need: int) -> None:
+        """Promise a rollout its share."""
+        self.rollouts[rollout] = self.share(need)
+        self.promised += self.rollouts[rollout]
+        self.groups[group_of(rollout)] += 1
+
+    def free(self, rollout: str) -> None:
+        """The rollout has ended."""
+        self.promised -= self.rollouts.pop(rollout)
+        group = group_of(rollout)
+        self.groups[group] -= 1
+        if not self.groups[group]:
+            del self.groups[group]
+
+    def report(self, load: EngineLoad) -> None:
+        """Take in a load. What it uses beyond our promises belongs to rollouts an earlier scheduler placed."""
+        self.load = load
+        self.unaccounted = max(0, load.kv_tokens_used - self.promised)
+
+    @property
+    def room(self) -> int:
+        """KV tokens neither promised nor used otherwise; 0 when every place for a rollout is taken."""
+        if len(self.rollouts) >= self.load.max_rollouts:
+            return 0
+        return self.load.kv_tokens_total - self.promised - self.unaccounted
+
+    def share(self, need: int) -> int:
+        """What a rollout is promised: what it needs, or the whole cache if it may need more than that.
+
+        The need is estimated from the problem's text; whether the real tokens fit is for the engine to say, and a rollout
+        that waited for ever would never be told.
+        """
+        return min(need, self.load.kv_tokens_total)
+
+    def places(self, need: int) -> int:
+        """How many more rollouts of this size fit."""
+        return max(0, min(self.load.max_rollouts - len(self.rollouts), self.room // max(1, self.share(need))))
+
+
+class Placement(Protocol):
+    """Pure and deterministic: the same waiting rollouts and engines give the same choice."""
+
+    def next(self, waiting: Sequence[Waiting]) -> int:
+        """The position, among at least one waiting rollout, of the one to be placed next; it waits until it fits.
+
+        Called for every placement, with as many rollouts waiting as a restart may leave: look at a few.
+        """
+
+    def engine(self, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
+        """The ``generator`` of the engine it goes to: one of ``engines``, at least one, on all of which it fits."""
+
+
+class MostRoom:
+    """In order of arrival, to the engine with the most room; ties go to the fewest rollouts, then the name."""
+
+    def next(self, waiting: Sequence[Waiting]) -> int:
+        """The first."""
+        del waiting
+        return 0
+
+    def engine(self, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
+        """The one with the most room."""
+        del rollout
+        return min(engines, key=lambda engine: (-engine.room, engine.rollouts, engine.generator)).generator
+
+
+def chosen_rollout(placement: Placement, waiting: Sequence[Waiting]) -> int:
+    """What the placement chooses, or PlacementError when it is no position in ``waiting``."""
+    position = placement.next(waiting)
+    if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < len(waiting):
+        raise PlacementError(
+            f"{type(placement).__name__}.next returned {position!r} for {len(waiting)} waiting rollouts; "
+            "it must return a position, from 0"
+        )
+    return position
+
+
+def chosen_engine(placement: Placement, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
+    """What the placement chooses, or PlacementError when it is none of ``engines``."""
+    generator = placement.engine(rollout, engines)
+    if generator not in [engine.generator for engine in engines]:
+        raise PlacementError(
+            f"{type(placement).__name__}.engine returned {generator!r} for {rollout.request.rollout}; "
+            f"it must return one of those offered: {', '.join(engine.generator for engine in engines)}"
+        )
+    return generator
