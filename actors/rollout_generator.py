@@ -25,7 +25,7 @@ from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
 from actors.rates import Rate
 from actors.weights import model_directory
-from agent_rl.declared import chat_format
+from agent_rl.declared import declared_tools
 from agent_rl.episode import Episode
 from agent_rl.messages import (
     EngineLoad,
@@ -103,7 +103,7 @@ class RolloutGenerator(Actor):
         from transformers import AutoTokenizer
 
         tokenizer = await trio.to_thread.run_sync(AutoTokenizer.from_pretrained, directory)
-        self._chat = chat_format(topology, tokenizer)
+        self._chat = self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
         self._engine = self._make_engine(directory, settings)
         await self.context.nursery.start(self._engine.run)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}

@@ -26,6 +26,7 @@ from actors.run import make_links, serve
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes
 from agent_rl.journal import Journal
+from agent_rl.messages import ActorStatus
 from agent_rl.topology import Topology
 from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PushLink, Registry
 
@@ -35,7 +36,10 @@ RECEIVE_SECONDS = 60.0
 
 
 class Peer:
-    """A stand-in for another actor: keeps what arrives, answers calls with ``reply``."""
+    """A stand-in for another actor: keeps what arrives, answers calls with ``reply``.
+
+    ``reply`` is called with every message, and awaited if it is awaitable: while it runs, a push is not acknowledged.
+    """
 
     def __init__(self, name: str, network: MemoryNetwork, registry: Registry, incarnation: int) -> None:
         self.name = name
@@ -53,18 +57,27 @@ class Peer:
     async def _handle(self, delivery: Delivery) -> Any:
         self.log.append(delivery.message)
         self._put.send_nowait(delivery.message)
-        if delivery.kind != "call":
-            return None
         answer = self.reply(delivery.message)
-        return await answer if hasattr(answer, "__await__") else answer
+        if hasattr(answer, "__await__"):
+            answer = await answer
+        return answer if delivery.kind == "call" else None
 
     async def receive(self, kind: type | None = None) -> Any:
-        """The next message, or the next of a kind; others are passed over (all are in ``log``)."""
-        with trio.fail_after(RECEIVE_SECONDS):
-            while True:
-                message = await self._received.receive()
-                if kind is None or isinstance(message, kind):
-                    return message
+        """The next message, or the next of a kind; others are passed over (all are in ``log``).
+
+        Raises AssertionError when none comes within ``RECEIVE_SECONDS``.
+        """
+        with trio.move_on_after(RECEIVE_SECONDS):
+            return await self.next(kind)
+        wanted = "message" if kind is None else kind.__name__
+        raise AssertionError(f"{self.name} got no {wanted} within {RECEIVE_SECONDS:g} s")
+
+    async def next(self, kind: type | None = None) -> Any:
+        """The same, however long it takes."""
+        while True:
+            message = await self._received.receive()
+            if kind is None or isinstance(message, kind):
+                return message
 
     def push(self, link: str, to: str, *, window: int = 64) -> PushLink:
         """A push link of this stand-in's, made once."""
@@ -87,14 +100,21 @@ class Peer:
 
 @dataclass
 class Stage:
-    """An in-memory network with a stand-in for every role but one."""
+    """An in-memory network with a stand-in for every actor of a topology but one, by role or by ``role.replica``."""
 
     network: MemoryNetwork
     registry: Registry
     peers: dict[str, Peer]
 
     def __getitem__(self, role: str) -> Peer:
-        return self.peers[role]
+        return self.peers[role if role in self.peers else f"{role}.0"]
+
+    async def started(self, name: str) -> None:
+        """Wait until the actor says that it has started, however long that takes."""
+        while True:
+            status = await self["supervisor.local"].next(ActorStatus)
+            if status.actor == name and status.state not in {"starting", "failed"}:
+                return
 
 
 @asynccontextmanager
@@ -103,14 +123,16 @@ async def stand_ins(
 ) -> AsyncIterator[Stage]:
     """Stand-ins for every actor of the topology but ``role``, and for the supervisor; they outlive restarts of the actor.
 
-    ``concurrency`` says which roles handle how many messages at once; the others take them one by one, in order.
+    ``concurrency`` says, by ``role.replica`` or role, who handles how many messages at once; the others take them one by
+    one, in order.
     """
     network, registry = MemoryNetwork(), Registry.of(messages)
     names = [node for node, other in actor_nodes(topology) if other != role]
-    peers = {name.rsplit(".", 1)[0]: Peer(name, network, registry, 1) for name in [*names, SUPERVISOR]}
+    peers = {name: Peer(name, network, registry, 1) for name in [*names, SUPERVISOR]}
+    at_once = concurrency or {}
     async with trio.open_nursery() as nursery:
         for name, peer in peers.items():
-            peer.concurrency = (concurrency or {}).get(name, 1)
+            peer.concurrency = at_once.get(name, at_once.get(name.rsplit(".", 1)[0], 1))
             await nursery.start(peer.run)
         yield Stage(network, registry, peers)
         nursery.cancel_scope.cancel()

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.engines.base import EngineError
+from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from actors.weights import model_directory
@@ -24,7 +25,6 @@ from agent_rl.messages import (
     Trajectory,
 )
 from tests import builders
-from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.topologies import micro
 
 CALL = (

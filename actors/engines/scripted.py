@@ -12,16 +12,21 @@ from transformers import AutoTokenizer
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from agent_rl.messages import Policy
-from agent_rl.prompts import ChatFormat
+
+LOGPROB = -0.25
+"""Of every token it writes."""
 
 
 class ScriptedEngine:
-    """``script(turn number, request)`` gives the text of a turn, or an exception to raise; a token takes a millisecond."""
+    """``script(turn number, request)`` gives the text of a turn, or an exception to raise; a token takes a millisecond.
+
+    Weights are whatever lies below ``/weights``; other paths are refused, as an engine refuses a broken file.
+    """
 
     def __init__(
         self, model_path: Path, *, initial_policy: Policy, script: Callable[[int, TurnRequest], Any], **_: Any
     ) -> None:
-        self._chat = ChatFormat(AutoTokenizer.from_pretrained(model_path), "plain")
+        self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self._script = script
         self._policy = initial_policy
         self._turns: dict[str, int] = {}
@@ -32,16 +37,18 @@ class ScriptedEngine:
         self._generated = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
         task_status.started()
         await trio.sleep_forever()
 
     async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write what the script says, token by token, under the policy of the moment."""
         self.requests.append(request)
         number = self._turns[request.rollout] = self._turns.get(request.rollout, 0) + 1
         text = self._script(number, request)
         if isinstance(text, Exception):
             raise text
-        tokens = [*self._chat._encode(text), self._chat.end_of_turn]
+        tokens = [*self._tokenizer.encode(text, add_special_tokens=False), min(request.stop_tokens)]
         policies = []
         for _ in tokens:
             await trio.sleep(0.001)
@@ -51,15 +58,18 @@ class ScriptedEngine:
         self._generated += count
         return TurnResult(
             tokens=np.array(tokens[:count], dtype=np.int32),
-            logprobs=np.full(count, -0.25, dtype=np.float32),
+            logprobs=np.full(count, LOGPROB, dtype=np.float32),
             policies=np.array(policies[:count], dtype=np.int32),
             finish="stop" if stopped else "length",
         )
 
     def release(self, rollout: str) -> None:
+        """Remember that the rollout was released."""
         self.released.append(rollout)
 
     async def load_weights(self, path: Path, policy: Policy) -> None:
+        """Serve the policy from now on."""
+        await trio.lowlevel.checkpoint()
         if not str(path).startswith("/weights"):
             raise EngineError(f"no such file {path}")
         self.loaded.append(path)
@@ -69,10 +79,12 @@ class ScriptedEngine:
 
     @property
     def policy(self) -> Policy:
+        """The policy served now."""
         return self._policy
 
     @property
     def figures(self) -> EngineFigures:
+        """An engine that is never full."""
         return EngineFigures(
             kv_tokens_total=1000,
             kv_tokens_used=0,

@@ -1,0 +1,138 @@
+"""Builders of messages for tests of actors and deciders: every argument has a default, a test names what it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from agent_rl.messages import (
+    EngineLoad,
+    GroupOpened,
+    Policy,
+    PolicyPublished,
+    Problem,
+    RolloutRequest,
+    Sampling,
+    ToolCallRecord,
+    TrainingGroup,
+    Trajectory,
+)
+from agent_rl.topology import Algorithm, EvaluateStage, RlStage
+
+
+def problem(number: int = 0, *, answer: str = "4") -> Problem:
+    """A problem whose answer is 4."""
+    return Problem(id=f"p{number}", text="What is 2 + 2?", answer=answer)
+
+
+def algorithm(**changes: Any) -> Algorithm:
+    """Steps of 2 groups of 4 samples, 2 of them kept."""
+    return Algorithm(**{"groups_per_step": 2, "samples": 4, "keep": 2, **changes})
+
+
+def rl_stage(**changes: Any) -> RlStage:
+    """Ten steps, short rollouts."""
+    return RlStage(**{"kind": "rl", "steps": 10, "max_response_tokens": 20, "max_turns": 4, **changes})
+
+
+def evaluate_stage(**changes: Any) -> EvaluateStage:
+    """Three problems."""
+    defaults = {"kind": "evaluate", "name": "after", "problems": 3, "max_response_tokens": 20, "max_turns": 4}
+    return EvaluateStage(**{**defaults, **changes})
+
+
+def opened(
+    number: int = 0, *, stage: int = 0, samples: int = 4, version: int = 0, purpose: Any = "train"
+) -> GroupOpened:
+    """A group of four samples."""
+    return GroupOpened(f"s{stage}-g{number:06d}", stage, number, purpose, problem(number), samples, Policy(1, version))
+
+
+def call(outcome: Any = "success", turn: int = 1) -> ToolCallRecord:
+    """The record of a tool call."""
+    return ToolCallRecord(turn, "python_code_with_standard_io", outcome, 0.001, 0.002)
+
+
+def trajectory(
+    group: GroupOpened,
+    sample: int = 0,
+    *,
+    answer: str | None = "4",
+    attempt: int = 0,
+    status: Any = "finished",
+    version: int = 0,
+    tokens: int = 6,
+    calls: tuple[ToolCallRecord, ...] = (),
+    turns: int = 1,
+    purpose: Any = None,
+) -> Trajectory:
+    """A finished rollout of the group with one token of a tool in its middle; ``answer`` None: without one."""
+    text = "" if answer is None else f"<answer>\\boxed{{{answer}}}</answer>"
+    mask = np.ones(tokens, dtype=np.uint8)
+    mask[tokens // 2 : tokens // 2 + 1] = 0
+    return Trajectory(
+        rollout=f"{group.group}/{sample}/{attempt}",
+        group=group.group,
+        stage=group.stage,
+        sample=sample,
+        attempt=attempt,
+        purpose=purpose or group.purpose,
+        status=status,
+        reason="",
+        prompt_tokens=np.arange(3, dtype=np.int32),
+        tokens=np.arange(tokens, dtype=np.int32) + 5,
+        loss_mask=mask,
+        logprobs=np.full(tokens, -0.5, dtype=np.float32),
+        policies=np.tile(np.array([[1, version]], dtype=np.int32), (tokens, 1)),
+        text=text,
+        turns=turns,
+        calls=calls,
+        generator="rollout_generator.0",
+        seconds=0.1,
+    )
+
+
+def training_group(group: GroupOpened, rewards: list[float], **changes: Any) -> TrainingGroup:
+    """A decided group with these rewards."""
+    return TrainingGroup(
+        group=group.group,
+        stage=group.stage,
+        policy=group.policy,
+        trajectories=tuple(trajectory(group, sample, **changes) for sample in range(len(rewards))),
+        rewards=np.array(rewards, dtype=np.float32),
+    )
+
+
+def engine_load(
+    generator: str = "rollout_generator.0",
+    *,
+    version: int = 0,
+    epoch: int = 1,
+    total: int = 1000,
+    used: int = 0,
+    max_rollouts: int = 100,
+) -> EngineLoad:
+    """An idle engine."""
+    return EngineLoad(generator, 1, Policy(epoch, version), total, used, max_rollouts, 0, 0, 0, 0)
+
+
+def published(version: int = 0, *, stage: int = 0, stage_version: int = 0, epoch: int = 1) -> PolicyPublished:
+    """A policy published in a stage."""
+    return PolicyPublished(Policy(epoch, version), f"file:///weights/{version}", stage, stage_version)
+
+
+def request(**changes: Any) -> RolloutRequest:
+    """A request for the first sample of the first group."""
+    defaults: dict[str, Any] = {
+        "rollout": "s0-g000000/0/0",
+        "group": "s0-g000000",
+        "stage": 0,
+        "sample": 0,
+        "attempt": 0,
+        "purpose": "train",
+        "problem": problem(),
+        "sampling": Sampling(1.0, 60, 3),
+        "seed": 1,
+    }
+    return RolloutRequest(**{**defaults, **changes})
