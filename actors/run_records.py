@@ -45,7 +45,9 @@ class RunRecords:
 
     def evaluation(self, stage: int, figures: dict[str, float], wall: float) -> None:
         """An evaluation stage is complete."""
-        self._append({"kind": "evaluation", "stage": self._topology.stages[stage].name, **figures}, wall)
+        version = int(self._journal.fact("stage_version") or 0)
+        row = {"kind": "evaluation", "stage": self._topology.stages[stage].name, "version": version, **figures}
+        self._append(row, wall)
 
     def stage_left(self, figures: dict[str, float], wall: float) -> None:
         """A stage ended with these figures."""
@@ -81,7 +83,8 @@ class RunRecords:
 
     def _append(self, row: dict[str, Any], wall: float) -> None:
         with (self._directory / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({**row, "seconds": round(self._seconds(wall), 3)}) + "\n")
+            # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
+            file.write(json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)}) + "\n")
 
     def _recount(self) -> None:
         self._tally = dict(audit_counts(self._journal))

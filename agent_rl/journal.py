@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS evaluations (stage INTEGER PRIMARY KEY, figures TEXT 
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 LAYOUT = "1"
+SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
+"""Groups of a stage's first and last step that keep their trajectories."""
 GROUP_COLUMNS = (
     "SELECT id, stage, number, purpose, opened, state, reason, step, kept, rewards, oldest, decided_order FROM groups"
 )
@@ -257,12 +259,32 @@ class Journal:
         ]
 
     def compact(self, before_version: int) -> None:
-        """Forget the payloads that no replay can need: of groups settled in steps before ``before_version``, or dropped."""
+        """Forget the payloads that no replay can need: of groups settled in steps before ``before_version``, or dropped.
+
+        The samples stay, for the report.
+        """
         self._write(
             "DELETE FROM trajectories WHERE group_id IN (SELECT id FROM groups WHERE state = 'dropped' "
-            "AND (step IS NULL OR step < ?) OR state = 'trained' AND step < ?)",
-            (before_version, before_version),
+            "AND (step IS NULL OR step < ?) OR state = 'trained' AND step < ?) "
+            "AND group_id NOT IN (SELECT value FROM json_each(?))",
+            (before_version, before_version, json.dumps(self.samples())),
         )
+
+    def samples(self) -> list[str]:
+        """Groups whose trajectories are kept for people to read: of each stage's first and last trained step a few.
+
+        They are the first ones the step decided: `SAMPLES_TRAINED` that it trained, `SAMPLES_DROPPED` that it dropped.
+        """
+        ends = self._db.execute(
+            "SELECT MIN(version), MAX(version) FROM steps WHERE trained = 1 GROUP BY stage"
+        ).fetchall()
+        found: list[str] = []
+        for version in sorted({version for pair in ends for version in pair}):
+            query = "SELECT groups, decided FROM steps WHERE version = ?"
+            groups, decided = map(json.loads, self._db.execute(query, (version,)).fetchone())
+            found += groups[:SAMPLES_TRAINED]
+            found += [group for group in decided if group not in set(groups)][:SAMPLES_DROPPED]
+        return found
 
     # Evaluations -------------------------------------------------------------------------------------------------------
 
@@ -274,6 +296,28 @@ class Journal:
         """Results by stage."""
         rows = self._db.execute("SELECT stage, figures FROM evaluations ORDER BY stage").fetchall()
         return {int(stage): json.loads(figures) for stage, figures in rows}
+
+    # For people ----------------------------------------------------------------------------------------------------------
+
+    def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
+        """Training groups by (step, state, reason, whether any rollout of a dropped group was right), and how many."""
+        rows = self._db.execute(
+            "SELECT step, state, reason, success > 0, COUNT(*) FROM groups WHERE purpose = 'train' GROUP BY 1, 2, 3, 4"
+        ).fetchall()
+        return [(step, state, reason, bool(right), count) for step, state, reason, right, count in rows]
+
+    def kept_rewards(self) -> dict[int, float]:
+        """Mean reward of the rollouts that each step trained on, by version."""
+        query = "SELECT step, AVG(value) FROM groups, json_each(rewards) WHERE state = 'trained' GROUP BY step"
+        return {int(step): float(mean) for step, mean in self._db.execute(query)}
+
+    def judged(self, stage: int) -> dict[str, float]:
+        """The sum of the rewards of each evaluated group of a stage."""
+        query = (
+            "SELECT id, SUM(COALESCE(trajectories.reward, 0)) FROM groups LEFT JOIN trajectories ON group_id = id "
+            "WHERE stage = ? AND state = 'evaluated' GROUP BY id"
+        )
+        return {str(group): float(total or 0.0) for group, total in self._db.execute(query, (stage,))}
 
     # Balance -----------------------------------------------------------------------------------------------------------
 

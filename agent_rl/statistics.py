@@ -103,6 +103,7 @@ def evaluation_figures(rollouts: Sequence[RolloutFigures], name: str, asked: int
         figures[f"success_{name}_{way}"] = successes / trials if trials else 0.0
         figures[f"success_{name}_{way}_low"] = low
         figures[f"success_{name}_{way}_high"] = high
+        figures[f"problems_{name}_{way}"] = float(trials)
         figures[f"lost_{name}_{way}"] = float(trials - len(judged))
         means = rollout_means(judged)
         for key in ("response_tokens", "tool_calls", "tool_error_share", "truncated_share"):

@@ -4,16 +4,17 @@
 
     ActorStatus (totals) --> Timeline.observe ... Timeline.row --> {"wall": 1.7e9, "seconds": 1.0, "actors": {
         "learner.0": {"state": "running", "busy": 0.42, "cpu": 0.40, "waiting_for": "roc_filter: step 3", "waited": 0.5,
-                      "figures": {"step": 12.0, ...}}}}
+                      "figures": {"step": 12.0, ...}}}, "cores": 2}
 
 Shares are of the row's seconds; ``waited`` is the share of the statuses in it that named something waited for; the figures
-are the actor's newest.
+are the actor's newest; ``cores`` are those of its machine that the supervisor may use.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,13 +99,15 @@ class TimelineFile:
         self._timeline = Timeline(now)
         self._path = directory / FILE
         self._wall = wall
+        self._cores = len(os.sched_getaffinity(0))
 
     def observe(self, status: ActorStatus, now: float) -> None:
         """Take a status in; write a row when one is due."""
         self._timeline.observe(status, now)
         if self._timeline.due(now):
             with self._path.open("a") as file:
-                file.write(json.dumps(self._timeline.row(now, self._wall())) + "\n")
+                row = self._timeline.row(now, self._wall()) | {"cores": self._cores}
+                file.write(json.dumps(row) + "\n")
 
 
 def read_timeline(directory: Path) -> Iterator[dict[str, Any]]:

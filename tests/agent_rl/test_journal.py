@@ -107,15 +107,61 @@ def test_other_stages_leave_nothing_ready_behind(journal: Journal) -> None:
 
 
 def test_compaction_forgets_only_what_no_replay_needs(journal: Journal) -> None:
-    a, b, c = open_groups(journal, 3)
-    for order, group in enumerate((a, b, c)):
+    first, a, b, c = open_groups(journal, 4)
+    for order, group in enumerate((first, a, b, c)):
         journal.add_trajectory(group, 0, 0, "finished", b"payload")
         journal.ready(group, [(0, 0)], [1.0], 0, order + 1)
-    for version, group in enumerate((a, b)):
+    for version, group in enumerate((first, a, b)):
         journal.close_step(version, 0, [group], [group], {})
         journal.step_trained(version, {})
-    journal.compact(before_version=1)
+    journal.compact(before_version=2)
     assert [len(journal.trajectories(group)) for group in (a, b, c)] == [0, 1, 1]
+
+
+def test_compaction_keeps_a_few_groups_of_a_stages_first_and_last_step_for_people_to_read(journal: Journal) -> None:
+    names = open_groups(journal, 15)
+    for version in range(3):
+        decided = names[5 * version : 5 * version + 5]
+        for group in decided:
+            journal.add_trajectory(group, 0, 0, "finished", b"payload")
+        for group in decided[:3]:
+            journal.ready(group, [(0, 0)], [1.0], 0, 1)
+        for group in decided[3:]:
+            journal.drop(group, "equal_rewards", 1.0, 1.0, 0, 1)
+        journal.close_step(version, 0, decided[:3], decided, {})
+        journal.step_trained(version, {})
+    journal.compact(before_version=3)
+    kept = [name for name in names if journal.trajectories(name)]
+    assert kept == journal.samples() == [names[0], names[1], names[3], names[10], names[11], names[13]]
+
+
+def test_what_people_are_told_of_groups(journal: Journal) -> None:
+    a, b, right, wrong = open_groups(journal, 4)
+    journal.ready(a, [(0, 0), (1, 0)], [1.0, 0.0], 0, 1)
+    journal.ready(b, [(0, 0), (1, 0)], [1.0, 1.0], 0, 2)
+    journal.drop(right, "equal_rewards", 1.0, 1.0, 0, 3)
+    journal.drop(wrong, "equal_rewards", 1.0, 0.0, 0, 4)
+    journal.close_step(7, 0, [a, b], [a, b, right, wrong], {})
+    assert journal.kept_rewards() == {}
+    journal.step_trained(7, {})
+    assert journal.kept_rewards() == {7: 0.75}
+    assert sorted(journal.fates()) == [
+        (7, "dropped", "equal_rewards", False, 1),
+        (7, "dropped", "equal_rewards", True, 1),
+        (7, "trained", "", False, 2),
+    ]
+
+
+def test_the_verdicts_of_an_evaluation(journal: Journal) -> None:
+    right, wrong, lost = open_groups(journal, 3, stage=1, purpose="evaluate_greedy")
+    for group, reward in ((right, 1.0), (wrong, 0.0)):
+        journal.add_trajectory(group, 0, 0, "finished", b"payload")
+        journal.reward(group, 0, 0, reward)
+    journal.add_trajectory(lost, 0, 0, "failed", b"payload")
+    for group in (right, wrong, lost):
+        journal.evaluated(group)
+    assert journal.judged(1) == {right: 1.0, wrong: 0.0, lost: 0.0}
+    assert journal.judged(0) == {}
 
 
 def test_evaluation_groups_are_counted_apart(journal: Journal) -> None:
