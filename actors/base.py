@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Settings(BaseModel):
     """Base of every actor's settings: unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 @dataclass(frozen=True)

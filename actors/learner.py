@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
-from actors.weights import PublishedWeights, model_directory
+from actors.weights import Checkpoints, PublishedWeights, model_directory
 from agent_rl.batching import Masked, bucketed
+from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
@@ -109,9 +108,12 @@ class Learner(Actor):
         self._stage_figures: dict[str, float] = {}
         self._figures: dict[str, float] = {"stages": float(len(self.context.topology.stages))}
         self._weights = PublishedWeights(self.context.directory / "weights")
-        self._checkpoints = self.context.directory / "checkpoints"
+        self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
         self._position = await self._in_thread(self._load)
         self._epoch = 0
+        self._skipped = SkippedSteps()
+        self._before_skipped = self._position
+        self._checkpoint_due = False
         self._idle_seconds = 0.0
         self.context.nursery.start_soon(self._walk)
 
@@ -179,6 +181,7 @@ class Learner(Actor):
             self.log.info("stage", stage=position.stage, name=stage.name, kind=stage.kind, version=position.version)
             began = self.context.now()
             self._stage_figures = {}
+            self._skipped = SkippedSteps()
             match stage:
                 case SftStage():
                     done = self._past_limit() or await self._sft(stage)
@@ -224,10 +227,15 @@ class Learner(Actor):
                 return False
             if self._past_limit():
                 break
-            self._stage_figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
+            try:
+                self._stage_figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
+                self._skipped.trained()
+            except NotFiniteError as fault:
+                await self._skip(stage, step, fault, self._position)
+            self._stage_figures["steps_skipped"] = float(self._skipped.count)
             self._figures |= {
                 "step": step + 1.0,
-                "loss": self._stage_figures["loss"],
+                "loss": self._stage_figures.get("loss", math.nan),
                 "seconds_per_step": (self.context.now() - began) / (step + 1),
             }
             if (step + 1) % 20 == 0:
@@ -295,7 +303,11 @@ class Learner(Actor):
         del self._steps[ready.version]
         began = self.context.now()
         step = at.version - at.stage_version
-        figures = await self._in_thread(lambda: self._trainer.rl_step(groups, stage, step))
+        fault: NotFiniteError | None = None
+        try:
+            figures = await self._in_thread(lambda: self._trainer.rl_step(groups, stage, step))
+        except NotFiniteError as error:
+            fault, figures = error, dict(SKIPPED_FIGURES)
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         await self._publish()
         seconds = self.context.now() - began
@@ -313,8 +325,24 @@ class Learner(Actor):
             "seconds_per_step": (self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
         }
         self.log.info("step", version=at.version, **{**ready.figures, **figures})
-        if self._position.version % self.context.topology.run.checkpoint_every == 0:
+        if fault is not None:
+            await self._skip(stage, step, fault, at)
+        elif groups:
+            self._skipped.trained()
+        self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
+        if self._checkpoint_due and not self._skipped.in_a_row:  # a run stopped for them goes on from before the first
             await self._checkpoint()
+
+    async def _skip(self, stage: SftStage | RlStage, step: int, fault: NotFiniteError, at: Position) -> None:
+        """Count a step that changed nothing, taken at position ``at``. Raises TrainingStoppedError at the third in a row."""
+        self.log.warning("step skipped", stage=stage.name, step=step + 1, fault=str(fault))
+        if not self._skipped.in_a_row:
+            self._before_skipped = at
+        if not self._skipped.skipped(step + 1, fault):
+            return
+        if isinstance(stage, RlStage):
+            await self._checkpoint(self._before_skipped, keep_all=True)
+        raise TrainingStoppedError(self._skipped.message(stage.name, self._checkpoints.newest()))
 
     def _past_limit(self) -> bool:
         limit = self.context.topology.run.max_minutes
@@ -334,23 +362,17 @@ class Learner(Actor):
         )
         self._weights.clean(policy)
 
-    async def _checkpoint(self) -> None:
-        position = self._position
-        directory = self._checkpoints / f"version-{position.version:06d}-stage-{position.stage:02d}"
-        await self._in_thread(lambda: self._trainer.save(directory, position))
-        keep = self.context.topology.run.keep_checkpoints
-        kept = self._saved()[-keep:]
-        for old, _ in self._saved()[:-keep]:
-            shutil.rmtree(old)
-        oldest = min(saved.version for _, saved in kept)
-        await self._ask("checkpoints", CheckpointSaved(str(directory), position.version, oldest))
-
-    def _saved(self) -> list[tuple[Path, Position]]:
-        """Whole checkpoints, oldest first."""
-        from agent_rl.training import read_position
-
-        found = [(path, read_position(path)) for path in sorted(self._checkpoints.glob("version-*"))]
-        return [(path, position) for path, position in found if position is not None]
+    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
+        """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""
+        position = at or self._position
+        if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
+            await self._in_thread(lambda: self._trainer.save(self._checkpoints.path(position), position))
+        self._checkpoint_due = False
+        if not keep_all:
+            self._checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints)
+        oldest = min(saved.version for saved in self._checkpoints.positions())
+        saved = CheckpointSaved(str(self._checkpoints.path(position)), position.version, oldest)
+        await self._ask("checkpoints", saved)
 
     def _load(self) -> Position:
         from agent_rl.declared import chat_format
@@ -368,10 +390,8 @@ class Learner(Actor):
             loss=self.loss,
         )
         self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
-        saved = self._saved()
-        if not saved:
-            return Position(0, 0, 0)
-        return self._trainer.restore(saved[-1][0])
+        newest = self._checkpoints.newest()
+        return self._trainer.restore(newest) if newest else Position(0, 0, 0)
 
     def status(self) -> tuple[str, dict[str, float]]:
         """The position and the last step's figures."""

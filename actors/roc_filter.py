@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from actors.base import Actor, Announce, Call, Push, Settings
 from actors.run_records import RunRecords
 from actors.stored import decode_stored, encode_stored
 from agent_rl.group_instructions import (
+    NOT_FINITE,
     STAGE_BOUNDARY,
     STALE,
     Check,
@@ -168,7 +170,8 @@ class RoCFilter(Actor):
             case StageEntered():
                 return self._enter(message)
             case StepTrained():
-                if self._journal.step_trained(message.version, message.figures):
+                skipped = NOT_FINITE if message.figures.get("skipped") else ""
+                if self._journal.step_trained(message.version, message.figures, dropped_for=skipped):
                     self._records.step(message.version, self.context.wall())
                 self._commit()
                 return Recorded()
@@ -248,9 +251,11 @@ class RoCFilter(Actor):
         steps = self._journal.steps(stage=entered.stage)
         for step in steps:
             if step.version >= entered.version:
-                for group in step.groups:
+                # A step once skipped as not finite is followed as what it was: one without an update.
+                groups = () if step.skipped else step.groups
+                for group in groups:
                     self._training.send_nowait(("group", group))
-                self._training.send_nowait(("step", step))
+                self._training.send_nowait(("step", replace(step, groups=groups)))
         in_steps = {group for step in steps for group in step.groups}
         for row in self._journal.groups(stage=entered.stage, states=("ready",)):
             if row.id not in in_steps:

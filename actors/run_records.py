@@ -14,6 +14,8 @@ from agent_rl.journal import Journal
 from agent_rl.topology import Topology
 
 SECONDS = "seconds_used"
+SFT_SKIPPED = "steps_skipped_of_stage_{}"
+"""Facts of the journal: by stage, the supervised steps that were skipped as not finite."""
 
 
 class RunRecords:
@@ -40,8 +42,9 @@ class RunRecords:
         spec = self._topology.stages[row.stage]
         figures = {**row.figures, **row.learner_figures}
         step = version - int(self._journal.fact("stage_version") or 0) + 1
-        self._append({"kind": "step", "stage": spec.name, "step": step, "version": version + 1, **figures}, wall)
         self._recount()
+        figures["steps_skipped"] = self._tally["steps_skipped"]
+        self._append({"kind": "step", "stage": spec.name, "step": step, "version": version + 1, **figures}, wall)
 
     def evaluation(self, stage: int, figures: dict[str, float], wall: float) -> None:
         """An evaluation stage is complete."""
@@ -51,6 +54,8 @@ class RunRecords:
 
     def stage_left(self, figures: dict[str, float], wall: float) -> None:
         """A stage ended with these figures."""
+        if "steps_skipped" in figures:
+            self._journal.set_fact(SFT_SKIPPED.format(int(figures["stage"])), str(figures["steps_skipped"]))
         self._append({"kind": "stage", **figures}, wall)
 
     def summary(self, wall: float) -> dict[str, Any]:
@@ -59,11 +64,12 @@ class RunRecords:
         for figures in self._journal.evaluations().values():
             summary.update({name: value for name, value in figures.items() if name.startswith("success_")})
         audit = audit_journal(self._journal)
-        steps = [step for step in self._journal.steps() if step.trained]
+        steps = [step for step in self._journal.steps() if step.trained and not step.skipped]
         trained = sum(step.figures["groups_trained"] for step in steps)
         staleness = sum(step.figures["staleness_mean"] * step.figures["groups_trained"] for step in steps)
         summary["minutes"] = round(self._seconds(wall) / 60.0, 2)
-        summary["steps"] = len(steps)
+        summary["steps"] = audit.steps
+        summary["steps_skipped"] = audit.skipped_steps + self._sft_skipped()
         summary.update(audit.figures())
         summary.update({f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())})
         summary["mean_staleness"] = staleness / trained if trained else 0.0
@@ -87,7 +93,12 @@ class RunRecords:
             file.write(json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)}) + "\n")
 
     def _recount(self) -> None:
-        self._tally = dict(audit_counts(self._journal))
+        skipped = sum(step.skipped for step in self._journal.steps()) + self._sft_skipped()
+        self._tally = audit_counts(self._journal) | {"steps_skipped": float(skipped)}
+
+    def _sft_skipped(self) -> int:
+        facts = (self._journal.fact(SFT_SKIPPED.format(stage)) for stage in range(len(self._topology.stages)))
+        return sum(int(float(fact or 0)) for fact in facts)
 
 
 def audit_counts(journal: Journal) -> dict[str, float]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import fcntl
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_rl.messages import Policy
 from agent_rl.topology import Topology
+
+if TYPE_CHECKING:
+    from agent_rl.training import Position
 
 
 def model_directory(topology: Topology, run_directory: Path) -> Path:
@@ -58,3 +62,31 @@ class PublishedWeights:
     def remove(self) -> None:
         """The run is over: checkpoints hold what is worth keeping."""
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Checkpoints:
+    """The checkpoints of a run: one directory a position, named so that they sort by it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def path(self, position: Position) -> Path:
+        """Where the position's checkpoint is."""
+        return self._directory / f"version-{position.version:06d}-stage-{position.stage:02d}"
+
+    def positions(self) -> list[Position]:
+        """Those of whole checkpoints, oldest first."""
+        from agent_rl.training import read_position
+
+        found = [read_position(path) for path in sorted(self._directory.glob("version-*"))]
+        return [position for position in found if position is not None]
+
+    def newest(self) -> Path | None:
+        """What a run goes on from; None when it begins."""
+        positions = self.positions()
+        return self.path(positions[-1]) if positions else None
+
+    def remove_all_but(self, keep: int) -> None:
+        """Delete the oldest."""
+        for position in self.positions()[:-keep]:
+            shutil.rmtree(self.path(position))

@@ -20,6 +20,7 @@ class Audit:
     evaluation_open: int
     steps: int
     empty_steps: int
+    skipped_steps: int
     faults: tuple[str, ...]
 
     @property
@@ -43,7 +44,7 @@ class Audit:
         sign = "=" if self.opened == self.trained + lost + self.open else "!="
         lines = [
             f"training groups: {self.opened} opened {sign} {self.trained} trained + {lost} dropped ({dropped}) + {self.open} open",
-            f"steps: {self.steps}, of which {self.empty_steps} without an update",
+            f"steps: {self.steps}, of which {self.empty_steps} without a group to train and {self.skipped_steps} skipped as not finite",
             f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]
         lines += [f"FAULT {fault}" for fault in self.faults]
@@ -77,6 +78,7 @@ def audit_journal(journal: Journal) -> Audit:
         evaluation_open=evaluation_open,
         steps=len(steps),
         empty_steps=sum(not step.groups for step in steps),
+        skipped_steps=sum(step.skipped for step in steps),
         faults=tuple(journal.faults()),
     )
 

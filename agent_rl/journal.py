@@ -76,6 +76,11 @@ class StepRow:
     figures: dict[str, float]
     learner_figures: dict[str, float]
 
+    @property
+    def skipped(self) -> bool:
+        """Whether the learner skipped the step as not finite: its groups are dropped, and no replay trains them."""
+        return bool(self.learner_figures.get("skipped"))
+
 
 class Journal:
     """One open journal. Methods change the current transaction; nothing is durable before `commit`."""
@@ -234,17 +239,28 @@ class Journal:
         for group in decided:
             self._write("UPDATE groups SET step = ? WHERE id = ?", (version, group))
 
-    def step_trained(self, version: int, figures: dict[str, float]) -> bool:
-        """The learner trained the step: its groups are trained. False when it was recorded before (a replay)."""
-        row = self._db.execute("SELECT trained, groups FROM steps WHERE version = ?", (version,)).fetchone()
-        if row is None:
+    def step_trained(self, version: int, figures: dict[str, float], *, dropped_for: str = "") -> bool:
+        """The learner took the step: its groups are trained, or dropped for a reason when it skipped them.
+
+        A replay may end otherwise than the first time, and is what counts then, since the weights are now of it; a step once
+        skipped is not trained by a replay. False when the step was recorded before.
+        """
+        found = self.steps(from_version=version)
+        if not found or found[0].version != version:
             raise JournalError(f"step at version {version} was reported trained but never closed")
+        step = found[0]
+        if step.skipped:
+            return False
         self._write(
             "UPDATE steps SET trained = 1, learner_figures = ? WHERE version = ?", (json.dumps(figures), version)
         )
-        for group in json.loads(row[1]):
-            self._write("UPDATE groups SET state = 'trained' WHERE id = ? AND state = 'ready'", (group,))
-        return not row[0]
+        state = "dropped" if dropped_for else "trained"
+        for group in step.groups:
+            self._write(
+                "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state IN ('ready', 'trained')",
+                (state, dropped_for, group),
+            )
+        return not step.trained
 
     def steps(self, *, stage: int | None = None, from_version: int = 0) -> list[StepRow]:
         """Closed steps by version."""
@@ -349,7 +365,8 @@ class Journal:
                 seen[group] = step.version
                 query = "SELECT state, step FROM groups WHERE id = ?"
                 state, at = self._db.execute(query, (group,)).fetchone() or ("missing", None)
-                if state != ("trained" if step.trained else "ready") or at != step.version:
+                expected = "dropped" if step.skipped else "trained" if step.trained else "ready"
+                if state != expected or at != step.version:
                     yield f"{group}: in the step at version {step.version}, but {state} (step {at})"
         for (group,) in self._db.execute("SELECT id FROM groups WHERE state = 'trained'"):
             if group not in seen:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 class Part(BaseModel):
     """A table of the file: unknown keys are errors, values are never changed afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, strict=False)
 
 
 class Run(Part):
@@ -171,7 +171,7 @@ class Security(Part):
 class ActorEntry(Part):
     """One role: which class, where, how many, its settings, and whom its links lead to."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
 
     class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     host: str = "local"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rl.advantages import group_advantages
 from agent_rl.batching import microbatches, split_evenly
+from agent_rl.finite import NotFiniteError, Snapshot, TrainingStoppedError, named, not_finite
 from agent_rl.losses import Loss, LossSettings, policy_loss, token_logprobs
 from agent_rl.messages import TrainingGroup
 from agent_rl.topology import Algorithm, RlStage, SftStage
@@ -43,6 +44,7 @@ class Position:
 class _Sequence:
     """One trajectory as the trainer sees it; arrays over its n response tokens, ``tokens`` over prompt and response."""
 
+    name: str
     tokens: Tensor
     prompt: int
     mask: Tensor
@@ -94,11 +96,14 @@ class Trainer:
     # Supervised --------------------------------------------------------------------------------------------------------
 
     def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> dict[str, float]:
-        """One supervised step on (tokens, loss mask) pairs: mean cross-entropy over the masked-in tokens."""
+        """One supervised step on (tokens, loss mask) pairs: mean cross-entropy over the masked-in tokens.
+
+        Raises NotFiniteError, with weights and optimizer as before, when loss or gradient is not finite.
+        """
         self._set_learning_rate(stage.learning_rate * _schedule(step, stage.steps, stage.warmup_steps, stage.schedule))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        total = sum(sum(mask[1:]) for _, mask in batch)
+        total = max(1, sum(sum(mask[1:]) for _, mask in batch))
         loss_sum = 0.0
         lengths = [len(tokens) for tokens, _ in batch]
         for indices in microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
@@ -117,23 +122,24 @@ class Trainer:
             loss = (losses * mask[:, 1:].reshape(-1)).sum() / total
             loss.backward()
             loss_sum += float(loss.detach())
-        norm = self._apply() if math.isfinite(loss_sum) else None
-        skipped = float(norm is None)
-        return {"loss": loss_sum, "gradient_norm": norm or 0.0, "tokens": float(total), "skipped_updates": skipped}
+            if not math.isfinite(loss_sum):
+                raise NotFiniteError(f"the loss is {loss_sum} on a micro-batch of {len(indices)} demonstrations")
+        return {"loss": loss_sum, "gradient_norm": self._apply(), "tokens": float(total)}
 
     # Reinforcement -----------------------------------------------------------------------------------------------------
 
     def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> dict[str, float]:
         """One step of GRPO-RoC on the kept groups, in the given order; figures by name.
 
-        The proximal log-probabilities are the learner's own before the first update. An update whose loss or gradient is
-        not finite is skipped and counted.
+        The proximal log-probabilities are the learner's own before the first update. Raises NotFiniteError, with weights and
+        optimizer as before the step, when the loss or gradient of any update is not finite.
         """
         sequences = [sequence for group in groups for sequence in self._sequences(group)]
         trained = float(sum(int(s.mask.sum()) for s in sequences))
-        figures = {"trained_tokens": trained, "trained_rollouts": float(len(sequences)), "skipped_updates": 0.0}
+        figures = {"trained_tokens": trained, "trained_rollouts": float(len(sequences)), "skipped": 0.0}
         if not sequences:
             return figures
+        _refuse_not_finite_inputs(sequences)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self._set_learning_rate(rate)
         self.model.train()
@@ -141,17 +147,19 @@ class Trainer:
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
         if len(batches) > 1:  # with one update its own forward pass is the proximal one
             self._fill_proximal(sequences)
-        gradient_norms = []
-        for indices in batches:
-            norm = self._update([sequences[index] for index in indices], totals)
-            if norm is None:
-                figures["skipped_updates"] += 1.0
-            else:
-                gradient_norms.append(norm)
+        # A single update is refused before it changes anything; of several, the first may have been made already.
+        before = Snapshot(self.model, self.optimizer) if len(batches) > 1 else None
+        try:
+            gradient_norms = [self._update([sequences[index] for index in indices], totals) for indices in batches]
+        except NotFiniteError:
+            self.optimizer.zero_grad(set_to_none=True)
+            if before is not None:
+                before.put_back()
+            raise
         tokens = totals.pop("tokens", 0.0) or 1.0
         figures.update({name: value / tokens for name, value in totals.items() if name != "loss"})
         figures["loss"] = totals.get("loss", 0.0) / len(batches)
-        figures["gradient_norm"] = float(np.mean(gradient_norms)) if gradient_norms else 0.0
+        figures["gradient_norm"] = float(np.mean(gradient_norms))
         figures["learning_rate"] = rate
         return figures
 
@@ -159,6 +167,7 @@ class Trainer:
         advantages = group_advantages(group.rewards, divide_by_std=self.algorithm.advantage_std)
         return [
             _Sequence(
+                name=f"{group.group}, sample {t.sample}",
                 tokens=torch.from_numpy(np.concatenate([t.prompt_tokens, t.tokens]).astype(np.int64)),
                 prompt=len(t.prompt_tokens),
                 mask=torch.from_numpy(t.loss_mask.astype(np.float32)),
@@ -175,10 +184,10 @@ class Trainer:
                 for row, sequence in enumerate(batch):
                     sequence.proximal = logprobs[row, : len(sequence.mask)].cpu()
 
-    def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float]) -> float | None:
-        """One optimizer update; its gradient norm, or None when it was skipped as not finite."""
+    def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float]) -> float:
+        """One optimizer update; its gradient norm. Raises NotFiniteError before it changes a weight."""
         self.optimizer.zero_grad(set_to_none=True)
-        normaliser = float(sum(float(s.mask.sum()) for s in sequences))
+        normaliser = max(1.0, float(sum(float(s.mask.sum()) for s in sequences)))
         loss_sum = 0.0
         for batch in self._microbatches(sequences):
             width = max(len(s.mask) for s in batch)
@@ -197,6 +206,8 @@ class Trainer:
                 loss = loss - self.settings.entropy_coefficient * (entropy * mask).sum() / normaliser
             loss.backward()
             loss_sum += float(loss.detach())
+            if not math.isfinite(loss_sum):
+                raise NotFiniteError(f"the loss is {loss_sum}, {_cause(batch, logprobs.detach())}")
             _add(totals, "entropy", float((entropy.detach() * mask).sum()))
             _add(totals, "clip_share", float(sums.clipped))
             _add(totals, "ratio_deviation", float(sums.ratio_deviation))
@@ -205,8 +216,6 @@ class Trainer:
             _add(totals, "policy_gap", float(sums.log_gap))
             _add(totals, "tokens", float(mask.sum()))
         _add(totals, "loss", loss_sum)
-        if not math.isfinite(loss_sum):
-            return None
         return self._apply()
 
     def _microbatches(self, sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
@@ -233,14 +242,17 @@ class Trainer:
         logits: Tensor = self.model(input_ids=inputs, use_cache=False).logits
         return logits
 
-    def _apply(self) -> float | None:
-        """Clip and apply the gradient; its norm, or None when it was not finite and the update was skipped."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.algorithm.gradient_clip))
+    def _apply(self) -> float:
+        """Clip and apply the gradient; its norm. Raises NotFiniteError, having changed nothing, when that is not finite."""
+        gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
         if not math.isfinite(norm):
+            where = not_finite(gradients)
             self.optimizer.zero_grad(set_to_none=True)
-            return None
+            raise NotFiniteError(f"the gradient's norm is {float(norm)}" + (f": see {named(where)}" if where else ""))
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.algorithm.gradient_clip, norm)
         self.optimizer.step()
-        return norm
+        return float(norm)
 
     def _set_learning_rate(self, rate: float) -> None:
         for parameters in self.optimizer.param_groups:
@@ -249,7 +261,11 @@ class Trainer:
     # Weights and checkpoints -------------------------------------------------------------------------------------------
 
     def write_weights(self, path: Path) -> None:
-        """Write the weights, under the model's own names, to one safetensors file; it appears whole or not at all."""
+        """Write the weights, under the model's own names, to one safetensors file; it appears whole or not at all.
+
+        Raises TrainingStoppedError, and writes nothing, when they are not finite.
+        """
+        self._refuse_not_finite(self.model.state_dict(), path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
@@ -259,19 +275,32 @@ class Trainer:
         partial.replace(path)
 
     def save(self, directory: Path, position: Position) -> None:
-        """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all."""
+        """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all.
+
+        Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
+        """
+        tensors, steps = _flatten_optimizer(self.optimizer)
+        self._refuse_not_finite(self.model.state_dict() | tensors, directory)
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         self.model.save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
-        tensors, steps = _flatten_optimizer(self.optimizer)
         save_file(tensors, partial / OPTIMIZER_FILE)
         state = {"stage": position.stage, "stage_version": position.stage_version, "version": position.version}
         (partial / STATE_FILE).write_text(json.dumps({**state, "optimizer_steps": steps}))
         if directory.exists():
             shutil.rmtree(directory)
         partial.replace(directory)
+
+    def _refuse_not_finite(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        wrong = not_finite(tensors.items())
+        if wrong:
+            raise TrainingStoppedError(
+                f"{named(wrong)} of the model hold values that are not finite, so {path} is not written; if this is so "
+                "before the first step, mend what model.path names, else lower the learning_rate and run again: "
+                "the newest checkpoint is finite"
+            )
 
     def restore(self, directory: Path) -> Position:
         """Take up a checkpoint: weights, optimizer, position."""
@@ -293,6 +322,28 @@ def read_position(directory: Path) -> Position | None:
         return Position(state["stage"], state["stage_version"], state["version"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
+    """An infinite log-probability need not make the loss so: the capped correction hides it."""
+    found = []
+    for sequence in sequences:
+        parts = {
+            "advantage": torch.tensor(sequence.advantage),
+            "log-probabilities by the engine": sequence.behaviour[sequence.mask > 0],
+        }
+        found += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
+    if found:
+        raise NotFiniteError(f"not finite: {named(found)}")
+
+
+def _cause(batch: Sequence[_Sequence], logprobs: Tensor) -> str:
+    """Of a micro-batch whose loss is not finite: whether the model's answers are not, and of which rollouts."""
+    rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask > 0]) for row, s in enumerate(batch)]
+    wrong = not_finite(rows)
+    if wrong:
+        return f"not finite: log-probabilities by the learner of {named(wrong)}"
+    return "though everything it is computed from is finite"
 
 
 def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -240,5 +241,48 @@ def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal.sqlite")
         assert journal.evaluations()[1]["success_before_sampled"] == 1.0
         journal.close()
+
+    simulate(main)
+
+
+def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_an_update(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                for version in (5, 6):
+                    for number in (0, 1):
+                        await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
+                first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
+                steps = stage["learner"].call("steps", FILTER)
+                await steps(StepTrained(RL, 5, first.groups, {"skipped": 1.0, "groups_trained": 0.0}))
+                await steps(StepTrained(RL, 6, second.groups, {"skipped": 0.0}))
+                before = len(stage["learner"].log)
+                await enter(stage, version=5)
+                await trio.sleep(1)
+                names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
+                assert names[0] == StepReady(RL, 5, (), first.figures)
+                assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
+                await steps(StepTrained(RL, 5, (), {"skipped": 0.0}))
+        balance = audit(tmp_path)
+        assert balance.balanced, balance.faults
+        assert (balance.trained, balance.dropped, balance.skipped_steps) == (2, {"not_finite": 2}, 1)
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [(row["skipped"], row["steps_skipped"]) for row in rows if row["kind"] == "step"] == [(1, 1), (0, 1)]
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert (summary["steps"], summary["steps_skipped"], summary["groups_dropped_not_finite"]) == (2, 1, 2)
+
+    simulate(main)
+
+
+def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                left = {"stage": 0.0, "stage_seconds": 1.0, "steps_skipped": 2.0}
+                await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, figures=left))
+        assert json.loads((tmp_path / "summary.json").read_text())["steps_skipped"] == 2
 
     simulate(main)

@@ -193,3 +193,38 @@ def test_the_balance_is_told_in_words(journal: Journal) -> None:
     lines = audit_journal(journal).lines()
     assert lines[0] == "training groups: 2 opened = 0 trained + 1 dropped (1 equal_rewards) + 1 open"
     assert lines[-1] == "balanced"
+
+
+def a_closed_step(journal: Journal) -> list[str]:
+    names = open_groups(journal, 2)
+    for order, name in enumerate(names, start=1):
+        journal.ready(name, [(0, 0)], [1.0], 0, order)
+    journal.close_step(7, 0, names, names, {"groups_trained": 2})
+    return names
+
+
+def test_the_groups_of_a_skipped_step_are_dropped_for_that_reason(journal: Journal) -> None:
+    names = a_closed_step(journal)
+    assert journal.step_trained(7, {"skipped": 1.0}, dropped_for="not_finite") is True
+    balance = audit_journal(journal)
+    assert balance.balanced, balance.faults
+    assert (balance.trained, balance.dropped, balance.steps, balance.skipped_steps) == (0, {"not_finite": 2}, 1, 1)
+    assert "steps: 1, of which 0 without a group to train and 1 skipped as not finite" in balance.lines()
+    assert journal.step_trained(7, {"trained_tokens": 0.0}) is False  # followed by a restarted learner: still skipped
+    assert journal.steps()[0].skipped
+    assert [journal.group(name).state for name in names] == ["dropped"] * 2  # type: ignore[union-attr]
+
+
+def test_a_replay_that_ends_otherwise_is_what_counts(journal: Journal) -> None:
+    a_closed_step(journal)
+    assert journal.step_trained(7, {"skipped": 0.0}) is True
+    assert journal.step_trained(7, {"skipped": 1.0}, dropped_for="not_finite") is False
+    balance = audit_journal(journal)
+    assert balance.balanced, balance.faults
+    assert (balance.trained, balance.dropped) == (0, {"not_finite": 2})
+
+
+def test_a_skipped_step_whose_groups_count_as_trained_is_a_fault(journal: Journal) -> None:
+    names = a_closed_step(journal)
+    journal.step_trained(7, {"skipped": 1.0})
+    assert [fault.split(":")[0] for fault in audit_journal(journal).faults] == names

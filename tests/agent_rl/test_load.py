@@ -106,6 +106,7 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "key", "message", "remedy"),
     [
+        ("steps = 2", "steps = 2\nlearning_rate = inf", "stages.0.learning_rate", "a finite number, not inf", ""),
         ('kind = "sft"', 'kind = "stf"', "stages.0.kind", "'stf' is unknown", "did you mean 'sft'?"),
         ('kind = "sft"\n', "", "stages.0.kind", "is missing", "it says what the entry is"),
         ('links = { out = "b" }', "links = { out = 3 }", "actors.a.links.out", "must be", ""),

@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_rl.finite import NotFiniteError, TrainingStoppedError
+from agent_rl.losses import policy_loss
 from agent_rl.messages import TrainingGroup
 from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel, SftStage
-from agent_rl.training import Position, Trainer, read_position
+from agent_rl.training import Position, Trainer, _flatten_optimizer, read_position
 from tests import builders
 
 
@@ -106,13 +108,150 @@ def test_an_empty_step_changes_nothing(model: Path) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in trained.model.state_dict().items())
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_counted(model: Path) -> None:
+def everything(trained: Trainer) -> dict[str, torch.Tensor]:
+    """Copies of weights and optimizer state, by name."""
+    moments, steps = _flatten_optimizer(trained.optimizer)
+    counts = {f"{index}.step": torch.tensor(count) for index, count in steps.items()}
+    return {name: tensor.clone() for name, tensor in {**trained.model.state_dict(), **moments, **counts}.items()}
+
+
+def assert_same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+@pytest.mark.parametrize("updates", [1, 2, 4])
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_step_that_meets_nan_leaves_weights_and_optimizer_bit_for_bit(
+    model: Path, updates: int, steps_before: int, at: int
+) -> None:
+    trained = trainer(model, updates_per_step=updates)
+    stage = builders.rl_stage(learning_rate=1e-3, warmup_steps=0)
+    for step in range(steps_before):
+        trained.rl_step(groups(trained), stage, step)
+    before = everything(trained)
+    batch = groups(trained)
+    bad = batch[at].trajectories[at]
+    bad.logprobs[0] = np.nan
+    with pytest.raises(NotFiniteError) as caught:
+        trained.rl_step(batch, stage, steps_before)
+    assert_same(before, everything(trained))
+    assert str(caught.value) == f"not finite: log-probabilities by the engine of {batch[at].group}, sample {bad.sample}"
+
+    twin = trainer(model, updates_per_step=updates)  # and what follows is what would have followed without it
+    for step in range(steps_before):
+        twin.rl_step(groups(twin), stage, step)
+    for learner in (trained, twin):
+        assert learner.rl_step(groups(learner), stage, steps_before)["skipped"] == 0
+    assert_same(everything(twin), everything(trained))
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_of_several_updates_those_made_are_undone(model: Path, steps_before: int) -> None:
+    def third_is_broken(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        loss, sums = policy_loss(logprobs, *arguments, **settings)
+        return loss * (torch.nan if len(made) == 2 else 1.0), sums
+
+    algorithm = builders.algorithm(updates_per_step=4)
+    trained = Trainer(
+        model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0, loss=third_is_broken
+    )
+    stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
+    made: list[bool] = []
+    apply = trained._apply
+
+    def watched() -> float:
+        norm = apply()
+        made.append(not torch.equal(start["model.norm.weight"], trained.model.state_dict()["model.norm.weight"]))
+        return norm
+
+    for step in range(steps_before):
+        trained.rl_step(groups(trained), stage, step)
+    start = everything(trained)
+    trained._apply = watched  # type: ignore[method-assign]
+    batch = groups(trained)
+    with pytest.raises(NotFiniteError, match="though everything it is computed from is finite"):
+        trained.rl_step(batch, stage, steps_before)
+    assert made == [True, True]
+    assert_same(start, everything(trained))
+
+
+def test_a_model_whose_answers_are_not_finite_is_what_the_message_names(model: Path) -> None:
     trained = trainer(model)
     batch = groups(trained)
-    batch[0].trajectories[0].logprobs[0] = np.nan
-    before = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
-    assert trained.rl_step(batch, builders.rl_stage(), 0)["skipped_updates"] == 1
-    assert all(torch.equal(before[name], tensor) for name, tensor in trained.model.state_dict().items())
+    with torch.no_grad():
+        trained.model.model.norm.weight[0] = torch.inf
+    with pytest.raises(NotFiniteError, match=r"loss is nan, not finite: log-probabilities by the learner of s0-g"):
+        trained.rl_step(batch, builders.rl_stage(), 0)
+
+
+def test_rewards_that_are_not_finite_are_named_as_advantages(model: Path) -> None:
+    trained = trainer(model)
+    batch = groups(trained)
+    batch[1].rewards[2] = np.nan
+    with pytest.raises(NotFiniteError, match=rf"advantage of {batch[1].group}, sample 0, .* and 1 more"):
+        trained.rl_step(batch, builders.rl_stage(), 0)
+
+
+def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_refused(model: Path) -> None:
+    def steep(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        loss, sums = policy_loss(logprobs, *arguments, **settings)
+        return loss + 0.0 * (logprobs - logprobs.detach()).abs().sqrt().sum(), sums  # 0 with the slope 0 * infinity
+
+    algorithm = builders.algorithm(updates_per_step=2)
+    trained = Trainer(model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0, loss=steep)
+    before = everything(trained)
+    with pytest.raises(NotFiniteError, match=r"the gradient's norm is nan: see .*weight.* and \d+ more"):
+        trained.rl_step(groups(trained), builders.rl_stage(), 0)
+    assert_same(before, everything(trained))
+
+
+def test_a_loss_that_is_not_finite_though_its_inputs_are_is_said_to_be_so(model: Path) -> None:
+    def broken(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        loss, sums = policy_loss(logprobs, *arguments, **settings)
+        return loss / 0.0, sums
+
+    trained = Trainer(
+        model, dtype="float32", device="cpu", algorithm=builders.algorithm(), threads=1, seed=0, loss=broken
+    )
+    with pytest.raises(NotFiniteError, match="though everything it is computed from is finite"):
+        trained.rl_step(groups(trained), builders.rl_stage(), 0)
+
+
+def test_a_supervised_step_that_is_not_finite_changes_nothing(model: Path) -> None:
+    trained = trainer(model)
+    stage = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=2)
+    batch = [([7, 20, 30, 40, 50], [0, 0, 1, 1, 1]), ([8, 21, 31], [0, 1, 1])]
+    trained.sft_step(batch, stage, 0)
+    before = everything(trained)
+    logits = trained._logits
+    trained._logits = lambda inputs: logits(inputs) * torch.inf  # type: ignore[method-assign]
+    with pytest.raises(NotFiniteError, match="the loss is nan on a micro-batch of 2 demonstrations"):
+        trained.sft_step(batch, stage, 1)
+    assert_same(before, everything(trained))
+
+
+def test_weights_that_are_not_finite_are_never_written(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model)
+    with torch.no_grad():
+        trained.model.model.norm.weight[3] = torch.nan
+    for write in (
+        lambda: trained.write_weights(tmp_path / "policy.safetensors"),
+        lambda: trained.save(tmp_path / "checkpoint", Position(0, 0, 0)),
+    ):
+        with pytest.raises(TrainingStoppedError, match=r"model\.norm\.weight .* not finite"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_moments_that_are_not_finite_are_no_checkpoint(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model)
+    trained.rl_step(groups(trained), builders.rl_stage(), 0)
+    next(iter(trained.optimizer.state.values()))["exp_avg"][0] = torch.inf
+    with pytest.raises(TrainingStoppedError, match="exp_avg"):
+        trained.save(tmp_path / "checkpoint", Position(0, 0, 0))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_warm_up_is_linear(model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -33,9 +34,16 @@ SUMMARY_KEYS = {
 }
 
 
-def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(path: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "agent_rl", "run", str(path), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | environment,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

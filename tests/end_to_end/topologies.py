@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+from tests.end_to_end.faulty import ANSWER
 
 MICRO = """
 [run]
@@ -87,6 +90,23 @@ def write_micro(folder: Path, *, steps: int = 3) -> tuple[Path, Path]:
     directory = folder / "run"
     path = folder / "micro.toml"
     path.write_text(MICRO.format(directory=directory, steps=steps, hosts="", a="local", b="local"))
+    return path, directory
+
+
+def write_half_right(folder: Path, *, steps: int = 3, learner: str = "actors.learner:Learner") -> tuple[Path, Path]:
+    """RL alone, and half of every group is right: every step trains. Its file and its run directory."""
+    path, directory = write_micro(folder, steps=steps)
+    problems = [json.dumps({"problem": f"What is {number} - {number - 4}?", "answer": ANSWER}) for number in range(90)]
+    (folder / "fours.jsonl").write_text("\n".join(problems))
+    whole = path.read_text()
+    before, stages = whole.split("[[stages]]", 1)
+    rl = "[[stages]]" + stages.split("[[stages]]")[2]
+    actors = stages[stages.index("[actors.") :]
+    text = (before + rl + actors).replace(
+        'generator = "agent_rl.arithmetic:ArithmeticTasks"', 'files = ["fours.jsonl"]'
+    )
+    text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
+    path.write_text(text.replace("actors.learner:Learner", learner))
     return path, directory
 
 

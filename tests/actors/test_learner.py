@@ -1,0 +1,251 @@
+"""The learner among stand-ins: steps that are not finite, and where a stopped run goes on.
+
+On the real clock: torch works in a thread, and a mock clock would leap over it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trio
+from safetensors.torch import load_file
+
+from actors.learner import Learner
+from actors.run import user_mistake
+from actors.testing import Stage, running, stand_ins
+from agent_rl.messages import (
+    CheckpointSaved,
+    Recorded,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+    TrainingGroup,
+)
+from agent_rl.topology import SftStage, Topology
+from agent_rl.training import Position, read_position
+from tests import builders
+from tests.actors.topologies import micro
+
+LEARNER = "learner.0"
+STEPS = 8
+
+
+def at_versions(*bad: int) -> type[Learner]:
+    """A learner that keeps all weights, and whose loss is NaN in the steps at these versions."""
+
+    class Faulty(Learner):
+        async def start(self) -> None:
+            await super().start()
+            self._weights.clean = lambda newest: None  # type: ignore[method-assign]
+
+        def loss(self, *arguments: Any, **settings: Any) -> Any:
+            loss, sums = super().loss(*arguments, **settings)
+            return loss * (torch.nan if self._position.version in bad else 1.0), sums
+
+    return Faulty
+
+
+def rl_alone(folder: Path, *, checkpoint_every: int = 2, updates: int = 2) -> Topology:
+    """One stage of RL on a model made here."""
+    topology = micro(folder)
+    return topology.model_copy(
+        update={
+            "stages": (builders.rl_stage(steps=STEPS, learning_rate=1e-2, warmup_steps=0),),
+            "run": topology.run.model_copy(update={"checkpoint_every": checkpoint_every}),
+            "algorithm": topology.algorithm.model_copy(update={"updates_per_step": updates}),
+        }
+    )
+
+
+def ready(version: int, *, empty: bool = False) -> tuple[list[TrainingGroup], StepReady]:
+    """A step of two groups."""
+    numbers = () if empty else (2 * version, 2 * version + 1)
+    groups = [builders.training_group(builders.opened(number), [1.0, 0.0, 0.0, 1.0]) for number in numbers]
+    return groups, StepReady(0, version, tuple(group.group for group in groups), {"success": 0.5})
+
+
+@asynccontextmanager
+async def learning(
+    cls: type[Learner], topology: Topology, folder: Path, steps: Iterable[int], *, incarnation: int = 1
+) -> AsyncIterator[Stage]:
+    """The learner among stand-ins that record what it asks and have sent it these steps."""
+    async with stand_ins(topology, "learner") as stage:
+        replies = {StageEntered: StageRecorded(1), StepTrained: Recorded(), CheckpointSaved: Recorded()}
+        stage["roc_filter"].reply = lambda message: replies[type(message)]
+        async with running(cls, topology, "learner", folder, stage, incarnation=incarnation):
+            training = stage["roc_filter"].push("training", LEARNER)
+            for version in steps:
+                groups, step = ready(version)
+                for message in (*groups, step):
+                    await training.send(message)
+            yield stage
+
+
+async def taken(stage: Stage, count: int) -> list[StepTrained]:
+    return [await stage["roc_filter"].receive(StepTrained) for _ in range(count)]
+
+
+def weights(folder: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """What was published, by version; gone when the learner has stopped."""
+    files = (folder / "weights").glob("policy-*.safetensors")
+    return {int(file.stem.rsplit("-", 1)[1]): load_file(file) for file in files}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def positions(folder: Path) -> list[Position | None]:
+    return [read_position(path) for path in sorted((folder / "checkpoints").glob("version-*"))]
+
+
+def test_a_step_that_is_not_finite_is_skipped_counted_and_followed_by_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with learning(at_versions(1), rl_alone(tmp_path), tmp_path, range(3)) as stage:
+            steps = await taken(stage, 3)
+            assert [step.figures["skipped"] for step in steps] == [0, 1, 0]
+            assert [step.figures["trained_tokens"] > 0 for step in steps] == [True, False, True]
+            assert [len(step.groups) for step in steps] == [2, 2, 2]
+            published = weights(tmp_path)
+            assert sorted(published) == [0, 1, 2, 3]
+            assert same(published[1], published[2])  # bit for bit
+            assert not same(published[0], published[1])
+            assert not same(published[2], published[3])
+
+    trio.run(main)
+
+
+def test_three_in_a_row_stop_the_run_before_the_first_and_it_goes_on_from_there(tmp_path: Path) -> None:
+    topology = rl_alone(tmp_path)
+
+    async def bad() -> None:
+        async with learning(at_versions(3, 4, 5), topology, tmp_path, range(STEPS)) as stage:
+            stages.append(stage)
+            await trio.sleep_forever()
+
+    stages: list[Stage] = []
+    with pytest.raises(BaseExceptionGroup) as caught:
+        trio.run(bad)
+    message = user_mistake(caught.value)
+    assert message is not None
+    assert "3 steps of stage 'rl' in a row were not finite and changed nothing (step 4: the loss is nan" in message
+    assert re.search(r"step 5: .* step 6: ", message)
+    assert "lower the stage's learning_rate" in message
+    assert f"{tmp_path}/checkpoints/version-000003-stage-00" in message
+    recorded = [step for step in stages[0]["roc_filter"].log if isinstance(step, StepTrained)]
+    assert [step.figures["skipped"] for step in recorded] == [0, 0, 0, 1, 1, 1]
+    assert positions(tmp_path) == [Position(0, 0, 2), Position(0, 0, 3)]  # none of a skipped step's
+
+    async def good() -> None:
+        async with learning(Learner, topology, tmp_path, range(3, STEPS), incarnation=2) as stage:
+            entered = await stage["roc_filter"].receive(StageEntered)
+            assert (entered.version, entered.restored) == (3, True)
+            steps = await taken(stage, STEPS - 3)
+            assert [step.version for step in steps] == list(range(3, STEPS))
+            assert [step.figures["skipped"] for step in steps] == [0] * (STEPS - 3)
+
+    trio.run(good)
+
+
+def test_the_checkpoint_of_a_stopped_run_holds_the_weights_from_before_the_first_bad_step(tmp_path: Path) -> None:
+    async def main(folder: Path, *bad: int) -> None:
+        async with learning(at_versions(*bad), rl_alone(folder, checkpoint_every=50), folder, range(4)) as stage:
+            await taken(stage, 4)
+            published.append(weights(folder))
+            if not bad:
+                return
+            await trio.sleep_forever()
+
+    published: list[dict[int, dict[str, torch.Tensor]]] = []
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    trio.run(main, tmp_path / "good")
+    with pytest.raises(BaseExceptionGroup):
+        trio.run(main, tmp_path / "bad", 1, 2, 3)
+    checkpoint = load_file(tmp_path / "bad" / "checkpoints" / "version-000001-stage-00" / "model.safetensors")
+    assert same(checkpoint, published[0][1])
+
+
+def test_no_checkpoint_is_of_a_skipped_step_and_none_is_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with learning(at_versions(1, 2, 4), rl_alone(tmp_path), tmp_path, range(6)) as stage:
+            await taken(stage, 6)
+            await stage["roc_filter"].receive(CheckpointSaved)
+            saved = [m.version for m in stage["roc_filter"].log if isinstance(m, CheckpointSaved)]
+            assert saved == [4, 6]  # that of version 2 came with the next step that was trained
+
+    trio.run(main)
+
+
+def test_an_empty_step_between_skipped_ones_is_no_good_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with learning(at_versions(0, 2, 3), rl_alone(tmp_path), tmp_path, [0]) as stage:
+            training = stage["roc_filter"].push("training", LEARNER)
+            await training.send(ready(1, empty=True)[1])
+            for version in (2, 3):
+                groups, step = ready(version)
+                for message in (*groups, step):
+                    await training.send(message)
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        trio.run(main)
+    assert "(step 1: " in (user_mistake(caught.value) or "")
+    assert positions(tmp_path) == [Position(0, 0, 0)]
+
+
+def test_a_group_with_log_probabilities_that_are_not_finite_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with learning(Learner, rl_alone(tmp_path), tmp_path, []) as stage:
+            training = stage["roc_filter"].push("training", LEARNER)
+            for version in range(3):
+                groups, step = ready(version)
+                groups[1].trajectories[2].logprobs[0] = -np.inf
+                for message in (*groups, step):
+                    await training.send(message)
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        trio.run(main)
+    assert "log-probabilities by the engine of s0-g000005, sample 2" in (user_mistake(caught.value) or "")
+
+
+def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    stage_of = SftStage(kind="sft", steps=6, batch=4, learning_rate=1e-3)
+
+    def learner(*bad: int) -> type[Learner]:
+        class Faulty(Learner):
+            def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
+                self._trainer.model.lm_head.bias = torch.nn.Parameter(torch.zeros(()) / (0.0 if step in bad else 1.0))
+                try:
+                    return super()._sft_step(batches, stage, step)
+                finally:
+                    self._trainer.model.lm_head.bias = None
+
+        return Faulty
+
+    async def main(folder: Path, *bad: int) -> StageEntered:
+        alone = topology.model_copy(update={"stages": (stage_of, builders.rl_stage())})
+        async with learning(learner(*bad), alone, folder, []) as stage:
+            await stage["roc_filter"].receive(StageEntered)
+            return await stage["roc_filter"].receive(StageEntered)
+
+    (tmp_path / "good").mkdir()
+    left = trio.run(main, tmp_path / "good", 1, 2, 4)
+    assert left.figures["steps_skipped"] == 3
+    with pytest.raises(BaseExceptionGroup) as caught:
+        trio.run(main, tmp_path, 2, 3, 4)
+    message = user_mistake(caught.value) or ""
+    assert "3 steps of stage 'sft' in a row" in message
+    assert "step 3: the loss is nan on a micro-batch of 4 demonstrations" in message
+    assert "from the model the run began with" in message
+    assert positions(tmp_path) == []
