@@ -349,6 +349,38 @@ async def _update_under_way(
     assert {Policy(*pair) for pair in fresh.policies.tolist()} == {after[0]}
 
 
+async def check_an_update_with_many_in_flight(subject: Subject) -> None:
+    """64 sampled rollouts, more tokens than one step computes anew, and one aborted: the others end, each under both."""
+    results: dict[int, TurnResult] = {}
+    published = Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
+    save_other_weights(subject, subject.model_path.parent / "many", seed=21)
+
+    async def one(index: int) -> None:
+        request = turn(f"r{index}", random_prompt(index, 200 + index), 150, temperature=1.0, seed=index)
+        results[index] = await engine.generate(request)
+
+    async with subject.running(max_rollouts=64) as engine, trio.open_nursery() as nursery:
+        aborted = trio.CancelScope()
+
+        async def abortable() -> None:
+            with aborted:
+                await one(63)
+
+        nursery.start_soon(abortable)
+        for index in range(63):
+            nursery.start_soon(one, index)
+        await eventually(lambda: engine.figures.generated_tokens > 64 * 10, "tokens are generated", 60.0)
+        aborted.cancel()
+        await engine.load_weights(subject.model_path.parent / "many" / "model.safetensors", published)
+    assert sorted(results) == list(range(63))
+    for result in results.values():
+        versions = result.policies[:, 1].tolist()
+        assert versions == sorted(versions)
+        assert set(versions) == {FIRST_POLICY.version, published.version}
+        assert len(result.tokens) == len(result.logprobs) == 150
+        assert np.isfinite(result.logprobs).all()
+
+
 async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
     """A missing, truncated, incomplete or misshapen file raises EngineError; the old weights and policy stay served."""
     directory = subject.model_path.parent / "faulty"
@@ -387,6 +419,7 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_cancelling_frees,
     check_what_can_never_fit_is_refused,
     check_weights_change_under_way,
+    check_an_update_with_many_in_flight,
     check_weights_that_do_not_fit_are_refused,
 )
 """All of the contract, for ``trio.run(check, subject)``."""

@@ -43,6 +43,8 @@ WORKER = "actors.engines.vllm_worker:PublishedWeightsLoader".replace(":", ".")
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """GiB; what the cache really takes is set in blocks."""
+CPU_STEP_TOKENS = 8192
+"""Tokens of one of vLLM's steps, at most."""
 STOP_SECONDS = 10.0
 
 
@@ -284,7 +286,9 @@ class VllmEngine:
             "seed": 0,
         }
         if on_cpu:
-            arguments["enforce_eager"] = True
+            # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
+            tokens = max(CPU_STEP_TOKENS, self._model_length())
+            arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
         if self._kv_tokens is not None:
             blocks = self._kv_tokens // self._block_size
             arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself

@@ -17,7 +17,7 @@ def make(options: EngineOptions) -> VllmEngine:
     return VllmEngine(
         options.model_path,
         max_rollouts=options.max_rollouts,
-        kv_tokens=options.kv_tokens or 8 * 512,
+        kv_tokens=options.kv_tokens or options.max_rollouts * 512,
         threads=1,
         device="cpu",
         dtype="float32",
