@@ -12,7 +12,7 @@ sound and refuse a substitute that breaks its role's contract::
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -110,6 +110,8 @@ class ActorContext:
     """Wall-clock seconds since the epoch."""
     cpu: Callable[[], float] = field(default=time.process_time)
     """Processor seconds of this process, its threads included."""
+    in_thread: Callable[..., Awaitable[Any]] = field(default=trio.to_thread.run_sync)
+    """Run blocking work without holding up the event loop; in virtual time, which would run away from a thread, in place."""
 
     def link(self, name: str) -> Any:
         """The link of that name."""

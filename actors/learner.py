@@ -154,7 +154,8 @@ class Learner(Actor):
         """Run torch's work in the one thread there is for it; the event loop goes on."""
         self._began = self.context.now()
         try:
-            return await trio.to_thread.run_sync(work, limiter=self._thread)
+            done: T = await self.context.in_thread(work, limiter=self._thread)
+            return done
         finally:
             self._busy_seconds += self.context.now() - self._began
             self._began = None

@@ -99,10 +99,10 @@ class RolloutGenerator(Actor):
         """Load tokenizer and engine; serve requests once a policy was published."""
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
-        directory = await trio.to_thread.run_sync(model_directory, topology, self.context.directory)
+        directory = await self.context.in_thread(model_directory, topology, self.context.directory)
         from transformers import AutoTokenizer
 
-        tokenizer = await trio.to_thread.run_sync(AutoTokenizer.from_pretrained, directory)
+        tokenizer = await self.context.in_thread(AutoTokenizer.from_pretrained, directory)
         self._chat = self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
         self._engine = self._make_engine(directory, settings)
         await self.context.nursery.start(self._engine.run)

@@ -138,6 +138,12 @@ async def stand_ins(
         nursery.cancel_scope.cancel()
 
 
+async def in_place(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+    """What actors get for a thread."""
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
+
+
 @asynccontextmanager
 async def running(
     cls: type[Actor],
@@ -152,12 +158,18 @@ async def running(
     """Run ``cls`` as the topology's ``role`` among the stand-ins.
 
     On leaving it is stopped as at the end of a run, or with ``kill`` ended as by SIGKILL. A restart needs a greater
-    incarnation.
+    incarnation. What the actor would do in a thread is done in place.
     """
     name = f"{role}.0"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation)
     settings = cls.Settings.model_validate(topology.actors[role].settings)
     stopping = trio.Event()
+    journals: list[Journal] = []
+
+    def open_journal() -> Journal:
+        journals.append(Journal(directory / "journal.sqlite"))
+        return journals[-1]
+
     async with trio.open_nursery() as nursery:
         context = ActorContext(
             name=name,
@@ -173,9 +185,10 @@ async def running(
             rng=random.Random(0),
             log=structlog.get_logger(actor=name),
             links=make_links(node, topology, role, cls, settings),
-            open_journal=lambda: Journal(directory / "journal.sqlite"),
+            open_journal=open_journal,
             started_at=0.0,
             wall=trio.current_time,
+            in_thread=in_place,
         )
         status = node.announce("status", [SUPERVISOR])
         actor = cls(context)
@@ -185,3 +198,5 @@ async def running(
             nursery.cancel_scope.cancel()
         else:
             stopping.set()
+    for journal in journals if kill else ():
+        journal.abandon()

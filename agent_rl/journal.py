@@ -112,6 +112,11 @@ class Journal:
         self.commit()
         self._db.close()
 
+    def abandon(self) -> None:
+        """Close without committing, as the end of the process would."""
+        self._begun = False
+        self._db.close()
+
     def commit(self) -> None:
         """Make everything since the last commit durable."""
         if self._begun:

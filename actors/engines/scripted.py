@@ -20,11 +20,18 @@ LOGPROB = -0.25
 class ScriptedEngine:
     """``script(turn number, request)`` gives the text of a turn, or an exception to raise; a token takes a millisecond.
 
-    Weights are whatever lies below ``/weights``; other paths are refused, as an engine refuses a broken file.
+    Weights are whatever lies below ``/weights``; other paths are refused, as an engine refuses a broken file. ``made`` is
+    given the engine when a generator makes it, so that a test can look at what it was asked.
     """
 
     def __init__(
-        self, model_path: Path, *, initial_policy: Policy, script: Callable[[int, TurnRequest], Any], **_: Any
+        self,
+        model_path: Path,
+        *,
+        initial_policy: Policy,
+        script: Callable[[int, TurnRequest], Any],
+        made: Callable[[ScriptedEngine], None] | None = None,
+        **_: Any,
     ) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self._script = script
@@ -34,7 +41,11 @@ class ScriptedEngine:
         self.loaded: list[Path] = []
         self.swapped = trio.Event()
         self.requests: list[TurnRequest] = []
+        self.written: dict[str, list[list[int]]] = {}
+        """By rollout, the tokens of its turns."""
         self._generated = 0
+        if made is not None:
+            made(self)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
@@ -56,12 +67,17 @@ class ScriptedEngine:
         stopped = len(tokens) <= request.max_tokens
         count = min(len(tokens), request.max_tokens)
         self._generated += count
+        self.written.setdefault(request.rollout, []).append(tokens[:count])
         return TurnResult(
             tokens=np.array(tokens[:count], dtype=np.int32),
             logprobs=np.full(count, LOGPROB, dtype=np.float32),
             policies=np.array(policies[:count], dtype=np.int32),
             finish="stop" if stopped else "length",
         )
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens."""
+        return str(self._tokenizer.decode(tokens))
 
     def release(self, rollout: str) -> None:
         """Remember that the rollout was released."""

@@ -1,0 +1,326 @@
+"""What every generator promises: one trajectory a request, token in and token out, and who wrote each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+from actors.engines.base import EngineError
+from actors.testing import stand_ins
+from agent_rl.messages import (
+    EngineLoad,
+    GroupsUnwanted,
+    Policy,
+    Sampling,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
+from agent_rl.testing import published
+
+if TYPE_CHECKING:
+    from actors.engines.scripted import ScriptedEngine
+
+from actors.contract.generator_bench import GENERATOR, Bench, GeneratorBench, result, sample
+
+if TYPE_CHECKING:
+    from actors.engines.scripted import ScriptedEngine
+
+
+class GeneratorContract(GeneratorBench):
+    """Derive and set ``actor``; with another format of episodes, also how the model writes a call and an answer in it."""
+
+    def test_each_request_is_answered_by_one_trajectory_and_acknowledged_with_it(self, tmp_path: Path) -> None:
+        """Many at once; a request is acknowledged when the filter has acknowledged its trajectory, never before."""
+
+        async def main() -> None:
+            others = trio.Event()
+
+            async def reply(call: ToolCall) -> ToolResult:
+                if call.session == sample(0)["rollout"]:
+                    await others.wait()
+                return result(call)
+
+            async with self.bench(tmp_path, reply=reply) as bench:
+                durable = trio.Event()
+                bench.stage["roc_filter"].reply = lambda _: durable.wait()
+                asked = [await bench.ask(**sample(number)) for number in range(12)]
+                await self.settled()
+                assert len(bench.trajectories) == 11, "a rollout waits for another one's tool"
+                others.set()
+                await self.settled()
+                names = sorted(made.rollout for made in bench.trajectories)
+                assert names == sorted(each.rollout for each in asked), f"trajectories came of {names}"
+                assert not bench.acknowledged, "a request was acknowledged before its trajectory was"
+                durable.set()
+                await self.settled()
+                assert sorted(bench.acknowledged) == names, f"only {len(bench.acknowledged)} of 12 were acknowledged"
+                by_name = {each.rollout: each for each in asked}
+                for made in bench.trajectories:
+                    wanted = by_name[made.rollout]
+                    for field in ("group", "stage", "sample", "attempt", "purpose"):
+                        assert getattr(made, field) == getattr(wanted, field), f"{made.rollout}: another {field}"
+                    assert (made.status, made.turns) == ("finished", 2), f"{made.rollout}: {made.status} {made.reason}"
+
+        self.run(main)
+
+    def test_every_token_says_who_wrote_it_and_how_likely_it_was(self, tmp_path: Path) -> None:
+        """Mask 1 and the engine's log-probability on what the model wrote; mask 0 and 0 on what tools returned."""
+
+        async def main() -> None:
+            async with self.bench(tmp_path) as bench:
+                await bench.ask()
+                self.check_tokens(await bench.trajectory(), bench.engine)
+
+        self.run(main)
+
+    def check_tokens(self, made: Trajectory, engine: ScriptedEngine) -> None:
+        """A trajectory of two turns, held against what its engine wrote."""
+        from actors.engines.scripted import LOGPROB
+
+        count = len(made.tokens)
+        shapes = {name: getattr(made, name).shape for name in ("tokens", "loss_mask", "logprobs", "policies")}
+        wanted = {"tokens": (count,), "loss_mask": (count,), "logprobs": (count,), "policies": (count, 2)}
+        assert shapes == wanted, f"arrays of different lengths: {shapes}"
+        assert len(made.prompt_tokens), "the prompt is missing"
+        written = [token for turn in engine.written[made.rollout] for token in turn]
+        mask = made.loss_mask == 1
+        assert made.tokens[mask].tolist() == written, "the loss mask is not 1 exactly on what the model wrote"
+        assert 0 < mask.sum() < count, "a tool's tokens are in between, with mask 0"
+        assert np.all(made.logprobs[mask] == LOGPROB), "log-probabilities are not the engine's"
+        assert not made.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
+        assert set(map(tuple, made.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
+
+    def test_tokens_go_in_as_they_came_out(self, tmp_path: Path) -> None:
+        """The engine is asked to continue the very tokens of prompt, turns and responses; nothing is encoded again."""
+
+        async def main() -> None:
+            async with self.bench(tmp_path) as bench:
+                asked = await bench.ask()
+                made = await bench.trajectory()
+                first, second = bench.engine.requests
+                assert list(first.tokens) == made.prompt_tokens.tolist()
+                before = len(made.tokens) - len(bench.engine.written[made.rollout][1])
+                assert list(second.tokens) == [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
+                assert {turn.seed for turn in bench.engine.requests} == {asked.seed}, "the engine got another seed"
+                assert {turn.temperature for turn in bench.engine.requests} == {asked.sampling.temperature}
+                assert bench.engine.released == [asked.rollout], "the engine was not told that the rollout is over"
+
+        self.run(main)
+
+    def test_the_same_request_gives_the_same_trajectory(self, tmp_path: Path) -> None:
+        """The seed decides what is drawn, and nothing else does."""
+        seen: list[list[int]] = []
+
+        def by_seed(number: int, turn: Any) -> str:
+            return self.call_text(f"print({turn.seed}+{number})") if number == 1 else self.answer_text(str(turn.seed))
+
+        async def main() -> None:
+            async with self.bench(tmp_path / str(len(seen)), by_seed) as bench:
+                await bench.ask(seed=7)
+                seen.append((await bench.trajectory()).tokens.tolist())
+
+        self.run(main)
+        self.run(main)
+        assert seen[0] == seen[1], "the same request gave two different trajectories"
+
+    def test_calls_of_a_turn_run_at_once_and_come_back_in_order(self, tmp_path: Path) -> None:
+        """Each is answered; the first does not keep the second from starting."""
+
+        async def main() -> None:
+            both = trio.Event()
+            calls: list[ToolCall] = []
+
+            async def reply(call: ToolCall) -> ToolResult:
+                calls.append(call)
+                if len(calls) == 2:
+                    both.set()
+                with trio.move_on_after(30) as patience:
+                    await both.wait()
+                assert not patience.cancelled_caught, "the second call of a turn waits for the first"
+                return result(call, stdout="one" if "11" in str(call.arguments) else "two")
+
+            def script(number: int, _: Any) -> str:
+                several = self.call_text("print(11)") + "\n" + self.call_text("print(22)")
+                return several if number == 1 else self.answer_text("4")
+
+            async with self.bench(tmp_path, script, reply=reply) as bench:
+                await bench.ask(sampling=Sampling(1.0, 400, 3))
+                made = await bench.trajectory()
+                assert [record.outcome for record in made.calls] == ["success", "success"], f"calls: {made.calls}"
+                assert len({call.call for call in calls}) == 2, "two calls have one name"
+                assert {call.session for call in calls} == {made.rollout}, "the session of a call is its rollout"
+                text = self.tool_text(bench, made)
+                assert "one" in text, f"the first result is missing in {text!r}"
+                assert text.index("one") < text.index("two"), f"results are not in the order of their calls: {text!r}"
+
+        self.run(main)
+
+    def tool_text(self, bench: Bench, made: Trajectory) -> str:
+        """What tools wrote into a trajectory."""
+        return bench.engine.decode(made.tokens[made.loss_mask == 0].tolist())
+
+    def test_what_goes_wrong_in_a_call_is_told_to_the_model(self, tmp_path: Path) -> None:
+        """An error, or a call that is none, is the model's own: the rollout goes on and the record says so."""
+        turns = [self.call_text("1/0"), *([self.malformed] if self.malformed else []), self.answer_text("4")]
+
+        async def main() -> None:
+            def reply(call: ToolCall) -> ToolResult:
+                return result(call, "error", "", "ZeroDivisionError: division by zero")
+
+            async with self.bench(tmp_path, lambda number, _: turns[number - 1], reply=reply) as bench:
+                await bench.ask(sampling=Sampling(1.0, 400, 4))
+                made = await bench.trajectory()
+                assert made.status == "finished", f"{made.status}: {made.reason}"
+                outcomes = [record.outcome for record in made.calls]
+                assert outcomes == ["error", "malformed"][: len(turns) - 1], f"the records say {outcomes}"
+                assert "ZeroDivisionError" in self.tool_text(bench, made), "the model was not told of the error"
+
+        self.run(main)
+
+    def test_infrastructure_that_fails_is_no_fault_of_the_model(self, tmp_path: Path) -> None:
+        """No executor, or an engine that cannot: the status is failed, with the reason; later rollouts are unharmed."""
+
+        async def main() -> None:
+            def reply(call: ToolCall) -> ToolResult:
+                return result(call, "unavailable" if call.session.endswith("/0/0") else "success")
+
+            def script(number: int, turn: Any) -> Any:
+                return EngineError("it does not fit") if turn.rollout.endswith("/1/0") else self.two_turns(number, turn)
+
+            async with self.bench(tmp_path, script, reply=reply) as bench:
+                for number in range(3):
+                    await bench.ask(**sample(number))
+                await self.settled(300)
+                status = {made.sample: made.status for made in bench.trajectories}
+                assert status == {0: "failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
+                assert all(made.reason for made in bench.trajectories if made.status == "failed"), "without a reason"
+                assert len(bench.acknowledged) == 3
+
+        self.run(main)
+
+    def test_a_rollout_asked_for_twice_is_sampled_once_and_answers_both(self, tmp_path: Path) -> None:
+        """A restarted scheduler asks again for what is under way."""
+
+        async def main() -> None:
+            async with self.bench(tmp_path) as bench:
+                await bench.ask()
+                await bench.ask()
+                await self.settled()
+                assert len(bench.trajectories) == 1, f"{len(bench.trajectories)} trajectories of one rollout"
+                assert len(bench.acknowledged) == 2, f"{len(bench.acknowledged)} of the 2 requests were acknowledged"
+
+        self.run(main)
+
+    def test_rollouts_nobody_wants_are_cancelled_and_others_go_on(self, tmp_path: Path) -> None:
+        """With a trajectory of status cancelled, so that their request is acknowledged and their engine's room freed."""
+
+        async def main() -> None:
+            hold = trio.Event()
+
+            async def reply(call: ToolCall) -> ToolResult:
+                await hold.wait()
+                return result(call)
+
+            async with self.bench(tmp_path, reply=reply) as bench:
+                for number in (0, 1):
+                    await bench.ask(rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
+                await bench.stage["tool_executor"].receive(ToolCall)
+                bench.stage["kv_scheduler"].announce("unwanted", GENERATOR).set(GroupsUnwanted(("s0-g000001",)))
+                made = await bench.trajectory()
+                assert (made.group, made.status) == ("s0-g000001", "cancelled"), f"{made.group}: {made.status}"
+                assert bench.engine.released == ["s0-g000001/0/0"], "the engine still holds the cancelled rollout"
+                hold.set()
+                other = await bench.trajectory()
+                assert (other.group, other.status) == ("s0-g000000", "finished"), f"{other.group}: {other.status}"
+
+        self.run(main)
+
+    def test_a_policy_published_in_flight_shows_on_every_later_token(self, tmp_path: Path) -> None:
+        """Generation never stops for it; the load announced to scheduler and learner names it."""
+
+        async def main() -> None:
+            async def reply(call: ToolCall) -> ToolResult:
+                bench.stage["learner"].announce("policy", GENERATOR).set(published(4))
+                with trio.move_on_after(30) as patience:
+                    await bench.engine.swapped.wait()
+                assert not patience.cancelled_caught, "the new policy waits for the rollout in flight"
+                return result(call)
+
+            async with self.bench(tmp_path, reply=reply) as bench:
+                await bench.ask()
+                made = await bench.trajectory()
+                versions = made.policies[made.loss_mask > 0, 1].tolist()
+                assert versions == sorted(versions), "an older policy follows a newer one"
+                assert set(versions) == {3, 4}, (
+                    f"tokens carry the versions {sorted(set(versions))}, served were 3 and 4"
+                )
+                await self.settled()
+                for role in ("kv_scheduler", "learner"):
+                    load = [message for message in bench.stage[role].log if isinstance(message, EngineLoad)][-1]
+                    assert load.policy == Policy(1, 4), f"the load announced to {role} names {load.policy}"
+                    assert load.generator == GENERATOR
+
+        self.run(main)
+
+    def test_nothing_is_sampled_before_a_policy_is_published(self, tmp_path: Path) -> None:
+        """The weights a run starts from belong to no policy."""
+
+        async def main() -> None:
+            async with self.bench(tmp_path, version=None) as bench:
+                await bench.ask()
+                await self.settled()
+                assert not bench.engine.requests, "a rollout was sampled from a policy nobody published"
+                bench.stage["learner"].announce("policy", GENERATOR).set(published(0))
+                assert (await bench.trajectory()).status == "finished"
+
+        self.run(main)
+
+    def test_a_rollout_ends_at_its_limits(self, tmp_path: Path) -> None:
+        """Truncated at max_response_tokens, tool responses included; turn_limit at max_turns: both are results."""
+
+        async def main() -> None:
+            def reply(call: ToolCall) -> ToolResult:
+                return result(call, stdout="x" * 300 if "8" in str(call.arguments) else "4")
+
+            def script(_: int, turn: Any) -> str:
+                texts: Sequence[str] = (self.call_text("print(1)"), "y" * 500, self.call_text("print(8)"))
+                return texts[int(turn.rollout.split("/")[1])]
+
+            async with self.bench(tmp_path, script, reply=reply) as bench:
+                for number, turns in enumerate((2, 3, 3)):
+                    await bench.ask(**sample(number), sampling=Sampling(1.0, 200, turns))
+                await self.settled()
+                ended = {made.sample: made.status for made in bench.trajectories}
+                assert ended == {0: "turn_limit", 1: "truncated", 2: "truncated"}, f"by sample: {ended}"
+                longest = max(len(made.tokens) for made in bench.trajectories)
+                assert longest <= 200, f"a response has {longest} tokens of 200"
+
+        self.run(main)
+
+    def test_killed_in_the_middle_it_answers_every_request_after_its_restart(self, tmp_path: Path) -> None:
+        """What was not acknowledged comes again from the link."""
+
+        async def main() -> None:
+            self._engines = []
+            topology = self.topology(tmp_path)
+            async with stand_ins(topology, self.role, concurrency={"tool_executor": 64}) as stage:
+                never = trio.Event()
+                stage["tool_executor"].reply = lambda _: never.wait()
+                stage["learner"].announce("policy", GENERATOR).set(published(3))
+                async with self.started(topology, stage, kill=True) as actor:
+                    bench = Bench(stage, actor, self._engines[-1])
+                    for number in range(4):
+                        await bench.ask(**sample(number))
+                    await stage["tool_executor"].receive(ToolCall)
+                stage["tool_executor"].reply = result
+                async with self.started(topology, stage, incarnation=2):
+                    await self.settled(60)
+                    assert sorted(made.sample for made in bench.trajectories) == [0, 1, 2, 3]
+                    assert len(bench.acknowledged) == 4, f"{len(bench.acknowledged)} of 4 requests were acknowledged"
+
+        self.run(main)

@@ -1,0 +1,128 @@
+"""A generator under test with its scripted engine, and its peers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from actors.base import Actor
+from actors.contract.base import RoleContract
+from actors.testing import Stage, stand_ins
+from agent_rl.messages import (
+    RolloutRequest,
+    Sampling,
+    ToolCall,
+    ToolOutcome,
+    ToolResult,
+    Trajectory,
+)
+from agent_rl.prompts import PYTHON_TOOL
+from agent_rl.testing import published, request
+
+if TYPE_CHECKING:
+    from actors.engines.scripted import ScriptedEngine
+
+GENERATOR = "rollout_generator.0"
+Script = Callable[[int, Any], Any]
+"""From a turn's number and the engine's request to the turn's text, or to an exception to raise."""
+
+
+def result(call: ToolCall, outcome: ToolOutcome = "success", stdout: str = "4\n", stderr: str = "") -> ToolResult:
+    """How an executor answers."""
+    return ToolResult(call.call, outcome, stdout, stderr, "", 0.0, 0.001)
+
+
+class Bench:
+    """The generator under test, its engine, and its peers."""
+
+    def __init__(self, stage: Stage, actor: Actor, engine: ScriptedEngine) -> None:
+        self.stage = stage
+        self.actor = actor
+        self.engine = engine
+        self.acknowledged: list[str] = []
+
+    async def ask(self, **changes: Any) -> RolloutRequest:
+        """The scheduler asks for a rollout."""
+        message = request(**{"sampling": Sampling(1.0, 160, 3), **changes})
+        link = self.stage["kv_scheduler"].push("requests", GENERATOR)
+        await link.send(message, on_ack=lambda: self.acknowledged.append(message.rollout))
+        return message
+
+    async def trajectory(self) -> Trajectory:
+        """The next one the filter gets."""
+        made: Trajectory = await self.stage["roc_filter"].receive(Trajectory)
+        return made
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All the filter has got."""
+        return [message for message in self.stage["roc_filter"].log if isinstance(message, Trajectory)]
+
+
+class GeneratorBench(RoleContract):
+    """What the promises of `GeneratorContract` are proved with.
+
+    The generator is run with ``engine`` and ``engine_settings`` of a scripted engine in its settings.
+    """
+
+    role: ClassVar[str] = "rollout_generator"
+    malformed: ClassVar[str | None] = "<tool_call>{not json}</tool_call>"
+    """Something that is meant as a call and is none; None where the format knows no such thing."""
+
+    def call_text(self, code: str) -> str:
+        """How the model writes a call that runs this Python."""
+        return f"<tool_call>{json.dumps({'name': PYTHON_TOOL, 'arguments': {'code': code}})}</tool_call>"
+
+    def answer_text(self, answer: str) -> str:
+        """How the model answers: a turn without a call."""
+        return f"<answer>\\boxed{{{answer}}}</answer>"
+
+    def two_turns(self, number: int, _: Any) -> str:
+        """A script: a call, then an answer."""
+        return self.call_text("print(2+2)") if number == 1 else self.answer_text("4")
+
+    @asynccontextmanager
+    async def bench(
+        self,
+        folder: Path,
+        script: Script | None = None,
+        *,
+        reply: Callable[[Any], Any] = result,
+        version: int | None = 3,
+    ) -> AsyncIterator[Bench]:
+        """A generator that has started; ``version`` is the policy published to it."""
+        self._engines: list[ScriptedEngine] = []
+        topology = self.topology(folder, script=script or self.two_turns)
+        async with stand_ins(topology, self.role, concurrency={"tool_executor": 64, "roc_filter": 64}) as stage:
+            stage["tool_executor"].reply = reply
+            if version is not None:
+                stage["learner"].announce("policy", GENERATOR).set(published(version))
+            async with self.started(topology, stage) as actor:
+                yield Bench(stage, actor, self._engines[-1])
+
+    @asynccontextmanager
+    async def started(
+        self, topology: Any, stage: Stage, *, incarnation: int = 1, kill: bool = False
+    ) -> AsyncIterator[Actor]:
+        """Run the generator, and wait until it has started."""
+        async with self.running(topology, stage, incarnation=incarnation, kill=kill) as actor:
+            await stage.started(GENERATOR)
+            yield actor
+
+    def topology(self, folder: Path, *, script: Script | None = None, **changes: Any) -> Any:
+        """With the scripted engine in the generator's settings."""
+        topology = super().topology(folder, **changes)
+        engine = {"script": script or self.two_turns, "made": self._engines.append}
+        entry = topology.actors[self.role]
+        settings = {**entry.settings, "engine": "actors.engines.scripted:ScriptedEngine", "engine_settings": engine}
+        return topology.model_copy(
+            update={"actors": {**topology.actors, self.role: entry.model_copy(update={"settings": settings})}}
+        )
+
+
+def sample(number: int) -> dict[str, Any]:
+    """What names one sample of the first group."""
+    return {"rollout": f"s0-g000000/{number}/0", "sample": number, "seed": 100 + number}

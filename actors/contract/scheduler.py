@@ -1,0 +1,375 @@
+"""What every scheduler promises: the staleness budget, the KV caches, and each sample of each group asked for once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import trio
+
+from actors.contract.base import EVALUATE_STAGE, RL_STAGE, RoleContract
+from actors.testing import Stage, stand_ins
+from agent_rl.messages import (
+    GroupOpened,
+    GroupsProgress,
+    GroupsUnfinished,
+    GroupsUnwanted,
+    Retry,
+    RolloutRequest,
+    UnfinishedGroup,
+    UnfinishedGroups,
+)
+from agent_rl.testing import engine_load, published
+
+SCHEDULER = "kv_scheduler.0"
+ENGINES = ("rollout_generator.0", "rollout_generator.1")
+LONGEST_RESPONSE: int = RL_STAGE["max_response_tokens"]  # type: ignore[assignment]
+RL, EVALUATION = 0, 1
+
+
+class Peers:
+    """The filter, two generators and the learner as the scheduler meets them: what they saw, and when they answer."""
+
+    def __init__(
+        self, stage: Stage, *, seconds: Callable[[RolloutRequest], float], unfinished: GroupsUnfinished
+    ) -> None:
+        self.stage = stage
+        self.opened: list[GroupOpened] = []
+        self.recorded: set[str] = set()
+        self.requests: list[RolloutRequest] = []
+        self.early: list[str] = []
+        """Rollouts that were requested before their group was recorded."""
+        self.at_engine: dict[str, list[str]] = defaultdict(list)
+        self.in_flight: Counter[str] = Counter()
+        self.most_in_flight: Counter[str] = Counter()
+        self.recording = trio.Event()
+        self.recording.set()
+        self.answering = trio.Event()
+        self.answering.set()
+        self.asked: list[int] = []
+        self._seconds = seconds
+        self._unfinished = unfinished
+        stage["roc_filter"].reply = self._filter
+        for name in ENGINES:
+            stage[name].reply = self._generator(name)
+
+    async def _filter(self, message: Any) -> Any:
+        if isinstance(message, UnfinishedGroups):
+            self.asked.append(message.stage)
+            await self.answering.wait()
+            answer = self._unfinished
+            return answer if answer.stage == message.stage else GroupsUnfinished(message.stage, 0, ())
+        self.opened.append(message)
+        await self.recording.wait()
+        self.recorded.add(message.group)
+        return None
+
+    def _generator(self, name: str) -> Callable[[Any], Any]:
+        async def sample(message: Any) -> None:
+            if not isinstance(message, RolloutRequest):
+                return
+            self.requests.append(message)
+            self.at_engine[name].append(message.rollout)
+            if message.group not in self.recorded:
+                self.early.append(message.rollout)
+            self.in_flight[name] += 1
+            self.most_in_flight[name] = max(self.most_in_flight[name], self.in_flight[name])
+            try:
+                await trio.sleep(self._seconds(message))
+            finally:
+                self.in_flight[name] -= 1
+
+        return sample
+
+    def publish(self, version: int = 0, *, stage: int = RL, epoch: int = 1, begun: int = 0) -> None:
+        """The learner publishes a policy."""
+        policy = published(version, stage=stage, stage_version=begun, epoch=epoch)
+        self.stage["learner"].announce("policy", SCHEDULER).set(policy)
+
+    def load(self, name: str, version: int = 0, *, epoch: int = 1, total: int = 100_000, most: int = 1000) -> None:
+        """A generator says what it holds and serves."""
+        report = engine_load(name, version=version, epoch=epoch, total=total, max_rollouts=most)
+        self.stage[name].announce("load", SCHEDULER).set(report)
+
+    def progress(self, **changes: Any) -> None:
+        """The filter says what it has decided."""
+        totals = {"stage": RL, "decided": 0, "uncounted": 0, "retries": (), "dropped_groups": (), **changes}
+        self.stage["roc_filter"].announce("progress", SCHEDULER).set(GroupsProgress(**totals))
+
+    def asked_for(self) -> Counter[tuple[str, int, int]]:
+        """How often each attempt at each sample was requested."""
+        return Counter((request.group, request.sample, request.attempt) for request in self.requests)
+
+
+NOTHING_OPEN = GroupsUnfinished(RL, 0, ())
+
+
+class SchedulerContract(RoleContract):
+    """Derive and set ``actor``."""
+
+    role: ClassVar[str] = "kv_scheduler"
+
+    @asynccontextmanager
+    async def among_peers(
+        self,
+        folder: Path,
+        *,
+        seconds: Callable[[RolloutRequest], float] = lambda _: 0.05,
+        unfinished: GroupsUnfinished = NOTHING_OPEN,
+        **changes: Any,
+    ) -> AsyncIterator[tuple[Any, Peers]]:
+        """The topology and the peers; the scheduler is started, and restarted, by the test."""
+        topology = self.topology(folder, replicas=2, **changes)
+        async with stand_ins(topology, self.role, concurrency={"rollout_generator": 4096}) as stage:
+            yield topology, Peers(stage, seconds=seconds, unfinished=unfinished)
+
+    @asynccontextmanager
+    async def alive(self, folder: Path, **changes: Any) -> AsyncIterator[Peers]:
+        """The peers, and the actor under test running among them."""
+        async with self.among_peers(folder, **changes) as (topology, peers), self.running(topology, peers.stage):
+            yield peers
+
+    # The promises ------------------------------------------------------------------------------------------------------------
+
+    def test_nothing_is_opened_before_the_filter_said_what_is_open(self, tmp_path: Path) -> None:
+        """A scheduler that was restarted must not open a group a second time."""
+
+        async def main() -> None:
+            async with self.among_peers(tmp_path) as (topology, peers):
+                peers.answering = trio.Event()
+                async with self.running(topology, peers.stage):
+                    peers.publish()
+                    peers.load(ENGINES[0])
+                    await self.settled()
+                    assert peers.asked == [RL], f"the filter was asked about the stages {peers.asked}"
+                    assert not peers.opened, "groups were opened before the filter answered"
+                    peers.answering.set()
+                    await self.settled()
+                    assert peers.opened, "no group was opened after the filter answered"
+
+        self.run(main)
+
+    def test_a_group_is_recorded_before_its_rollouts_are_requested(self, tmp_path: Path) -> None:
+        """GroupOpened is acknowledged first: no rollout may come back for a group the journal does not know."""
+
+        async def main() -> None:
+            async with self.among_peers(tmp_path) as (topology, peers):
+                peers.recording = trio.Event()
+                async with self.running(topology, peers.stage):
+                    peers.publish()
+                    peers.load(ENGINES[0])
+                    await self.settled()
+                    assert peers.opened
+                    assert not peers.requests, "rollouts were requested before their group was recorded"
+                    peers.recording.set()
+                    await self.settled()
+                    assert peers.requests, "the recorded groups' rollouts were never requested"
+                    assert not peers.early, f"requested before their group was recorded: {peers.early}"
+
+        self.run(main)
+
+    def test_each_sample_is_requested_exactly_once(self, tmp_path: Path) -> None:
+        """With its group's problem, stage and purpose; names and seeds are all different."""
+
+        async def main() -> None:
+            async with self.alive(tmp_path) as peers:
+                peers.publish()
+                for name in ENGINES:
+                    peers.load(name)
+                await self.settled(20)
+                self.check_requests(peers.opened, peers.requests)
+
+        self.run(main)
+
+    def check_requests(self, opened: Sequence[GroupOpened], requests: Sequence[RolloutRequest]) -> None:
+        """What the generators were asked for, held against what was opened."""
+        wanted = Counter((group.group, sample) for group in opened for sample in range(group.samples))
+        asked = Counter((request.group, request.sample) for request in requests)
+        missing, surplus = wanted - asked, asked - wanted
+        assert not missing, f"never requested: {sorted(missing)[:5]}"
+        assert not surplus, f"requested more than once: {sorted(surplus)[:5]}"
+        assert [group.number for group in opened] == list(range(len(opened))), "group numbers must count up from 0"
+        assert len({request.rollout for request in requests}) == len(requests), "two rollouts have one name"
+        assert len({request.seed for request in requests}) == len(requests), "two rollouts have one seed"
+        groups = {group.group: group for group in opened}
+        for request in requests:
+            group = groups[request.group]
+            same = (request.problem, request.stage, request.purpose) == (group.problem, group.stage, group.purpose)
+            assert same, f"{request.rollout} is not about its group's problem, stage or purpose"
+            assert request.sampling.max_response_tokens == LONGEST_RESPONSE, "not the stage's max_response_tokens"
+            assert request.sampling.max_turns == RL_STAGE["max_turns"], "not the stage's max_turns"
+
+    def test_groups_are_opened_within_the_staleness_budget_and_up_to_it(self, tmp_path: Path) -> None:
+        """At most (max_staleness + version served + 1) * groups_per_step, by the oldest version an engine serves."""
+        for budget in (0, 1, 3):
+            self.run(partial(self.spend_budget, tmp_path / f"budget-{budget}", budget))
+
+    async def spend_budget(self, folder: Path, budget: int) -> None:
+        """Versions come one after the other; a generator lags behind."""
+        stages = [{**RL_STAGE, "steps": 100}]
+        async with self.alive(folder, algorithm={"max_staleness": budget}, stages=stages) as peers:
+            for version in range(4):
+                peers.publish(version)
+                peers.load(ENGINES[0], version)
+                peers.load(ENGINES[1], max(0, version - 1))
+                await self.settled()
+                bound = (budget + max(0, version - 1) + 1) * 2
+                said = f"with max_staleness {budget} and engines at versions {version} and {max(0, version - 1)}"
+                assert len(peers.opened) <= bound, f"{len(peers.opened)} groups were opened {said}: {bound} may be"
+                assert len(peers.opened) == bound, f"only {len(peers.opened)} of {bound} groups were opened {said}"
+                peers.load(ENGINES[1], version)
+                await self.settled()
+            peers.progress(uncounted=3)
+            await self.settled()
+            bound = (budget + 3 + 1) * 2 + 3
+            assert len(peers.opened) == bound, (
+                f"3 replaced groups may be opened again: {bound}, not {len(peers.opened)}"
+            )
+
+    def test_no_more_groups_are_opened_than_the_stage_trains(self, tmp_path: Path) -> None:
+        """A stage of one step opens one step's groups."""
+
+        async def main() -> None:
+            async with self.alive(tmp_path, stages=[{**RL_STAGE, "steps": 1}]) as peers:
+                peers.publish()
+                peers.load(ENGINES[0])
+                await self.settled()
+                assert len(peers.opened) == 2, f"{len(peers.opened)} groups were opened for a step of 2"
+
+        self.run(main)
+
+    def test_no_engine_is_promised_more_than_it_has(self, tmp_path: Path) -> None:
+        """The longest rollouts of all it holds fit its KV cache, and their number its rows; yet everything is placed."""
+
+        async def main() -> None:
+            def seconds(request: RolloutRequest) -> float:
+                return 0.1 + 0.3 * (request.sample % 3)
+
+            async with self.alive(tmp_path, seconds=seconds) as peers:
+                peers.publish()
+                peers.load(ENGINES[0], total=3 * LONGEST_RESPONSE + 50)
+                peers.load(ENGINES[1], most=2)
+                await self.settled(60)
+                full = peers.most_in_flight
+                assert full[ENGINES[0]] <= 3, f"{full[ENGINES[0]]} rollouts at once in a cache for fewer than 4"
+                assert full[ENGINES[1]] <= 2, f"{full[ENGINES[1]]} rollouts at once in an engine of 2 rows"
+                self.check_requests(peers.opened, peers.requests)
+                assert len(peers.opened) == 4, "the budget was not spent, though rollouts kept ending"
+
+        self.run(main)
+
+    def test_failed_rollouts_are_requested_again_once(self, tmp_path: Path) -> None:
+        """As the attempt the filter names, with a seed of its own, however often it is announced."""
+
+        async def main() -> None:
+            async with self.alive(tmp_path) as peers:
+                peers.publish()
+                peers.load(ENGINES[0])
+                await self.settled()
+                retry = Retry(peers.opened[1].group, 2, 1)
+                for decided in range(3):
+                    peers.progress(decided=decided, retries=(retry,))
+                    await self.settled()
+                count = peers.asked_for()[retry.group, 2, 1]
+                assert count == 1, f"the announced attempt was requested {count} times"
+                first, again = (r for r in peers.requests if (r.group, r.sample) == (retry.group, 2))
+                assert again.seed != first.seed, "another attempt needs another seed"
+                assert again.problem == first.problem, "another attempt is about the same problem"
+
+        self.run(main)
+
+    def test_a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else(self, tmp_path: Path) -> None:
+        """It keeps nothing: the filter tells it the open groups, what they lack, and how many were opened."""
+
+        async def main() -> None:
+            known = await self.open_some(tmp_path / "first")
+            missing = (Retry(known[1].group, 0, 1), Retry(known[1].group, 3, 0))
+            unfinished = GroupsUnfinished(RL, 3, (UnfinishedGroup(known[1], missing),))
+            folder = tmp_path / "second"
+            async with self.among_peers(folder, unfinished=unfinished) as (topology, peers):
+                peers.recorded.add(known[1].group)
+                async with self.running(topology, peers.stage, incarnation=2):
+                    peers.publish(0)
+                    peers.load(ENGINES[0])
+                    await self.settled()
+                    fresh = {group.group for group in peers.opened}
+                    asked = [(r.group, r.sample, r.attempt) for r in peers.requests if r.group not in fresh]
+                    assert sorted(asked) == [(m.group, m.sample, m.attempt) for m in missing], f"it asked for {asked}"
+                    numbers = [group.number for group in peers.opened]
+                    assert numbers == [3], f"of 4 groups in the budget 3 were open; it opened the numbers {numbers}"
+
+        self.run(main)
+
+    async def open_some(self, folder: Path) -> list[GroupOpened]:
+        """What a scheduler opens at first."""
+        async with self.alive(folder) as peers:
+            peers.publish(0)
+            for name in ENGINES:
+                peers.load(name)
+            await self.settled()
+        return peers.opened
+
+    def test_what_a_group_is_about_follows_from_seed_and_number(self, tmp_path: Path) -> None:
+        """Two schedulers of one run open the same groups, and ask for the same rollouts with the same seeds."""
+        seen: list[Any] = []
+
+        async def main() -> None:
+            folder = tmp_path / str(len(seen))
+            async with self.alive(folder, algorithm={"max_staleness": 3}) as peers:
+                peers.publish()
+                peers.load(ENGINES[0])
+                await self.settled()
+            seen.append((peers.opened, {request.rollout: request for request in peers.requests}))
+
+        self.run(main)
+        self.run(main)
+        assert seen[0][0] == seen[1][0], "two schedulers of one run opened different groups"
+        assert seen[0][1] == seen[1][1], "two schedulers of one run asked for different rollouts"
+
+    def test_a_new_stage_starts_afresh(self, tmp_path: Path) -> None:
+        """An evaluation: each held-out problem once sampled and once greedily, by the new stage's own numbers."""
+
+        async def main() -> None:
+            async with self.alive(tmp_path) as peers:
+                peers.publish()
+                peers.load(ENGINES[0])
+                await self.settled()
+                before = len(peers.opened)
+                peers.publish(3, stage=EVALUATION, begun=3)
+                await self.settled()
+                assert len(peers.opened) == before, "no engine serves the stage's policy yet"
+                peers.load(ENGINES[0], 3)
+                await self.settled()
+                groups = peers.opened[before:]
+                purposes = Counter(group.purpose for group in groups)
+                assert purposes == dict.fromkeys(("evaluate_sampled", "evaluate_greedy"), EVALUATE_STAGE["problems"])
+                assert {group.samples for group in groups} == {1}
+                greedy = {g.problem.id for g in groups if g.purpose == "evaluate_greedy"}
+                assert greedy == {g.problem.id for g in groups if g.purpose == "evaluate_sampled"}
+                for request in peers.requests:
+                    assert (request.sampling.temperature == 0.0) == (request.purpose == "evaluate_greedy")
+
+        self.run(main)
+
+    def test_rollouts_of_dropped_groups_are_called_off(self, tmp_path: Path) -> None:
+        """While any is in flight; once none is, the name leaves the announcement."""
+
+        async def main() -> None:
+            async with self.alive(tmp_path, seconds=lambda _: 30.0) as peers:
+                peers.publish()
+                peers.load(ENGINES[0])
+                await self.settled(2)
+                group = peers.opened[0].group
+                peers.progress(dropped_groups=(group,))
+                await self.settled(2)
+                told = [m.groups for m in peers.stage[ENGINES[0]].log if isinstance(m, GroupsUnwanted)]
+                assert told[-1:] == [(group,)], f"the generator was told {told}"
+                await self.settled(60)
+                told = [m.groups for m in peers.stage[ENGINES[0]].log if isinstance(m, GroupsUnwanted)]
+                assert told[-1] == (), f"nothing of {group} is in flight any more, yet {told[-1]} are unwanted"
+
+        self.run(main)

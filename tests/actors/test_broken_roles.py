@@ -1,0 +1,564 @@
+"""The contract suites notice what they are for: an actor that breaks one promise fails the test of that promise."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.base import ask
+from actors.contract import (
+    ExecutorContract,
+    FilterContract,
+    GeneratorContract,
+    LearnerContract,
+    RoleContract,
+    SchedulerContract,
+)
+from actors.kv_scheduler import KVScheduler
+from actors.learner import Learner
+from actors.roc_filter import RoCFilter
+from actors.rollout_generator import RolloutGenerator, ToolsUnavailableError
+from actors.tool_executor import ToolExecutor
+from agent_rl.episode import Episode
+from agent_rl.group_instructions import Closed
+from agent_rl.messages import (
+    GroupsProgress,
+    GroupsUnfinished,
+    GroupsUnwanted,
+    Policy,
+    PolicyPublished,
+    StageRecorded,
+    StepTrained,
+    ToolCall,
+    ToolResult,
+    UnfinishedGroups,
+    VerifyAnswer,
+)
+from agent_rl.prompts import TOOLS, ChatFormat
+from agent_rl.scheduling import AskUnfinished, OpenGroup, Place, Unwanted
+
+
+def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:
+    """Run the test of one promise on an actor that breaks it; what the test says."""
+    subject = type("Broken", (suite,), {"actor": actor, **attributes})()
+    with pytest.raises(AssertionError) as failure:
+        getattr(subject, promise)(folder)
+    return str(failure.value)
+
+
+# Filters ---------------------------------------------------------------------------------------------------------------------
+
+
+class AcknowledgesAtOnce(RoCFilter):
+    def defer_ack(self) -> Any:
+        return lambda: None
+
+
+class KeepsTheRightOnly(RoCFilter):
+    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
+        return tuple(index for index, each in enumerate(group) if each.reward)
+
+
+class KeepsTheFirstTwice(RoCFilter):
+    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
+        return (0, *super().select(group, rng))
+
+
+class KeepsNothing(RoCFilter):
+    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
+        return ()
+
+
+class SelectsByChance(RoCFilter):
+    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
+        return super().select(group, random.Random())
+
+
+class NamesStepsFirst(RoCFilter):
+    def _perform(self, instructions: Any) -> None:
+        super()._perform(list(reversed(instructions)))
+
+
+class ClosesNoEmptySteps(RoCFilter):
+    def _perform(self, instructions: Any) -> None:
+        super()._perform([i for i in instructions if not isinstance(i, Closed) or i.step.trained])
+
+
+class ForgetsItsJournal(RoCFilter):
+    def _restore(self, stage: int, steps: Any) -> None:
+        pass
+
+
+class SendsNothingAgain(RoCFilter):
+    def _resend(self, entered: Any) -> None:
+        pass
+
+
+class KeepsTheEpoch(RoCFilter):
+    def _enter(self, entered: Any) -> StageRecorded:
+        super()._enter(entered)
+        return StageRecorded(1)
+
+
+class KnowsNothingUnfinished(RoCFilter):
+    async def handle(self, message: Any) -> Any:
+        answer = await super().handle(message)
+        return replace(answer, groups=()) if isinstance(message, UnfinishedGroups) else answer
+
+
+class AsksForNothingAgain(RoCFilter):
+    def _commit(self) -> None:
+        super()._commit()
+        self.context.link("progress").set(replace(self._book.progress(), retries=()))
+
+
+class TakesAllForNews(RoCFilter):
+    async def start(self) -> None:
+        await super().start()
+        self._book.wants = lambda trajectory: trajectory.group in self._book._groups  # type: ignore[method-assign]
+
+
+class TrustsTheChecker(RoCFilter):
+    async def _judge_one(self, check: Any) -> None:
+        verdict = await self.context.link("checks")(VerifyAnswer("x", check.gold, check.prediction))
+        self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=verdict.equal))
+
+
+class EvaluatesTooEarly(RoCFilter):
+    async def start(self) -> None:
+        await super().start()
+        self._book.stages = [*self._book.stages[:1], self._book.stages[1].model_copy(update={"problems": 1})]
+
+
+FILTERS = [
+    (AcknowledgesAtOnce, "nothing_is_acknowledged_before_it_is_durable", "did not hold yet"),
+    (KeepsTheRightOnly, "a_complete_group_becomes_one_training_group", ""),
+    (KeepsTheFirstTwice, "a_complete_group_becomes_one_training_group", ""),
+    (KeepsNothing, "a_complete_group_becomes_one_training_group", "were not sent"),
+    (SelectsByChance, "the_same_groups_are_selected_alike", "kept different rollouts"),
+    (NamesStepsFirst, "steps_are_closed_in_order_with_groups_sent_before", "not sent before it"),
+    (ClosesNoEmptySteps, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
+    (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", ""),
+    (SendsNothingAgain, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
+    (KeepsTheEpoch, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
+    (KnowsNothingUnfinished, "unfinished_groups_are_told_with_what_they_lack", ""),
+    (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
+    (TakesAllForNews, "a_trajectory_that_comes_twice_counts_once", ""),
+    (TrustsTheChecker, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
+    (EvaluatesTooEarly, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
+]
+
+
+@pytest.mark.parametrize(("actor", "promise", "said"), FILTERS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_filter_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
+    assert said in broken(FilterContract, actor, f"test_{promise}", tmp_path)
+
+
+# Schedulers ------------------------------------------------------------------------------------------------------------------
+
+
+class Overspends(KVScheduler):
+    more = 1
+
+    async def start(self) -> None:
+        await super().start()
+        self._scheduler._max_staleness += self.more
+
+
+class Underspends(Overspends):
+    more = -1
+
+
+class OpensMoreThanTheStage(KVScheduler):
+    async def start(self) -> None:
+        await super().start()
+        longer = {"steps": 9}
+        self._scheduler._stages = [
+            each.model_copy(update=longer) if each.kind == "rl" else each for each in self._scheduler._stages
+        ]
+
+
+class Asks(KVScheduler):
+    """Does something to each instruction before it is performed."""
+
+    def changed(self, instruction: Any) -> list[Any]:
+        return [instruction]
+
+    def _do(self, instructions: Any) -> None:
+        super()._do([each for instruction in instructions for each in self.changed(instruction)])
+
+
+class RequestsTwice(Asks):
+    def changed(self, instruction: Any) -> list[Any]:
+        return [instruction] * (1 + isinstance(instruction, Place))
+
+
+class ForgetsASample(Asks):
+    def changed(self, instruction: Any) -> list[Any]:
+        return [] if isinstance(instruction, Place) and instruction.request.sample == 3 else [instruction]
+
+
+class NeverCallsOff(Asks):
+    def changed(self, instruction: Any) -> list[Any]:
+        return [] if isinstance(instruction, Unwanted) else [instruction]
+
+
+class RequestsBeforeItIsRecorded(Asks):
+    def changed(self, instruction: Any) -> list[Any]:
+        if isinstance(instruction, OpenGroup):
+            return [instruction, *self._scheduler.group_recorded(instruction.opened.group)]
+        return [instruction]
+
+
+class StartsFromNothing(Asks):
+    def changed(self, instruction: Any) -> list[Any]:
+        if isinstance(instruction, AskUnfinished):
+            return self._scheduler.unfinished(GroupsUnfinished(instruction.stage, 0, ()))
+        return [instruction]
+
+
+class NeverRetries(KVScheduler):
+    async def handle(self, message: Any) -> None:
+        await super().handle(replace(message, retries=()) if isinstance(message, GroupsProgress) else message)
+
+
+class PromisesTooMuch(KVScheduler):
+    async def handle(self, message: Any) -> None:
+        if hasattr(message, "kv_tokens_total"):
+            message = replace(message, kv_tokens_total=9 * message.kv_tokens_total, max_rollouts=99)
+        await super().handle(message)
+
+
+class DrawsProblemsByChance(KVScheduler):
+    def problem(self, stage: int, number: int, purpose: Any) -> Any:
+        return super().problem(stage, random.randrange(10**6), purpose)
+
+
+class ServesAnyEngine(KVScheduler):
+    async def start(self) -> None:
+        await super().start()
+        self._scheduler._eligible = lambda: list(self._scheduler._engines.values())  # type: ignore[method-assign]
+
+
+SCHEDULERS = [
+    (Overspends, "groups_are_opened_within_the_staleness_budget_and_up_to_it", "may be"),
+    (Underspends, "groups_are_opened_within_the_staleness_budget_and_up_to_it", "only"),
+    (OpensMoreThanTheStage, "no_more_groups_are_opened_than_the_stage_trains", "for a step of 2"),
+    (RequestsTwice, "each_sample_is_requested_exactly_once", "more than once"),
+    (ForgetsASample, "each_sample_is_requested_exactly_once", "never requested"),
+    (NeverCallsOff, "rollouts_of_dropped_groups_are_called_off", "was told []"),
+    (RequestsBeforeItIsRecorded, "a_group_is_recorded_before_its_rollouts_are_requested", "before their group"),
+    (StartsFromNothing, "nothing_is_opened_before_the_filter_said_what_is_open", ""),
+    (StartsFromNothing, "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else", "asked for []"),
+    (NeverRetries, "failed_rollouts_are_requested_again_once", "requested 0 times"),
+    (PromisesTooMuch, "no_engine_is_promised_more_than_it_has", "at once"),
+    (DrawsProblemsByChance, "what_a_group_is_about_follows_from_seed_and_number", "different"),
+    (ServesAnyEngine, "a_new_stage_starts_afresh", "no engine serves"),
+]
+
+
+@pytest.mark.parametrize(("actor", "promise", "said"), SCHEDULERS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_scheduler_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
+    assert said in broken(SchedulerContract, actor, f"test_{promise}", tmp_path)
+
+
+# Generators ------------------------------------------------------------------------------------------------------------------
+
+
+def generator_with(**overrides: Any) -> type[RolloutGenerator]:
+    """A generator whose episodes differ in these attributes."""
+    episode = type("BrokenEpisode", (Episode,), overrides)
+
+    class Other(RolloutGenerator):
+        def make_episode(self, request: Any) -> Episode:
+            made: Episode = episode(request, self._chat)
+            return made
+
+    return Other
+
+
+def all_the_models(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
+    Episode._append(self, tokens, logprobs, policies, mask=1)
+
+
+def without_logprobs(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
+    Episode._append(self, tokens, np.zeros_like(logprobs), policies, mask=mask)
+
+
+def of_a_later_policy(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
+    Episode._append(self, tokens, logprobs, policies + 1, mask=mask)
+
+
+class AcknowledgesOnReceipt(RolloutGenerator):
+    def defer_ack(self) -> Any:
+        return lambda: None
+
+
+class SamplesTwice(RolloutGenerator):
+    async def _rollout(self, request: Any) -> None:
+        self._acks.pop(request.rollout, None)
+        await super()._rollout(request)
+
+
+class NeverCancels(RolloutGenerator):
+    async def handle(self, message: Any) -> None:
+        if not isinstance(message, GroupsUnwanted):
+            await super().handle(message)
+
+
+class BlamesTheModel(RolloutGenerator):
+    async def _run(self, episode: Episode) -> None:
+        try:
+            await super()._run(episode)
+        except ToolsUnavailableError:
+            episode.ended = "finished"
+
+
+class DrawsByChance(RolloutGenerator):
+    def make_episode(self, request: Any) -> Episode:
+        return super().make_episode(replace(request, seed=random.randrange(2**62)))
+
+
+class KeepsTheFirstPolicy(RolloutGenerator):
+    async def _swap(self, published: Any) -> None:
+        if not self._policy_ready.is_set():
+            await super()._swap(published)
+
+
+class StartsWithoutAPolicy(RolloutGenerator):
+    async def start(self) -> None:
+        await super().start()
+        self._policy_ready.set()
+
+
+class OneRolloutAtATime(RolloutGenerator):
+    concurrency = 1
+
+
+class OneCallAtATime(RolloutGenerator):
+    async def _answer(self, episode: Episode, calls: Any) -> Any:
+        done = [await self._call(episode, index, call) for index, call in enumerate(calls)]
+        return [text for text, _ in done], [record for _, record in done]
+
+
+class NeverReleases(RolloutGenerator):
+    async def start(self) -> None:
+        await super().start()
+        self._engine.release = lambda _: None  # type: ignore[method-assign]
+
+
+class RaisingFormat(ChatFormat):
+    @classmethod
+    def calls(cls, text: str) -> Any:
+        if "not json" in text:
+            raise ValueError("not JSON")
+        return super().calls(text)
+
+
+class RaisesOnMalformedCalls(RolloutGenerator):
+    chat_format = RaisingFormat
+
+
+class ForgetsItsRequests(RolloutGenerator):
+    async def handle(self, message: Any) -> None:
+        if self.context.incarnation == 1 or isinstance(message, PolicyPublished):
+            await super().handle(message)
+
+
+GENERATORS = [
+    (AcknowledgesOnReceipt, "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it", "before its"),
+    (OneRolloutAtATime, "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it", "waits for"),
+    (generator_with(_append=all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
+    (generator_with(_append=without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "Log-prob"),
+    (generator_with(_append=of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
+    (generator_with(tokens=property(lambda self: self._tokens)), "tokens_go_in_as_they_came_out", ""),
+    (NeverReleases, "tokens_go_in_as_they_came_out", "was not told"),
+    (DrawsByChance, "the_same_request_gives_the_same_trajectory", "two different"),
+    (OneCallAtATime, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
+    (RaisesOnMalformedCalls, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
+    (BlamesTheModel, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
+    (SamplesTwice, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", ""),
+    (NeverCancels, "rollouts_nobody_wants_are_cancelled_and_others_go_on", "no Trajectory"),
+    (KeepsTheFirstPolicy, "a_policy_published_in_flight_shows_on_every_later_token", "waits for the rollout"),
+    (StartsWithoutAPolicy, "nothing_is_sampled_before_a_policy_is_published", "nobody published"),
+    (generator_with(budget=property(lambda self: 10_000)), "a_rollout_ends_at_its_limits", ""),
+    (ForgetsItsRequests, "killed_in_the_middle_it_answers_every_request_after_its_restart", ""),
+]
+
+
+@pytest.mark.parametrize(("actor", "promise", "said"), GENERATORS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_generator_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
+    assert said.lower() in broken(GeneratorContract, actor, f"test_{promise}", tmp_path).lower()
+
+
+# Executors -------------------------------------------------------------------------------------------------------------------
+
+
+class AnswersUnderAnotherName(ToolExecutor):
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return replace(await super().execute(call), call="another")
+
+
+class MixesResultsUp(ToolExecutor):
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return replace(await super().execute(call), stdout="42", value="")
+
+
+class RaisesOnUnknownTools(ToolExecutor):
+    async def execute(self, call: ToolCall) -> ToolResult:
+        if call.tool not in [tool["function"]["name"] for tool in TOOLS]:
+            raise KeyError(call.tool)
+        return await super().execute(call)
+
+
+class RaisesOnMissingArguments(ToolExecutor):
+    async def execute(self, call: ToolCall) -> ToolResult:
+        if call.tool == TOOLS[0]["function"]["name"]:
+            assert len(call.arguments["code"])
+        return await super().execute(call)
+
+
+class HasNoDeadline(ToolExecutor):
+    async def start(self) -> None:
+        self.context.settings = self.context.settings.model_copy(update={"wall_seconds": 60.0, "cpu_seconds": 60.0})
+        await super().start()
+
+
+class OneAtATime(ToolExecutor):
+    concurrency = 1
+
+
+class BelievesEverything(ToolExecutor):
+    async def handle(self, message: Any) -> Any:
+        verdict = await super().handle(message)
+        return replace(verdict, equal=True) if isinstance(message, VerifyAnswer) else verdict
+
+
+class DeclaresWhatItLacks(ToolExecutor):
+    tools = (*TOOLS, {"type": "function", "function": {"name": "search", "parameters": {}}})
+
+
+QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}
+EXECUTORS = [
+    (AnswersUnderAnotherName, "calls_are_answered_with_what_the_tool_returned", "under the name another"),
+    (MixesResultsUp, "calls_are_answered_with_what_the_tool_returned", "is not in"),
+    (RaisesOnUnknownTools, "what_is_wrong_with_a_call_is_an_outcome", "KeyError"),
+    (RaisesOnMissingArguments, "what_is_wrong_with_a_call_is_an_outcome", "KeyError"),
+    (HasNoDeadline, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "still ran"),
+    (OneAtATime, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "waited for an endless one"),
+    (BelievesEverything, "answers_are_judged_rightly", "was judged True"),
+    (DeclaresWhatItLacks, "the_tools_it_declares_are_the_tools_it_runs", "declared and unknown"),
+]
+
+
+@pytest.mark.parametrize(("actor", "promise", "said"), EXECUTORS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_executor_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
+    assert said in broken(ExecutorContract, actor, f"test_{promise}", tmp_path, **QUICK)
+
+
+# Learners --------------------------------------------------------------------------------------------------------------------
+
+
+class TrainsTheLastFirst(Learner):
+    async def _next_step(self) -> Any:
+        await super()._next_step()
+        return self._steps[max(self._steps)]
+
+
+class SkipsAStage(Learner):
+    async def _next_stage(self) -> None:
+        await super()._next_stage()
+        if self._position.stage == 1:
+            await super()._next_stage()
+
+
+class PublishesOnce(Learner):
+    async def _publish(self) -> None:
+        if self._position.version <= 1:
+            await super()._publish()
+
+
+class ForgetsTheWeights(Learner):
+    async def _publish(self) -> None:
+        await super()._publish()
+        self._weights.path(Policy(self._epoch, self._position.version)).unlink()
+
+
+class DoesNotWait(Learner):
+    async def _ask(self, link: str, message: Any) -> Any:
+        if isinstance(message, StepTrained):
+            self.context.nursery.start_soon(partial(ask, self.context.link(link), message, timeout=60))
+            return None
+        return await super()._ask(link, message)
+
+
+class UnlearnsWhatIsRewarded(Learner):
+    def loss(self, *arguments: Any, **keywords: Any) -> Any:
+        loss, sums = super().loss(*arguments, **keywords)
+        return -loss, sums
+
+
+class LearnsNothing(Learner):
+    def loss(self, *arguments: Any, **keywords: Any) -> Any:
+        loss, sums = super().loss(*arguments, **keywords)
+        return 0.0 * loss, sums
+
+
+class DriftsInEmptySteps(Learner):
+    async def _step(self, stage: Any, ready: Any) -> None:
+        for parameter in self._trainer.model.parameters():
+            parameter.data.add_(0.01)
+        await super()._step(stage, ready)
+
+
+class SavesNothing(Learner):
+    async def _checkpoint(self) -> None:
+        pass
+
+
+class SavesOnlyStages(Learner):
+    async def stop(self) -> None:
+        self._checkpoint = self._no_checkpoint  # type: ignore[method-assign]
+        await super().stop()
+
+    async def _no_checkpoint(self) -> None:
+        pass
+
+
+class StartsAfresh(Learner):
+    def _saved(self) -> Any:
+        return [] if self._state == "starting" else super()._saved()
+
+
+class ForgetsTheOptimizer(Learner):
+    def _load(self) -> Any:
+        position = super()._load()
+        self._trainer.reset_optimizer()
+        return position
+
+
+LEARNERS = [
+    (SkipsAStage, "the_recipe_is_walked_in_order_to_its_end", "in the order [0, 2, 3, 4]"),
+    (TrainsTheLastFirst, "steps_are_trained_in_order_and_once_each", ""),
+    (PublishesOnce, "policies_only_rise_and_their_weights_can_be_fetched", "the last policy is of version 1"),
+    (ForgetsTheWeights, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
+    (LearnsNothing, "policies_only_rise_and_their_weights_can_be_fetched", "changed nothing"),
+    (DoesNotWait, "a_step_is_recorded_before_the_next_is_trained", "meanwhile"),
+    (UnlearnsWhatIsRewarded, "what_was_rewarded_becomes_likelier", "after training"),
+    (DriftsInEmptySteps, "an_empty_step_is_counted_and_changes_nothing", "changed the weights"),
+    (SavesNothing, "checkpoints_load_as_models", "no checkpoint is left"),
+    (SavesOnlyStages, "stopped_it_leaves_a_checkpoint_of_where_it_is", "it saved version"),
+    (StartsAfresh, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "it went on in stage 0"),
+    (ForgetsTheOptimizer, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "other weights"),
+]
+
+
+@pytest.mark.parametrize(("actor", "promise", "said"), LEARNERS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_learner_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
+    assert said in broken(LearnerContract, actor, f"test_{promise}", tmp_path)

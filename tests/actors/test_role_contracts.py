@@ -1,0 +1,36 @@
+"""The five production actors keep what their roles promise."""
+
+from __future__ import annotations
+
+from actors.contract import (
+    ExecutorContract,
+    FilterContract,
+    GeneratorContract,
+    LearnerContract,
+    SchedulerContract,
+)
+from actors.kv_scheduler import KVScheduler
+from actors.learner import Learner
+from actors.roc_filter import RoCFilter
+from actors.rollout_generator import RolloutGenerator
+from actors.tool_executor import ToolExecutor
+
+
+class TestKVScheduler(SchedulerContract):
+    actor = KVScheduler
+
+
+class TestRolloutGenerator(GeneratorContract):
+    actor = RolloutGenerator
+
+
+class TestToolExecutor(ExecutorContract):
+    actor = ToolExecutor
+
+
+class TestRoCFilter(FilterContract):
+    actor = RoCFilter
+
+
+class TestLearner(LearnerContract):
+    actor = Learner
