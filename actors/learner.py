@@ -148,7 +148,11 @@ class Learner(Actor):
     async def _ask(self, link: str, message: Any) -> Any:
         """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
         timeout = self.context.settings.record_timeout_seconds
-        return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
+        self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
+        try:
+            return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
+        finally:
+            self._waiting_for = ""
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run torch's work in the one thread there is for it; the event loop goes on."""
@@ -275,22 +279,23 @@ class Learner(Actor):
         while self._position.version - self._position.stage_version < stage.steps and not self._past_limit():
             ready = await self._next_step()
             if ready is None:
-                return False
+                return not self._stopping
             await self._step(stage, ready)
         return True
 
     async def _next_step(self) -> StepReady | None:
-        """The next step with all its groups; None when the run is to stop."""
+        """The next step with all its groups; None when the run is to stop, or its time is up."""
         waited_from = self.context.now()
         try:
-            while not self._stopping:
+            while not self._stopping and not self._past_limit():
                 ready = self._steps.get(self._position.version)
                 if ready is not None and all(group in self._groups for group in ready.groups):
                     return ready
                 here = 0 if ready is None else sum(group in self._groups for group in ready.groups)
                 missing = "" if ready is None else f", {len(ready.groups) - here} of its groups"
                 self._waiting_for = f"roc_filter: step {self._position.version}{missing}"
-                await self._arrived.wait()
+                with trio.move_on_after(self._seconds_left()):
+                    await self._arrived.wait()
             return None
         finally:
             self._waiting_for = ""
@@ -346,8 +351,14 @@ class Learner(Actor):
         raise TrainingStoppedError(self._skipped.message(stage.name, self._checkpoints.newest()))
 
     def _past_limit(self) -> bool:
+        return self._seconds_left() <= 0.0
+
+    def _seconds_left(self) -> float:
+        """Until the run's wall-clock limit; infinite without one."""
         limit = self.context.topology.run.max_minutes
-        return limit is not None and self.context.wall() - self.context.started_at > limit * 60.0
+        if limit is None:
+            return math.inf
+        return max(0.0, self.context.started_at + limit * 60.0 - self.context.wall())
 
     # Weights and checkpoints -----------------------------------------------------------------------------------------------
 

@@ -84,23 +84,25 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         await ready.wait()
         return await actor.handle(delivery.message)
 
+    failed = False
+
     async def report() -> None:
-        while True:
-            _announce(status_link, actor, *actor.status())
+        while not failed:
+            _announce(status_link, actor, *(actor.status() if ready.is_set() else ("starting", {})))
             await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
 
     async with trio.open_nursery() as node_nursery:
         await node_nursery.start(partial(node.run, handler, concurrency=actor.concurrency))
-        _announce(status_link, actor, "starting", {})
+        node_nursery.start_soon(report)
         try:
             await actor.start()
         except Exception as error:
+            failed = True
             _announce(status_link, actor, "failed", {}, f"{type(error).__name__}: {error}")
             await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
             raise
         ready.set()
         context.log.info("started")
-        node_nursery.start_soon(report)
         await stopping.wait()
         await actor.stop()
         _announce(status_link, actor, *actor.status())

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import trio
 
+from agent_rl.silence import ProcessSeen
+
 LAST_WORDS_BYTES = 16384
 """How much of the end of a stderr file is looked at."""
 
@@ -36,6 +38,14 @@ class Child:
     def ended(self) -> bool:
         """Whether ``wait`` or ``reap`` has seen it end."""
         return self._process.returncode is not None
+
+    def seen(self) -> ProcessSeen | None:
+        """What the kernel says of the process; None when it has ended, or where there is no /proc."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return ProcessSeen(fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
     async def wait(self) -> int:
         """Wait for the end, kill what is left of the group, and return the exit status (negative: the signal)."""

@@ -61,6 +61,18 @@ def _upstream_first(topology: Topology) -> list[str]:
     return list(reversed(visited))
 
 
+def needed_to_drain(topology: Topology, role: str) -> bool:
+    """Whether a role that is stopped before this one has a push or call link to it, and so may need it to end."""
+    order = drain_order(topology)
+    for earlier in order[: order.index(role)]:
+        entry = topology.actors[earlier]
+        declared: Any = getattr(find_class(entry.class_path), "links", {})
+        for link in entry.links:
+            if link in declared and declared[link].kind != "announce" and role in entry.targets(link):
+                return True
+    return False
+
+
 def drain_seconds(role: str, entry: ActorEntry) -> float:
     """How long an actor may take to stop: its class' ``drain_seconds``, else long enough for a learner's checkpoint."""
     return float(getattr(find_class(entry.class_path), "drain_seconds", 120.0 if role == "learner" else 30.0))

@@ -52,6 +52,8 @@ class LiveView:
         self._stages = tuple(stages)
         self._started = now
         self._actors = {actor: _ActorLine() for actor in actors}
+        self.silences: Mapping[str, str] = {}
+        """Actors that are silent, each with how long and who waits for it; shown as their state."""
 
     def observe(self, status: ActorStatus, now: float) -> None:
         """An actor says how it is; actors of other hosts appear as they are heard. NaN and infinity are no figures."""
@@ -113,12 +115,12 @@ class LiveView:
             own = ", ".join(
                 f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures
             )
-            actors.add_row(actor, _state(line), heard, str(line.restarts), own or DASH)
+            actors.add_row(actor, self.silences.get(actor) or _state(line), heard, str(line.restarts), own or DASH)
         return Group(run, actors)
 
     def _unusual(self) -> list[tuple[str, str]]:
         """Actors that are not simply running."""
-        states = [(actor, _state(line)) for actor, line in self._actors.items()]
+        states = [(actor, self.silences.get(actor) or _state(line)) for actor, line in self._actors.items()]
         return [(actor, state) for actor, state in states if state != "running"]
 
     def _progress(self) -> tuple[float | None, float | None]:

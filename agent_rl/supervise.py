@@ -8,6 +8,9 @@
                     |-----(an actor exits with USER_MISTAKE)------------> draining --> exit 2
                     `-----(second signal, also while draining)----------> all killed --> exit 130
 
+    an actor is silent:  named, with who waits for it --(heard again)--> named as back
+                                                      `-(silent_seconds)--> killed, and restarted within its budget
+
 Draining stops the roles one after the other, upstream first, each within a deadline. On several hosts, the learner's
 host decides and tells the others (RunState); theirs tell it (as ActorStatus) when they had to give up.
 """
@@ -21,7 +24,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,40 +31,28 @@ from typing import TYPE_CHECKING
 import trio
 
 from agent_rl import messages
+from agent_rl.actor_process import ActorProcess, stop_in_order
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
-from agent_rl.children import Child, start_child
 from agent_rl.continuing import remember
-from agent_rl.lifecycle import (
-    RestartBudget,
-    actor_environment,
-    describe_exit,
-    drain_order,
-    drain_seconds,
-    hosts_to_start,
-)
+from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
-from agent_rl.logs import log_directory, open_log
+from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus, RunState
+from agent_rl.other_hosts import OtherHosts, is_supervisor, link_notice
 from agent_rl.run_directory import RunRefused, run_lock, socket_directory
+from agent_rl.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
 from agent_rl.timeline import TimelineFile
-from agent_rl.topology import ActorEntry, Topology
+from agent_rl.topology import Topology
 
 if TYPE_CHECKING:
     import structlog
 
-    from transport import Delivery, Network, Node
-
-USER_MISTAKE = 3
-"""The exit status by which an actor says that starting it again would not help; its last line on stderr says why."""
+    from transport import Delivery, LinkEvent, Network
 
 KILLED = 130
 """The exit code after a second signal."""
 
 REFRESH_SECONDS = 0.5
-FAILED_DRAIN_SECONDS = 10.0
-"""A run that has failed waits no longer than this for each role: what they wait for themselves may be gone."""
-TELL_SECONDS = 10.0
-"""How long the other hosts' supervisors are waited for when the run ends."""
 
 
 async def run_topology(
@@ -106,22 +96,6 @@ async def run_topology(
         return await supervisor.run(_network(topology, path, table))
 
 
-@dataclass
-class _Actor:
-    name: str
-    role: str
-    entry: ActorEntry
-    environment: dict[str, str]
-    drain_seconds: float
-    budget: RestartBudget
-    incarnation: int
-    child: Child | None = None
-    stopping: bool = False
-    ended: trio.Event = field(default_factory=trio.Event)
-    failure: str = ""
-    """What it last said of its own failure."""
-
-
 class Supervisor:
     """Start, watch, restart and stop the actors of ``hosts``; the file's header draws how a run ends."""
 
@@ -147,42 +121,53 @@ class Supervisor:
         self._timeline = timeline
         self._display = display
         self._log = log
-        self._entry_module = entry_module
         self._started_at = wall()
         self._ending = trio.Event()
         self._exit_code = 0
         self._reason = ""
+        self._final_words: list[str] = []
         self._signals = 0
-        self._is_main = topology.main_host in hosts
-        self._remote = [supervisor_node(name) for name in topology.hosts_in_use if name not in hosts]
-        self._remote_ended: dict[str, trio.Event] = {name: trio.Event() for name in self._remote}
-        self._tell: list[Callable[[object], None]] = []
-        """Announces to the supervisors of other hosts."""
-        self._lifeline = -1
-        self._actors = [self._make(node, role) for name in hosts for node, role in actor_nodes(topology, name)]
+        self._others = OtherHosts(topology, hosts)
+        self._silence = Silence(self._look)
+        self._movement = Movement(topology.run.report_standstill_seconds)
+        self._actors = {
+            name: ActorProcess(
+                name,
+                role,
+                topology,
+                path=path,
+                overrides=overrides,
+                started_at=self._started_at,
+                entry_module=entry_module,
+                reports=self,
+            )
+            for host in hosts
+            for name, role in actor_nodes(topology, host)
+        }
 
     async def run(self, network: Network) -> int:
         """Run to the end, heard and spoken to over ``network``; return the exit code."""
-        self._lifeline, held = os.pipe()
+        lifeline, held = os.pipe()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._obey_signals)
                 await self._open_nodes(nursery, network)
-                nursery.start_soon(self._show)
-                for actor in self._actors:
-                    nursery.start_soon(self._keep, actor)
+                nursery.start_soon(self._watch)
+                for actor in self._actors.values():
+                    nursery.start_soon(actor.keep, lifeline, self._log.info)
                 await self._ending.wait()
                 await self._drain()
-                await self._await_remote()
+                for line in self._final_words:
+                    self.say(line)
                 if self._signals and not self._exit_code:
-                    self._say(f"stopped; continue with: {self._command()}")
+                    self.say(f"stopped; continue with: {self._command()}")
                 nursery.cancel_scope.cancel()
         finally:
-            for actor in self._actors:
+            for actor in self._actors.values():
                 if actor.child is not None and not actor.child.ended:
                     actor.child.reap()
             os.close(held)
-            os.close(self._lifeline)
+            os.close(lifeline)
         return self._exit_code
 
     # How the run is watched.
@@ -193,26 +178,21 @@ class Supervisor:
 
         registry = Registry.of(messages)
         for host in self._hosts:
-            name = supervisor_node(host)
             node = Node(
-                name,
+                supervisor_node(host),
                 network,
                 registry,
                 incarnation=int(self._started_at),
-                on_event=lambda event: self._log.warning("link", link_event=str(event)),
+                on_event=self._link_event,
             )
             await nursery.start(partial(node.run, self._hear, concurrency=1))
-            self._link(node)
+            self._others.link(node)
 
-    def _link(self, node: Node) -> None:
-        """Announce to the supervisors of the other hosts: the main one to all, the others to the main one."""
-        if not self._remote:
-            return
-        main = supervisor_node(self._topology.main_host)
-        if not self._is_main:
-            self._tell.append(node.announce("status", [main]).set)
-        elif node.name == main:
-            self._tell.append(node.announce("run", self._remote).set)
+    def _link_event(self, event: LinkEvent) -> None:
+        self._log.warning("link", link_event=type(event).__name__, detail=str(event))
+        notice = link_notice(event)
+        if notice and not self._ending.is_set():
+            self.say(notice)
 
     async def _hear(self, delivery: Delivery) -> None:
         """Take in what actors and other supervisors announce."""
@@ -221,32 +201,52 @@ class Supervisor:
             if message.ending:
                 self._end(message.exit_code, "the learner's host ends the run")
         elif isinstance(message, ActorStatus):
-            if _is_supervisor(message.actor):
-                self._hear_supervisor(message)
+            if is_supervisor(message.actor):
+                why = self._others.heard(message)
+                if why:
+                    self._end(1, why)
             else:
                 self._hear_actor(message)
 
     def _hear_actor(self, status: ActorStatus) -> None:
-        self._view.observe(status, trio.current_time())
-        self._timeline.observe(status, trio.current_time())
+        now = trio.current_time()
+        self._view.observe(status, now)
+        self._timeline.observe(status, now)
+        actor = self._actors.get(status.actor)
+        if actor is None or not actor.stopping:
+            self._note(*self._silence.heard(status), *self._movement.observe(status, now))
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)
-            for actor in self._actors:
-                if actor.name == status.actor:
-                    actor.failure = status.detail
+            if actor is not None:
+                actor.failure = status.detail
         elif status.state == "finished":
             self._end(0, f"{status.actor} has finished")
 
-    def _hear_supervisor(self, status: ActorStatus) -> None:
-        if status.state == "failed" and self._is_main:
-            self._end(1, f"{status.actor}: {status.detail}")
-        if status.state in {"failed", "finished"} and status.actor in self._remote_ended:
-            self._remote_ended[status.actor].set()
-
-    async def _show(self) -> None:
+    async def _watch(self) -> None:
+        """Show what is heard, and notice what is not."""
         while True:
-            self._display.refresh(trio.current_time())
-            await trio.sleep(REFRESH_SECONDS)  # how often people want to see figures; nothing is waited for
+            now = trio.current_time()
+            self._note(*self._silence.tick(now))
+            if not self._silence.silent:  # otherwise it is known what the run waits for
+                self._note(*self._movement.tick(now))
+            self._view.silences = {actor: self._silence.state(actor) for actor in self._silence.silent}
+            self._display.refresh(now)
+            await trio.sleep(REFRESH_SECONDS)  # how often people want to see figures, and how soon silence is noticed
+
+    def _note(self, *decided: Notice | Overdue) -> None:
+        for each in decided:
+            actor = self._actors.get(each.actor)
+            if isinstance(each, Overdue):
+                self._log.error("silent too long", actor=each.actor, text=each.text)
+                if actor is not None and not actor.stopping:
+                    actor.kill(each.text)
+            else:
+                self._log.warning("silence", actor=each.actor, text=each.text)
+                self._display.notice(each.text)
+
+    def _look(self, actor: str) -> ProcessSeen | None:
+        process = self._actors.get(actor)
+        return None if process is None or process.child is None else process.child.seen()
 
     async def _obey_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
@@ -257,77 +257,34 @@ class Supervisor:
         async for number in received:
             self._signals += 1
             if self._signals == 1:
-                self._say(f"{signal.Signals(number).name}: stopping; once more kills all actors")
+                self.say(f"{signal.Signals(number).name}: stopping; once more kills all actors")
                 self._end(0, "")
             else:
                 self._exit_code = KILLED
-                self._say("killing all actors")
-                for actor in self._actors:
+                self.say("killing all actors")
+                for actor in self._actors.values():
                     actor.stopping = True
-                    if actor.child is not None:
-                        actor.child.kill()
+                    actor.kill()
 
-    # How actors live.
+    # What the actors' processes report.
 
-    def _make(self, name: str, role: str) -> _Actor:
-        entry = self._topology.actors[role]
-        return _Actor(
-            name=name,
-            role=role,
-            entry=entry,
-            environment=actor_environment(entry),
-            drain_seconds=drain_seconds(role, entry),
-            budget=RestartBudget(entry.restarts, entry.restart_window_seconds),
-            # Counted from the time of day: higher also than in a supervisor this one replaces while others live on.
-            incarnation=int(self._started_at),
-        )
+    def process(self, actor: ActorProcess, state: str) -> None:
+        """An actor's process is starting, restarting, stopping or stopped."""
+        self._view.process(actor.name, state)
+        if state in {"starting", "restarting"}:
+            self._silence.started(actor.name, actor.entry.silent_seconds)
+        else:
+            self._silence.forget(actor.name)
 
-    async def _keep(self, actor: _Actor) -> None:
-        """Start the actor, and start it again when it dies, until the run ends or its budget is spent."""
-        self._view.process(actor.name, "starting")
-        while not actor.stopping:
-            child = self._start(actor)
-            status = await child.wait()
-            self._log.info("ended", actor=actor.name, pid=child.pid, status=status, stopping=actor.stopping)
-            if actor.stopping:
-                if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
-                    self._say(
-                        "\n  ".join([f"{actor.name} {describe_exit(status)} while stopping", *child.last_words()])
-                    )
-                break
-            ended = f"{actor.name} {describe_exit(status)}"
-            last_words = child.last_words()
-            if status == USER_MISTAKE:
-                self._fail(f"{actor.name}: {last_words[-1] if last_words else 'cannot run as it is configured'}", 2)
-                break
-            if not actor.budget.spend(trio.current_time()):
-                budget = f"{actor.entry.restarts} restarts in {actor.entry.restart_window_seconds:g} s are spent"
-                said = [f"it said: {actor.failure}"] if actor.failure else []
-                log = f"more in {child.stderr}"
-                self._fail("\n  ".join([f"{ended}, and its {budget}", *said, *last_words, log]), 1)
-                break
-            actor.incarnation += 1
-            reason = actor.failure or (last_words[-1] if last_words else "")
-            self._say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
-            self._view.process(actor.name, "restarting")
-        self._view.process(actor.name, "stopped")
-        actor.ended.set()
+    def say(self, text: str) -> None:
+        """Tell the user, once."""
+        self._log.info("notice", text=text)
+        self._display.notice(text)
 
-    def _start(self, actor: _Actor) -> Child:
-        actor.failure = ""
-        arguments = ["--topology", str(self._path), "--actor", actor.name]
-        arguments += ["--incarnation", str(actor.incarnation), "--started-at", repr(self._started_at)]
-        for override in self._overrides:
-            arguments += ["--set", override]
-        actor.child = start_child(
-            self._entry_module,
-            arguments,
-            lifeline=self._lifeline,
-            environment=actor.environment,
-            stderr=log_directory(self._topology.run.directory) / f"{actor.name}.stderr",
-        )
-        self._log.info("started", actor=actor.name, pid=actor.child.pid, incarnation=actor.incarnation)
-        return actor.child
+    def fail(self, reason: str, exit_code: int) -> None:
+        """The run cannot go on."""
+        self._log.error("run stopped", reason=reason)
+        self._end(exit_code, f"stopping the run: {reason}")
 
     # How the run ends.
 
@@ -336,69 +293,39 @@ class Supervisor:
         if self._ending.is_set():
             return
         self._exit_code, self._reason = exit_code, reason
+        standing = self._movement.describe(trio.current_time()) if self._movement.stands else ""
+        self._final_words = final_words(self._silence.silent, standing)
         if reason:
-            self._say(reason)
-        if self._is_main:
-            self._announce(RunState(ending=True, exit_code=exit_code))
-        else:
-            self._announce_self("failed" if exit_code else "stopping")
+            self.say(reason)
+        self._others.ending(exit_code, reason)
         self._ending.set()
 
-    def _fail(self, reason: str, exit_code: int) -> None:
-        self._log.error("run stopped", reason=reason)
-        self._end(exit_code, f"stopping the run: {reason}")
-
     async def _drain(self) -> None:
-        """Stop the roles one after the other, in the order messages flow."""
-        for role in drain_order(self._topology):
-            members = [actor for actor in self._actors if actor.role == role and not actor.ended.is_set()]
-            if not members:
-                continue
-            for actor in members:
-                actor.stopping = True
-                self._view.process(actor.name, "stopping")
-                if actor.child is not None:
-                    actor.child.terminate()
-            seconds = max(actor.drain_seconds for actor in members)
-            with trio.move_on_after(min(seconds, FAILED_DRAIN_SECONDS) if self._exit_code else seconds) as deadline:
-                for actor in members:
-                    await actor.ended.wait()
-            if deadline.cancelled_caught:
-                for actor in members:
-                    if not actor.ended.is_set() and actor.child is not None:
-                        self._say(f"{actor.name} did not stop in time and is killed")
-                        actor.child.kill()
-                for actor in members:
-                    await actor.ended.wait()
+        """Stop the roles in the order messages flow, and see the other hosts stopped."""
+        for name in self._silence.silent:
+            if name in self._actors:
+                self._end_silence(self._actors[name])
+        await stop_in_order(drain_order(self._topology), list(self._actors.values()), self, failed=self._exit_code != 0)
+        patient = self._exit_code != KILLED
+        unheard = await self._others.leave(self._exit_code, self._reason, patient=patient)
+        if unheard:
+            self.say(f"not heard that {', '.join(unheard)} stopped; look at these hosts")
 
-    async def _await_remote(self) -> None:
-        """The other hosts must have heard that the run ends before this supervisor falls silent."""
-        if not self._is_main:
-            self._announce_self("failed" if self._exit_code else "finished")
-        with trio.move_on_after(TELL_SECONDS if self._exit_code != KILLED else 0):
-            for ended in self._remote_ended.values() if self._is_main else ():
-                await ended.wait()
-        silent = [name for name, ended in self._remote_ended.items() if self._is_main and not ended.is_set()]
-        if silent:
-            self._say(f"not heard that {', '.join(silent)} stopped; look at these hosts")
-
-    def _announce(self, message: object) -> None:
-        for tell in self._tell:
-            tell(message)
-
-    def _announce_self(self, state: str) -> None:
-        name = supervisor_node(self._hosts[0])
-        self._announce(ActorStatus(name, "supervisor", state, self._reason, {}, "", 0.0, time.process_time()))
+    def _end_silence(self, actor: ActorProcess) -> None:
+        """A silent actor would hold up everyone who still has something for it: a new process lets them end in order."""
+        text = self._silence.describe(actor.name)
+        if not self._exit_code and needed_to_drain(self._topology, actor.role):
+            actor.kill(f"{text}; it was killed, so that others can hand over to a new one")
+        else:
+            self.say(f"{text}; it is killed")
+            actor.stopping = True
+            actor.kill()
 
     def _command(self) -> str:
         """What starts this run again."""
         overrides = [part for override in self._overrides for part in ("--set", override)]
-        host = ["--host", self._hosts[0]] if self._remote else []
+        host = ["--host", self._hosts[0]] if self._others else []
         return shlex.join(["agent-rl", "run", str(self._path), *overrides, *host])
-
-    def _say(self, text: str) -> None:
-        self._log.info("notice", text=text)
-        self._display.notice(text)
 
 
 def _network(topology: Topology, path: Path, table: dict[str, str]) -> Network:
@@ -412,7 +339,3 @@ def _network(topology: Topology, path: Path, table: dict[str, str]) -> Network:
         except (OSError, ValueError) as error:
             raise RunRefused(f"security.key_file: {error}") from error
     return ZmqNetwork(table, curve=curve)
-
-
-def _is_supervisor(node: str) -> bool:
-    return node.startswith("supervisor.")

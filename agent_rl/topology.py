@@ -30,6 +30,8 @@ class Run(Part):
     checkpoint_every: PositiveInt = 50
     """Steps between checkpoints; stage ends are always checkpoints."""
     keep_checkpoints: PositiveInt = 3
+    report_standstill_seconds: PositiveFloat = 180.0
+    """After so long without anything moving, the run says who waits for what; it goes on."""
 
 
 class InitialiseModel(Part):
@@ -181,6 +183,8 @@ class ActorEntry(Part):
     """Link name (the class names its links) to the role or roles it leads to."""
     restarts: NonNegativeInt = 3
     restart_window_seconds: PositiveFloat = 60.0
+    silent_seconds: PositiveFloat = 120.0
+    """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""
 
     def targets(self, link: str) -> tuple[str, ...]:
         """The roles the link leads to; KeyError when the file has no such link."""

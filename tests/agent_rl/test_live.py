@@ -97,6 +97,18 @@ def test_states_follow_actor_and_process():
     assert "learner.0 stopping" in shown.line(104.0)
 
 
+def test_a_silent_actor_is_marked_with_who_waits_for_it():
+    shown = view()
+    shown.observe(status("learner.0"), 101.0)
+    shown.silences = {"learner.0": "silent for 7 s; kv_scheduler.0 waits for it: a newer policy"}
+    row = next(line for line in drawn(shown, 108.0).splitlines() if "learner.0" in line)
+    assert "silent for 7 s" in row
+    assert "kv_scheduler.0 waits for it" in " ".join(drawn(shown, 108.0).split())
+    assert "learner.0 silent for 7 s; kv_scheduler.0 waits for it" in shown.line(108.0)
+    shown.silences = {}
+    assert "silent" not in drawn(shown, 109.0)
+
+
 def test_actors_of_other_hosts_appear_when_heard():
     shown = view()
     shown.observe(status("tool_executor.0", calls_per_s=12.5), 101.0)

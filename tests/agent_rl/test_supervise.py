@@ -14,10 +14,12 @@ import pytest
 import trio
 
 from agent_rl.addresses import addresses, runtime_directory
-from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start
+from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
 from agent_rl.load import load_topology
+from agent_rl.other_hosts import link_notice
 from agent_rl.run_directory import RunRefused, read_summary, run_lock, socket_directory
 from agent_rl.supervise import run_topology
+from transport import PeerBack, PeerSilent
 
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
 ENTRY = """\
@@ -116,7 +118,7 @@ def main():
     elif behaviour == "mistake":
         print("Traceback", "the file is wrong: mend it", sep="\\n", file=sys.stderr)
         sys.exit(3)
-    elif behaviour in {"finished", "failed"}:
+    elif behaviour in {"finished", "failed", "running"}:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         tell("up")
         announce_finished(options, path, behaviour)
@@ -496,6 +498,30 @@ def test_a_host_that_gives_up_ends_the_run(stage, capsys):
     assert "supervisor.b: stopping the run: x.0 exited with status 7" in capsys.readouterr().out
 
 
+def test_a_run_in_which_nothing_moves_says_who_waits_for_what(stage, capsys):
+    topology = stage.topology(learner='settings = { behaviour = "running" }')
+    topology = load_topology(stage.path, ["run.report_standstill_seconds=0.5"])
+    said = []
+
+    async def during():
+        await stage.await_news(1)
+        while not said:  # what is printed has no event of its own
+            await trio.sleep(0.1)
+            said.extend(line for line in capsys.readouterr().out.splitlines() if "nothing has moved" in line)
+        press(signal.SIGTERM)
+        await stage.await_news(1)
+
+    assert supervise(stage, topology, during) == 0
+    assert said[0].endswith(" s: learner.0 says of nothing that it waits for it")
+    assert "at the end: nothing has moved for " in capsys.readouterr().out
+
+
+def test_another_hosts_supervisor_that_falls_silent_is_named():
+    assert link_notice(PeerSilent("supervisor.b", 5.2, ())).startswith("supervisor.b has been silent for 5 s; look at")
+    assert link_notice(PeerBack("supervisor.b", 61.0)) == "supervisor.b is heard again, after 61 s"
+    assert link_notice(PeerSilent("learner.0", 5.2, ())) == ""  # its statuses tell, and say more
+
+
 def test_roles_stop_upstream_first(tmp_path, monkeypatch):
     (tmp_path / "ordered_actors.py").write_text(
         "class Kind:\n    def __init__(self, kind): self.kind = kind\n"
@@ -512,4 +538,6 @@ def test_roles_stop_upstream_first(tmp_path, monkeypatch):
         head += f'[actors.{role}]\nclass = "ordered_actors:{name}"\n'
         head += "".join(f'links.{link} = "{target}"\n' for link, target in links.items())
     path.write_text(head)
-    assert drain_order(load_topology(path)) == ["early", "source", "middle", "sink"]
+    topology = load_topology(path)
+    assert drain_order(topology) == ["early", "source", "middle", "sink"]
+    assert [role for role in actors if needed_to_drain(topology, role)] == ["sink", "middle"]

@@ -1,0 +1,163 @@
+"""One actor's process as the supervisor keeps it: started, started again within its budget, asked to stop, killed.
+
+::
+
+    start --> (ends) --> budget left: restarting --> start
+                    `--> spent, or USER_MISTAKE --> Reports.fail
+    stopping: SIGTERM --> (ends) | deadline --> SIGKILL
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from agent_rl.children import Child, start_child
+from agent_rl.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
+from agent_rl.logs import log_directory
+from agent_rl.topology import ActorEntry, Topology
+
+USER_MISTAKE = 3
+"""The exit status by which an actor says that starting it again would not help; its last line on stderr says why."""
+
+FAILED_DRAIN_SECONDS = 10.0
+"""A run that has failed waits no longer than this for each role: what they wait for themselves may be gone."""
+
+
+class Reports(Protocol):
+    """Whom an actor's process tells what becomes of it."""
+
+    def process(self, actor: ActorProcess, state: str) -> None:
+        """It is starting, restarting, stopping or stopped."""
+
+    def say(self, text: str) -> None:
+        """Something the user wants to know."""
+
+    def fail(self, reason: str, exit_code: int) -> None:
+        """The run cannot go on."""
+
+
+class ActorProcess:
+    """An actor of this host. ``started_at`` is when the supervisor was started, in seconds since the epoch."""
+
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        topology: Topology,
+        *,
+        path: Path,
+        overrides: Sequence[str],
+        started_at: float,
+        entry_module: str,
+        reports: Reports,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.entry: ActorEntry = topology.actors[role]
+        self.child: Child | None = None
+        self.stopping = False
+        self.ended = trio.Event()
+        self.failure = ""
+        """What it last said of its own failure."""
+        self._killed_for = ""
+        self.drain_seconds = drain_seconds(role, self.entry)
+        # Counted from the time of day: higher also than in a supervisor this one replaces while others live on.
+        self.incarnation = int(started_at)
+        self._reports = reports
+        self._environment = actor_environment(self.entry)
+        self._budget = RestartBudget(self.entry.restarts, self.entry.restart_window_seconds)
+        self._entry_module = entry_module
+        self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
+        self._arguments = ["--topology", str(path), "--actor", name, "--started-at", repr(started_at)]
+        for override in overrides:
+            self._arguments += ["--set", override]
+
+    async def keep(self, lifeline: int, log: Callable[..., object]) -> None:
+        """Start the actor, and start it again when it dies, until the run ends or its budget is spent."""
+        state = "starting"
+        while not self.stopping:
+            self._reports.process(self, state)
+            child = self._start(lifeline)
+            log("started", actor=self.name, pid=child.pid, incarnation=self.incarnation)
+            status = await child.wait()
+            log("ended", actor=self.name, pid=child.pid, status=status, stopping=self.stopping)
+            if self.stopping:
+                if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
+                    ended = f"{self.name} {describe_exit(status)} while stopping"
+                    self._reports.say("\n  ".join([ended, *child.last_words()]))
+            elif not self._goes_on(child, status):
+                break
+            state = "restarting"
+        self._reports.process(self, "stopped")
+        self.ended.set()
+
+    def _goes_on(self, child: Child, status: int) -> bool:
+        """Whether a process that died is to be replaced; if not, the run is told why."""
+        ended, last_words = self._killed_for or f"{self.name} {describe_exit(status)}", child.last_words()
+        if status == USER_MISTAKE:
+            why = last_words[-1] if last_words else "cannot run as it is configured"
+            self._reports.fail(f"{self.name}: {why}", 2)
+            return False
+        if not self._budget.spend(trio.current_time()):
+            budget = f"{self.entry.restarts} restarts in {self.entry.restart_window_seconds:g} s are spent"
+            said = [f"it said: {self.failure}"] if self.failure else []
+            lines = [f"{ended}, and its {budget}", *said, *last_words, f"more in {child.stderr}"]
+            self._reports.fail("\n  ".join(lines), 1)
+            return False
+        self.incarnation += 1
+        reason = self.failure or (last_words[-1] if last_words else "")
+        self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
+        return True
+
+    def _start(self, lifeline: int) -> Child:
+        self.failure = self._killed_for = ""
+        self.child = start_child(
+            self._entry_module,
+            [*self._arguments, "--incarnation", str(self.incarnation)],
+            lifeline=lifeline,
+            environment=self._environment,
+            stderr=self._stderr,
+        )
+        return self.child
+
+    def terminate(self) -> None:
+        """Ask it to stop; it is not started again."""
+        self.stopping = True
+        self._reports.process(self, "stopping")
+        if self.child is not None:
+            self.child.terminate()
+
+    def kill(self, reason: str = "") -> None:
+        """End it and what is in its process group, now; ``reason`` is told when it is started again."""
+        self._killed_for = reason
+        if self.child is not None:
+            self.child.kill()
+
+
+async def stop_in_order(
+    roles: Sequence[str], actors: Sequence[ActorProcess], reports: Reports, *, failed: bool
+) -> None:
+    """Stop the roles one after the other, each within its deadline; what does not stop is killed."""
+    for role in roles:
+        async with trio.open_nursery() as nursery:
+            for actor in actors:
+                if actor.role == role and not actor.ended.is_set():
+                    actor.terminate()
+                    seconds = actor.drain_seconds
+                    nursery.start_soon(
+                        _stop_within, actor, min(seconds, FAILED_DRAIN_SECONDS) if failed else seconds, reports
+                    )
+
+
+async def _stop_within(actor: ActorProcess, seconds: float, reports: Reports) -> None:
+    with trio.move_on_after(seconds):
+        await actor.ended.wait()
+        return
+    reports.say(f"{actor.name} did not stop in time and is killed")
+    actor.kill()
+    await actor.ended.wait()

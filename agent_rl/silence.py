@@ -1,0 +1,265 @@
+"""Who has fallen silent, who waits for it and for what, and whether the run moves at all: decided from statuses.
+
+::
+
+    started, heard, forget --> Silence.tick --> [Notice("... is silent"), Notice("... is heard again"), Overdue(actor)]
+    observe                --> Movement.tick --> [Notice("nothing has moved for ...")]
+
+An actor's status comes twice a second, also while it starts and while torch works in its thread. What is said of a silent
+one is what was seen: how long nothing came, what the kernel says of its process, and what the others say they wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from agent_rl.messages import ActorStatus
+
+SILENT_SECONDS = 5.0
+"""So long without a status, ten times their interval, is silence."""
+NAMED_SECONDS = 7.5
+"""A silent actor is named once somebody waits for it, and after this time even if nobody says so."""
+STARTING_SECONDS = 30.0
+"""A process may take so long to its first status: imports on a busy machine. One that is stopped is named as any other."""
+UNWATCHED_SECONDS = 1.5
+"""Longer gaps between ticks are the watcher's own: it was stopped, or its machine slept. They are nobody's silence."""
+BUSY_SHARE = 0.2
+"""An actor whose role's work takes this share of the time moves, whatever its figures say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """What the kernel says of a process: its state's letter (proc(5)), and its processor time so far in seconds."""
+
+    state: str
+    cpu_seconds: float
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal, or by a debugger."""
+        return self.state in {"T", "t"}
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """To be logged, and said once. ``actor`` is empty when it concerns the whole run."""
+
+    text: str
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The actor has been silent longer than its entry allows: it is to be killed, and started again."""
+
+    actor: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Watched:
+    patience: float
+    """Seconds of silence after which it is overdue."""
+    starting: str = ""
+    """In words, while the actor says that it starts, or nothing yet."""
+    unheard: float = 0.0
+    first_seen: ProcessSeen | None = None
+    seen: ProcessSeen | None = None
+    watched: float = 0.0
+    """Seconds from ``first_seen`` to ``seen``."""
+    named: bool = False
+    waits_named: bool = False
+    overdue: bool = False
+
+
+class Silence:
+    """Statuses in, notices out. ``now`` is seconds on any monotonic clock.
+
+    ``look`` says what the kernel knows of an actor's process, or None where it can't, as for another host's.
+    """
+
+    def __init__(self, look: Callable[[str], ProcessSeen | None]) -> None:
+        self._look = look
+        self._watched: dict[str, _Watched] = {}
+        self._waiting_for: dict[str, str] = {}
+        self._ticked: float | None = None
+
+    def started(self, actor: str, patience: float) -> None:
+        """A process of this supervisor's was started; ``patience`` is how many seconds it may be silent."""
+        self._watched[actor] = _Watched(patience, "since it was started")
+        self._waiting_for.pop(actor, None)
+
+    def forget(self, actor: str) -> None:
+        """The actor has ended, or is asked to: its silence means nothing."""
+        self._watched.pop(actor, None)
+        self._waiting_for.pop(actor, None)
+
+    def heard(self, status: ActorStatus) -> list[Notice]:
+        """A status came. Actors of other hosts are watched from their first one on."""
+        watched = self._watched.setdefault(status.actor, _Watched(math.inf))
+        self._waiting_for[status.actor] = status.waiting_for
+        named, seconds = watched.named, watched.unheard
+        self._watched[status.actor] = _Watched(
+            watched.patience, "while it starts" if status.state == "starting" else ""
+        )
+        return [Notice(f"{status.actor} is heard again, after {seconds:.0f} s", status.actor)] if named else []
+
+    def tick(self, now: float) -> list[Notice | Overdue]:
+        """Time has passed: who is to be named now, and who to be ended."""
+        passed = 0.0 if self._ticked is None else min(now - self._ticked, UNWATCHED_SECONDS)
+        self._ticked = now
+        decided: list[Notice | Overdue] = []
+        for actor, watched in self._watched.items():
+            watched.unheard += passed
+            if watched.unheard < SILENT_SECONDS / 2:
+                continue
+            self._observe(actor, watched, passed)
+            if self._silent(watched):
+                waits = self.waits_for(actor)
+                if not watched.named and (waits or watched.unheard >= NAMED_SECONDS):
+                    watched.named, watched.waits_named = True, bool(waits)
+                    decided.append(Notice(self.describe(actor), actor))
+                elif watched.named and waits and not watched.waits_named:
+                    watched.waits_named = True
+                    decided.append(Notice(self.describe(actor), actor))
+            if watched.unheard >= watched.patience and not watched.overdue:
+                watched.overdue = True
+                text = f"{self.describe(actor)}; it was killed, since it may be silent for {watched.patience:g} s"
+                decided.append(Overdue(actor, text))
+        return decided
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """The actors silent now, each with what there is to say of it."""
+        return {actor: self.describe(actor) for actor, watched in self._watched.items() if watched.named}
+
+    def state(self, actor: str) -> str:
+        """A silent actor's state for the table; empty for one that is heard."""
+        watched = self._watched.get(actor)
+        return "" if watched is None or not watched.named else self._words(actor, watched)
+
+    def describe(self, actor: str) -> str:
+        """How long the actor has been silent, what its process does, who waits for it and for what."""
+        return f"{actor} has been {self._words(actor, self._watched[actor])}"
+
+    def waits_for(self, actor: str) -> list[str]:
+        """Who says it waits for the actor, and who for those in turn, nearest first."""
+        role = actor.rpartition(".")[0]
+        found, roles = [], [role]
+        for wanted in roles:
+            for waiting, what in sorted(self._waiting_for.items()):
+                its_role = waiting.rpartition(".")[0]
+                target, _, thing = what.partition(": ")
+                if target != wanted or its_role == role or self._watched[waiting].unheard >= SILENT_SECONDS:
+                    continue
+                found.append(f"{waiting} waits for {'it' if wanted == role else wanted}: {thing}")
+                if its_role not in roles:
+                    roles.append(its_role)
+        return list(dict.fromkeys(found))
+
+    def _silent(self, watched: _Watched) -> bool:
+        stopped = watched.seen is not None and watched.seen.stopped
+        return watched.unheard >= (STARTING_SECONDS if watched.starting and not stopped else SILENT_SECONDS)
+
+    def _observe(self, actor: str, watched: _Watched, passed: float) -> None:
+        watched.seen = self._look(actor)
+        if watched.first_seen is None:
+            watched.first_seen = watched.seen
+        else:
+            watched.watched += passed
+
+    def _words(self, actor: str, watched: _Watched) -> str:
+        starting = f" {watched.starting}" if watched.starting else ""
+        silent = f"silent for {watched.unheard:.0f} s{starting}{_process_words(watched)}"
+        return "; ".join([silent, *(self.waits_for(actor) or ["nobody says that it waits for it"])])
+
+
+def _process_words(watched: _Watched) -> str:
+    """What was seen of the process, as a clause; empty when nothing was."""
+    first, last = watched.first_seen, watched.seen
+    if first is None or last is None:
+        return ""
+    if last.stopped:
+        return ", its process is stopped (state T)"
+    used = f"{last.cpu_seconds - first.cpu_seconds:.1f} s of processor time in the last {watched.watched:.0f} s"
+    return f", its process lives (state {last.state}) and used {used}"
+
+
+@dataclass(slots=True)
+class _Seen:
+    status: ActorStatus
+    at: float
+
+
+@dataclass
+class Movement:
+    """Whether anything moves: a figure, a state, what somebody waits for, or an actor that says it is busy.
+
+    ``patience`` is how many seconds without that are said to the user; the run goes on.
+    """
+
+    patience: float
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _moved: float | None = None
+    _ticked: float | None = None
+    _named: bool = False
+
+    def observe(self, status: ActorStatus, now: float) -> list[Notice]:
+        """A status came."""
+        before = self._seen.get(status.actor)
+        self._seen[status.actor] = _Seen(status, now)
+        if before is not None and not _moves(before, status, now):
+            return []
+        stood, self._moved = now - (now if self._moved is None else self._moved), now
+        named, self._named = self._named, False
+        return [Notice(f"the run moves again, after {_minutes(stood)}")] if named else []
+
+    def tick(self, now: float) -> list[Notice]:
+        """Time has passed."""
+        unwatched = max(0.0, now - (now if self._ticked is None else self._ticked) - UNWATCHED_SECONDS)
+        self._ticked = now
+        if self._moved is not None:
+            self._moved += unwatched
+        if self._moved is None or self._named or now - self._moved < self.patience:
+            return []
+        self._named = True
+        return [Notice(self.describe(now))]
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing has moved for so long that it was said."""
+        return self._named
+
+    def describe(self, now: float) -> str:
+        """How long nothing has moved, and what each actor says it waits for."""
+        said = [f"{actor} {_says(seen.status)}" for actor, seen in sorted(self._seen.items())]
+        return f"nothing has moved for {_minutes(now - (self._moved or now))}: {'; '.join(said)}"
+
+
+def _moves(before: _Seen, status: ActorStatus, now: float) -> bool:
+    was = before.status
+    if (was.state, was.waiting_for, _finite(was)) != (status.state, status.waiting_for, _finite(status)):
+        return True
+    return status.busy_seconds - was.busy_seconds > BUSY_SHARE * max(1e-9, now - before.at)
+
+
+def _finite(status: ActorStatus) -> dict[str, float]:
+    """The figures that can be compared: NaN equals nothing, not even itself."""
+    return {name: value for name, value in status.figures.items() if math.isfinite(value)}
+
+
+def _says(status: ActorStatus) -> str:
+    if status.waiting_for:
+        return f"waits for {status.waiting_for}"
+    return "says of nothing that it waits for it" if status.state == "running" else f"is {status.state}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def final_words(silent: Mapping[str, str], standing: str) -> list[str]:
+    """What the exit message says of actors silent, and of a run that stood, when the run was ended."""
+    return [f"at the end: {text}" for text in (*silent.values(), *([standing] if standing else []))]

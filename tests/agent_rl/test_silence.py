@@ -1,0 +1,279 @@
+"""Who is named as silent, when, and with whose waits; and when a run is said to stand. Time is counted, never waited for."""
+
+import math
+
+import pytest
+
+from agent_rl.messages import ActorStatus
+from agent_rl.silence import (
+    NAMED_SECONDS,
+    SILENT_SECONDS,
+    STARTING_SECONDS,
+    Movement,
+    Notice,
+    Overdue,
+    ProcessSeen,
+    Silence,
+    final_words,
+)
+
+TICK = 0.5
+
+
+def status(actor, waiting_for="", state="running", busy=0.0, **figures):
+    numbers = {name: float(value) for name, value in figures.items()}
+    return ActorStatus(actor, actor.rpartition(".")[0], state, "", numbers, waiting_for, busy, 0.0)
+
+
+class Run:
+    """Actors of which each speaks at every tick unless it is silent."""
+
+    def __init__(self, **waits):
+        self.now = 100.0
+        self.waits = {f"{role}.0": what for role, what in waits.items()}
+        self.stopped = set()
+        self.cpu = dict.fromkeys(self.waits, 0.0)
+        self.silence = Silence(self.look)
+        for actor in self.waits:
+            self.silence.started(actor, patience=120.0)
+        self.said = []
+        self.tick()
+
+    def tick(self):
+        self.said += [(self.now, each) for each in self.silence.tick(self.now)]
+
+    def look(self, actor):
+        return ProcessSeen("T" if actor in self.stopped else "S", self.cpu[actor])
+
+    def go(self, seconds, *silent):
+        for _ in range(round(seconds / TICK)):
+            self.now += TICK
+            self.tick()
+            for actor, what in self.waits.items():
+                if actor not in silent:
+                    self.hear(actor, what)
+        return self
+
+    def hear(self, actor, what="", state="running"):
+        self.said += [(self.now, each) for each in self.silence.heard(status(actor, what, state))]
+
+    @property
+    def texts(self):
+        return [each.text for _, each in self.said]
+
+
+def test_nobody_is_named_while_everybody_is_heard():
+    run = Run(learner="roc_filter: step 3", roc_filter="").go(600)
+    assert run.texts == []
+    assert run.silence.silent == {}
+
+
+def test_a_silent_actor_is_named_once_with_who_waits_for_it_and_for_what():
+    run = Run(learner="roc_filter: step 3", roc_filter="kv_scheduler: groups", kv_scheduler="").go(10)
+    run.stopped.add("roc_filter.0")
+    began = run.now
+    run.go(60, "roc_filter.0")
+    ((named, notice),) = run.said
+    assert SILENT_SECONDS <= named - began <= SILENT_SECONDS + TICK
+    assert notice.actor == "roc_filter.0"
+    assert notice.text == (
+        "roc_filter.0 has been silent for 5 s, its process is stopped (state T); learner.0 waits for it: step 3"
+    )
+    assert run.silence.state("roc_filter.0").startswith("silent for 60 s")
+    assert list(run.silence.silent) == ["roc_filter.0"]
+
+
+def test_who_waits_for_those_who_wait_is_named_too_nearest_first():
+    run = Run(
+        learner="roc_filter: step 3",
+        roc_filter="rollout_generator: trajectories of 2 groups",
+        rollout_generator="kv_scheduler: rollout requests",
+        kv_scheduler="",
+    ).go(1)
+    assert run.silence.waits_for("kv_scheduler.0") == [
+        "rollout_generator.0 waits for it: rollout requests",
+        "roc_filter.0 waits for rollout_generator: trajectories of 2 groups",
+        "learner.0 waits for roc_filter: step 3",
+    ]
+
+
+def test_waits_in_a_circle_end():
+    run = Run(a="b: x", b="a: y", c="").go(1)
+    assert run.silence.waits_for("a.0") == ["b.0 waits for it: y"]
+    assert run.silence.waits_for("c.0") == []
+
+
+def test_an_actor_nobody_waits_for_is_named_a_little_later_and_again_when_somebody_does():
+    run = Run(tool_executor="", rollout_generator="").go(10)
+    began = run.now
+    run.go(20, "tool_executor.0")
+    ((named, notice),) = run.said
+    assert NAMED_SECONDS <= named - began < 10
+    assert notice.text.endswith("nobody says that it waits for it")
+    run.waits["rollout_generator.0"] = "tool_executor: 3 tool results"
+    run.go(20, "tool_executor.0")
+    assert len(run.said) == 2
+    assert run.texts[-1].endswith("rollout_generator.0 waits for it: 3 tool results")
+
+
+def test_who_is_heard_again_is_named_as_back_and_may_fall_silent_anew():
+    run = Run(learner="", roc_filter="").go(10).go(12, "learner.0").go(10)
+    assert run.texts[1:] == ["learner.0 is heard again, after 12 s"]
+    assert run.silence.silent == {}
+    assert run.silence.state("learner.0") == ""
+    run.go(9, "learner.0")
+    assert len(run.said) == 3
+
+
+def test_what_the_process_did_is_said_as_it_was_seen():
+    run = Run(learner="").go(10)
+    for _ in range(16):
+        run.cpu["learner.0"] += TICK
+        run.go(TICK, "learner.0")
+    assert "its process lives (state S) and used 5.0 s of processor time in the last 5 s" in run.texts[0]
+
+
+def test_nothing_is_said_of_a_process_that_cannot_be_seen():
+    run = Run(learner="")
+    run.silence = Silence(lambda actor: None)
+    run.tick()
+    run.go(10).go(10, "learner.0")
+    assert run.texts == ["learner.0 has been silent for 8 s; nobody says that it waits for it"]
+
+
+def test_a_starting_process_is_given_time_unless_it_is_stopped():
+    run = Run(learner="").go(STARTING_SECONDS - 1, "learner.0")
+    assert run.texts == []
+    run.go(1, "learner.0")
+    assert run.texts[0].startswith("learner.0 has been silent for 30 s since it was started")
+    run = Run(learner="")
+    run.stopped.add("learner.0")
+    run.go(NAMED_SECONDS, "learner.0")
+    assert "is stopped" in run.texts[0]
+
+
+def test_an_actor_that_says_it_starts_may_import_for_long():
+    run = Run(learner="", roc_filter="learner: a policy")
+    run.go(5, "learner.0").hear("learner.0", state="starting")
+    run.go(STARTING_SECONDS - 1, "learner.0")
+    assert run.texts == []
+    run.go(1, "learner.0")
+    assert "silent for 30 s while it starts" in run.texts[0]
+
+
+def test_one_that_stays_silent_is_overdue_once():
+    run = Run(learner="").go(10).go(300, "learner.0")
+    ((when, overdue),) = [(when, each) for when, each in run.said if isinstance(each, Overdue)]
+    assert when == 100 + 10 + 120
+    assert overdue.actor == "learner.0"
+    assert overdue.text.endswith("; it was killed, since it may be silent for 120 s")
+
+
+def test_a_new_process_starts_with_a_clean_slate():
+    run = Run(learner="").go(10).go(130, "learner.0")
+    run.said.clear()
+    run.silence.started("learner.0", patience=120.0)
+    run.go(20, "learner.0")
+    assert run.said == []
+
+
+def test_who_is_asked_to_stop_is_not_watched():
+    run = Run(learner="", roc_filter="learner: x").go(10)
+    run.silence.forget("learner.0")
+    run.go(300, "learner.0")
+    assert run.said == []
+
+
+def test_actors_of_other_hosts_are_named_but_never_overdue():
+    run = Run(learner="tool_executor: x").go(1)
+    run.hear("tool_executor.0")
+    run.cpu["tool_executor.0"] = 0.0
+    run.go(1000)
+    assert [type(each) for _, each in run.said] == [Notice]
+
+
+def test_time_in_which_nobody_watched_is_nobodys_silence():
+    run = Run(learner="", roc_filter="").go(10)
+    run.now += 3600  # the supervisor was stopped, or the machine slept
+    run.tick()
+    run.go(10)
+    assert run.said == []
+
+
+@pytest.mark.parametrize("actor", ["learner.0", "learner.1"])
+def test_replicas_wait_together(actor):
+    silence = Silence(lambda _: None)
+    for each in ("learner.0", "learner.1"):
+        silence.heard(status(each))
+    silence.heard(status("roc_filter.0", "learner: x"))
+    assert silence.waits_for(actor) == ["roc_filter.0 waits for it: x"]
+
+
+# Whether the run moves
+
+
+def stand(movement, now, until, statuses):
+    said = []
+    while now < until:
+        now += TICK
+        for each in statuses(now):
+            said += movement.observe(each, now)
+        said += movement.tick(now)
+    return said
+
+
+def test_a_run_in_which_nothing_moves_is_named_once_with_all_waits():
+    movement = Movement(180.0)
+    actors = [
+        status("learner.0", "roc_filter: step 3", loss=math.nan, step=3),
+        status("roc_filter.0", "kv_scheduler: groups"),
+        status("tool_executor.0"),
+        status("kv_scheduler.0", state="starting"),
+    ]
+    assert stand(movement, 0.0, 179.0, lambda now: actors) == []
+    assert not movement.stands
+    (notice,) = stand(movement, 179.0, 2000.0, lambda now: actors)
+    assert notice.actor == ""
+    assert notice.text == (
+        "nothing has moved for 3.0 minutes: kv_scheduler.0 is starting; learner.0 waits for roc_filter: step 3; "
+        "roc_filter.0 waits for kv_scheduler: groups; tool_executor.0 says of nothing that it waits for it"
+    )
+    assert movement.stands
+    (moves,) = movement.observe(status("learner.0", "roc_filter: step 4"), 2001.0)
+    assert moves.text.startswith("the run moves again, after 33.")
+    assert not movement.stands
+
+
+@pytest.mark.parametrize(
+    "moving",
+    [
+        lambda now: status("learner.0", busy=0.9 * now),  # a training step of an hour
+        lambda now: status("learner.0", generated=now),
+        lambda now: status("learner.0", f"roc_filter: step {now // 100}"),
+        lambda now: status("learner.0", state="running" if now % 100 < 50 else "resting"),
+    ],
+)
+def test_a_slow_run_that_moves_is_left_alone(moving):
+    still = status("roc_filter.0", "learner: x", busy=1.0)
+    assert stand(Movement(180.0), 0.0, 7200.0, lambda now: [moving(now), still]) == []
+
+
+def test_idling_is_no_movement():
+    idle = lambda now: [status("kv_scheduler.0", "learner: x", busy=0.02 * now)]  # noqa: E731
+    assert len(stand(Movement(180.0), 0.0, 400.0, idle)) == 1
+
+
+def test_time_in_which_nobody_watched_is_no_standstill():
+    movement = Movement(180.0)
+    still = [status("learner.0", "roc_filter: step 3")]
+    assert stand(movement, 0.0, 100.0, lambda now: still) == []
+    assert movement.tick(5000.0) == []
+    assert stand(movement, 5000.0, 5070.0, lambda now: still) == []
+
+
+def test_the_exit_message_repeats_what_was_silent_or_stood():
+    assert final_words({}, "") == []
+    assert final_words({"a.0": "a.0 has been silent for 6 s"}, "nothing has moved for 3.0 minutes: a.0 is running") == [
+        "at the end: a.0 has been silent for 6 s",
+        "at the end: nothing has moved for 3.0 minutes: a.0 is running",
+    ]
