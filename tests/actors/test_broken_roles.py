@@ -42,6 +42,7 @@ from agent_rl.messages import (
 )
 from agent_rl.prompts import TOOLS, ChatFormat
 from agent_rl.scheduling import AskUnfinished, OpenGroup, Place, Unwanted
+from agent_rl.training import Position
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:
@@ -532,8 +533,9 @@ class SavesOnlyStages(Learner):
 
 
 class StartsAfresh(Learner):
-    def _saved(self) -> Any:
-        return [] if self._state == "starting" else super()._saved()
+    def _load(self) -> Any:
+        super()._load()
+        return Position(0, 0, 0)
 
 
 class ForgetsTheOptimizer(Learner):
