@@ -1,0 +1,206 @@
+"""Rollouts: the embedded engine beside Hugging Face generate, and the agent loop beside the bare engine.
+
+    agent-rl bench rollout
+    agent-rl bench rollout --models quickstart --rounds 7 --seed 100
+    agent-rl bench rollout --quick
+
+First, tokens a second of the engine and of `model.generate` on the same prompts, with the same numbers of response tokens,
+sampling and threads; `generate` in batches of each of --batches prompts, and compared by the best. Then the production generator on
+episodes of one turn, and on episodes that call tools which answer at once, beside its engine alone on the same token sequences.
+Rounds alternate between the sides, ratios are taken within a round, figures are medians over rounds; every round draws its
+prompts and lengths anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import structlog
+import transformers
+import trio
+
+from actors.engines.torch import TorchEngine
+from agent_rl.messages import Policy
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
+from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample
+from benchmarks.rollout_models import Lengths, larger_model, quickstart_model, save_writer, workload
+
+MODELS = {"quickstart": quickstart_model, "larger": larger_model}
+SUFFIX = {"quickstart": "", "larger": "_larger"}
+EPISODES = {"generator": (60.0, 0.0), "agent_loop": (16.0, 0.6)}
+"""Mean letters of a turn, and how likely it ends in a tool call: without tools, and with (2.2 turns of 25 tokens)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is measured."""
+
+    prompts: int
+    batches: tuple[int, ...]
+    rounds: int
+    threads: int
+    seed: int
+    rollouts: int
+    scale: float
+
+
+@dataclass
+class Figures:
+    """Everything measured, by name, a value a round."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        """One round's value."""
+        self.values.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        """Over rounds."""
+        return statistics.median(self.values[name])
+
+
+async def compare_engines(model: Path, lengths: Lengths, options: Options, figures: Figures, name: str) -> list[object]:
+    """Engine against generate; returns a row for the table. Adds ``engine_ratio_to_generate`` and rates, with ``name``."""
+    engine = TorchEngine(
+        model,
+        max_rollouts=options.prompts,
+        kv_tokens=None,
+        threads=options.threads,
+        dtype="float32",
+        initial_policy=Policy(0, 0),
+    )
+    other = await trio.to_thread.run_sync(PaddedGenerate, model, options.threads)
+    rates: dict[int, list[float]] = {batch: [] for batch in options.batches}
+    own: list[float] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        warm = workload(options.prompts, lengths, options.seed, scale=0.1 * options.scale)
+        await engine_seconds(engine, warm, 0)
+        await trio.to_thread.run_sync(other.seconds, warm, options.prompts, 0)
+        for number in range(1, options.rounds + 1):
+            work = workload(options.prompts, lengths, options.seed + number, scale=options.scale)
+            own.append(work.tokens / await engine_seconds(engine, work, number))
+            for batch in options.batches:
+                seconds = await trio.to_thread.run_sync(other.seconds, work, batch, number)
+                rates[batch].append(work.tokens / seconds)
+        nursery.cancel_scope.cancel()
+    best = max(rates, key=lambda batch: statistics.median(rates[batch]))
+    for number, rate in enumerate(own):
+        figures.add(f"engine_ratio_to_generate{name}", rate / rates[best][number])
+        figures.add(f"engine_tokens_per_s{name}", rate)
+        figures.add(f"generate_tokens_per_s{name}", rates[best][number])
+    return [
+        lengths,
+        statistics.median(own),
+        *(statistics.median(rates[batch]) for batch in options.batches),
+        figures.median(f"engine_ratio_to_generate{name}"),
+    ]
+
+
+async def compare_loops(
+    spec: InitialiseModel, kind: str, folder: Path, options: Options, figures: Figures, name: str
+) -> list[object]:
+    """Generator against its engine alone; returns a row for the table. Adds ``KIND_share_of_engine``, with ``name``."""
+    model = folder / f"writer-{kind}"
+    thinking, calling = EPISODES[kind]
+    save_writer(model, spec, thinking=thinking, calling=calling)
+    engine = TorchEngine(
+        model,
+        max_rollouts=AT_ONCE,
+        kv_tokens=None,
+        threads=options.threads,
+        dtype="float32",
+        initial_policy=Policy(0, 0),
+    )
+    turns: list[float] = []
+    agreeing: list[float] = []
+    async with generator(model, folder, options.threads) as stage, trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        for number in range(options.rounds + 1):
+            sampled = await sample(stage, requests(options.rollouts, number))
+            seconds, tokens = await replay(engine, sampled, model)
+            if number == 0:  # warms both up
+                continue
+            loop, alone = sampled.tokens / sampled.seconds, tokens / seconds
+            figures.add(f"{kind}_share_of_engine{name}", loop / alone)
+            figures.add(f"{kind}_tokens_per_s{name}", loop)
+            figures.add(f"{kind}_alone{name}", alone)
+            turns.append(sampled.turns)
+            agreeing.append(tokens / sampled.tokens)
+        nursery.cancel_scope.cancel()
+    if min(agreeing) < 0.99:
+        raise AssertionError(f"the engine alone wrote {min(agreeing):.3f} of the tokens it was to write again")
+    return [
+        "one turn" if calling == 0 else "with tools",
+        statistics.fmean(turns),
+        figures.median(f"{kind}_tokens_per_s{name}"),
+        figures.median(f"{kind}_alone{name}"),
+        figures.median(f"{kind}_share_of_engine{name}"),
+    ]
+
+
+async def measure(name: str, spec: InitialiseModel, folder: Path, options: Options, figures: Figures) -> None:
+    """Everything about one model."""
+    suffix = SUFFIX[name]
+    model = folder / "model"
+    await trio.to_thread.run_sync(partial(initialise_model, spec, model, seed=options.seed))
+    kinds: tuple[Lengths, ...] = get_args(Lengths) if name == "quickstart" else ("log-normal",)
+    rows = []
+    for lengths in kinds:
+        ending = suffix if lengths == "log-normal" else f"_{lengths}{suffix}"
+        rows.append(await compare_engines(model, lengths, options, figures, ending))
+    header = ["response lengths", "engine", *(f"generate, batch {batch}" for batch in options.batches), "engine / best"]
+    print_table(f"{name}: tokens a second, {options.prompts} prompts", header, rows)
+    rows = [await compare_loops(spec, kind, folder, options, figures, suffix) for kind in EPISODES]
+    header = ["episodes", "turns", "generator", "engine alone", "generator / engine"]
+    print_table(f"{name}: tokens a second, {AT_ONCE} rollouts at once", header, rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure."""
+    parser = argparse.ArgumentParser(
+        "agent-rl bench rollout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="quickstart,larger", help="which of quickstart (0.3M) and larger (25M)")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--batches", default="64,16", help="batch sizes of generate; the best counts")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
+    parser.add_argument("--rollouts", type=int, default=768, help="episodes of a round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works, measures little")
+    options = parser.parse_args(arguments)
+    chosen = Options(
+        prompts=8 if options.quick else options.prompts,
+        batches=(8,) if options.quick else tuple(int(batch) for batch in options.batches.split(",")),
+        rounds=1 if options.quick else options.rounds,
+        threads=options.threads,
+        seed=options.seed,
+        rollouts=32 if options.quick else options.rollouts,
+        scale=0.1 if options.quick else 1.0,
+    )
+    transformers.logging.disable_progress_bar()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    figures = Figures()
+    for name in ["quickstart"] if options.quick else options.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            trio.run(measure, name, MODELS[name](), Path(folder), chosen, figures)
+    wanted = ("_share_of_engine", "engine_", "generate_")
+    print_figures({name: round(figures.median(name), 4) for name in figures.values if any(w in name for w in wanted)})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""bench_rollout's second comparison: the production generator among stand-ins, and its engine alone on the same sequences.
+
+The stand-ins (scheduler, filter, and an executor that answers at once) share the generator's process and event loop over the in-memory
+network, so what they cost is counted as the loop's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from actors.engines.base import Engine, TurnRequest
+from actors.rollout_generator import RolloutGenerator
+from actors.testing import Stage, running, stand_ins
+from agent_rl.arithmetic import ArithmeticTasks
+from agent_rl.load import load_topology
+from agent_rl.messages import (
+    Policy,
+    PolicyPublished,
+    RolloutRequest,
+    Sampling,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
+from benchmarks.rollout_models import EXAMPLE
+
+GENERATOR = "rollout_generator.0"
+AT_ONCE = 256
+"""Rollouts in flight, as in the quickstart."""
+SAMPLING = Sampling(temperature=1.0, max_response_tokens=400, max_turns=4)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a generator made of its requests, and how long all of them took."""
+
+    requests: Sequence[RolloutRequest]
+    trajectories: Mapping[str, Trajectory]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the model wrote."""
+        return sum(int(made.loss_mask.sum()) for made in self.trajectories.values())
+
+    @property
+    def turns(self) -> float:
+        """Turns of an episode, on average."""
+        return float(np.mean([made.turns for made in self.trajectories.values()]))
+
+
+def requests(count: int, round_number: int) -> list[RolloutRequest]:
+    """Rollouts of the quickstart's problems, 16 a group."""
+    tasks = ArithmeticTasks(seed=round_number)
+    return [
+        RolloutRequest(
+            rollout=f"s{round_number}-g{index // 16:06d}/{index % 16}/0",
+            group=f"s{round_number}-g{index // 16:06d}",
+            stage=round_number,
+            sample=index % 16,
+            attempt=0,
+            purpose="train",
+            problem=tasks.problem(0, index // 16),
+            sampling=SAMPLING,
+            seed=10_000 * round_number + index,
+        )
+        for index in range(count)
+    ]
+
+
+@asynccontextmanager
+async def generator(model: Path, folder: Path, threads: int) -> AsyncIterator[Stage]:
+    """The production generator with the quickstart's settings, serving ``model``, among stand-ins."""
+    settings = [f"run.directory={folder / 'run'}", f'model={{path="{model}"}}']
+    settings += [f"actors.rollout_generator.settings.max_rollouts={AT_ONCE}"]
+    settings += [f"actors.rollout_generator.settings.threads={threads}"]
+    topology = load_topology(EXAMPLE, settings)
+
+    def answer(message: Any) -> ToolResult | None:
+        return ToolResult(message.call, "success", "3\n", "", "", 0.0, 0.0) if isinstance(message, ToolCall) else None
+
+    published = PolicyPublished(Policy(1, 0), (model / "model.safetensors").as_uri(), 0, 0)
+    async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 4096}) as stage:
+        stage["tool_executor"].reply = answer
+        stage["learner"].announce("policy", GENERATOR).set(published)
+        async with running(RolloutGenerator, topology, "rollout_generator", folder, stage):
+            await stage.started(GENERATOR)
+            yield stage
+
+
+async def sample(stage: Stage, wanted: Sequence[RolloutRequest]) -> Sampled:
+    """Have the generator run these rollouts, ``AT_ONCE`` at a time; one that ends makes way for the next."""
+    places = trio.Semaphore(AT_ONCE)
+    push = stage["kv_scheduler"].push("requests", GENERATOR, window=2 * AT_ONCE)
+    made: dict[str, Trajectory] = {}
+    began = time.perf_counter()
+    for request in wanted:
+        await places.acquire()
+        await push.send(request, on_ack=places.release)
+    while len(made) < len(wanted):
+        trajectory: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        made[trajectory.rollout] = trajectory
+    return Sampled(wanted, made, time.perf_counter() - began)
+
+
+async def replay(engine: Engine, sampled: Sampled, model: Path) -> tuple[float, int]:
+    """Seconds and tokens of the engine alone writing the same turns of the same sequences, as many at once."""
+    from transformers import AutoTokenizer
+
+    stop_tokens = frozenset({AutoTokenizer.from_pretrained(model).eos_token_id})
+    places = trio.Semaphore(AT_ONCE)
+    written = 0
+
+    async def rollout(request: RolloutRequest) -> None:
+        nonlocal written
+        for tokens, count in turns(sampled.trajectories[request.rollout]):
+            result = await engine.generate(
+                TurnRequest(
+                    rollout=request.rollout,
+                    tokens=tokens,
+                    max_tokens=count,
+                    temperature=request.sampling.temperature,
+                    stop_tokens=stop_tokens,
+                    seed=request.seed,
+                )
+            )
+            written += len(result.tokens)
+        engine.release(request.rollout)
+        places.release()
+
+    began = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for request in sampled.requests:
+            await places.acquire()
+            nursery.start_soon(rollout, request)
+    return time.perf_counter() - began, written
+
+
+def turns(trajectory: Trajectory) -> list[tuple[list[int], int]]:
+    """Of each turn: all tokens before it, and how many the model wrote in it."""
+    mask = trajectory.loss_mask.astype(np.int8)
+    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
+    prompt = trajectory.prompt_tokens.tolist()
+    tokens = trajectory.tokens.tolist()
+    return [(prompt + tokens[:first], int(last - first)) for first, last in zip(edges[::2], edges[1::2], strict=True)]
