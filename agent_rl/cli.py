@@ -1,4 +1,4 @@
-"""The command line: ``agent-rl check``, ``run``, ``audit``, ``bench`` and ``keys``.
+"""The command line: ``agent-rl check``, ``run``, ``report``, ``audit``, ``bench`` and ``keys``.
 
 A user's mistake ends with one clear message on stderr and exit code 2, never with a traceback.
 """
@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agent_rl.topology import Topology
@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_topology(run)
     run.add_argument("--host", metavar="NAME", help="start the actors of this host alone")
     run.set_defaults(command=_run)
+
+    report = commands.add_parser("report", help="make report.html from a run directory; every run ends with it")
+    report.add_argument("directory", type=Path, metavar="RUN", help="the run directory")
+    report.set_defaults(command=_report)
 
     audit = commands.add_parser("audit", help="prove that no group of a run was lost or trained twice")
     audit.add_argument("directory", type=Path, metavar="RUN", help="the run directory")
@@ -120,6 +124,8 @@ def _run(options: argparse.Namespace) -> int:
         if any(isinstance(error, KeyboardInterrupt) for error in leaves):
             return INTERRUPTED
         return _mistake("; ".join(str(error) for error in leaves))
+    if exit_code != INTERRUPTED and options.host in {None, topology.main_host}:
+        _leave_report(topology.run.directory)
     summary = read_summary(topology.run.directory, started_at)
     if summary is not None:
         Console().print(summary_table(summary))
@@ -127,6 +133,41 @@ def _run(options: argparse.Namespace) -> int:
         unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
         print(json.dumps(summary | unknown, allow_nan=False), flush=True)
     return exit_code
+
+
+def _leave_report(directory: Path) -> None:
+    """The report at a run's end. A run that went well does not fail by its report, whatever is wrong with that."""
+    if not (directory / "journal.sqlite").is_file():
+        return
+    from agent_rl.report import write_report
+
+    try:
+        print(f"report: {write_report(directory, _decode_stored)}")
+    except Exception as error:  # noqa: BLE001 - said, with what to do; the run's results are not the report's to lose
+        reason = f"{type(error).__name__}: {error}"
+        print(f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again", file=sys.stderr)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from agent_rl.report import ReportError, write_report
+
+    try:
+        path = write_report(options.directory, _decode_stored)
+    except (ReportError, OSError) as error:
+        return _mistake(str(error))
+    print(path)
+    return 0
+
+
+def _decode_stored(payload: bytes) -> Any:
+    """A message as the journal stores it. Raises ValueError."""
+    from actors.stored import decode_stored
+    from transport import TransportError
+
+    try:
+        return decode_stored(payload)
+    except TransportError as error:
+        raise ValueError(str(error)) from error
 
 
 def _audit(options: argparse.Namespace) -> int:

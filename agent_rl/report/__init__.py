@@ -1,0 +1,29 @@
+"""The report of a run: one self-contained HTML file, made from its run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_rl.report.page import page
+from agent_rl.report.records import ReportError, read_records
+from agent_rl.report.samples import Decode, read_samples
+
+__all__ = ["FILE", "Decode", "ReportError", "make_report", "write_report"]
+
+FILE = "report.html"
+
+
+def make_report(directory: Path, decode: Decode) -> str:
+    """The report as HTML; ``decode`` reads a message that the journal stores. Raises ReportError when there is no run."""
+    records = read_records(directory)
+    return page(records, read_samples(directory, records, decode))
+
+
+def write_report(directory: Path, decode: Decode) -> Path:
+    """Write ``report.html`` into the run directory, whole or not at all; its path. Raises ReportError and OSError."""
+    path = directory / FILE
+    made = make_report(directory, decode)
+    partial = path.with_suffix(".partial")
+    partial.write_text(made, encoding="utf-8")
+    partial.replace(path)
+    return path

@@ -1,0 +1,63 @@
+"""HTML and SVG as nested calls that escape: what is not markup made here comes out as text, whatever it holds."""
+
+from __future__ import annotations
+
+import html
+import re
+
+VOID = frozenset({"meta", "br", "hr"})
+
+_BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_INVISIBLE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+class Markup(str):
+    """Text that is HTML already. Only `tag`, `text` and `join` make it."""
+
+    __slots__ = ()
+
+
+def visible(value: str) -> str:
+    """``value`` with everything that a page would not show, or that would change how it is read, made visible.
+
+    Control characters become their pictures; characters that reorder text, and halves of surrogate pairs, their numbers.
+    """
+    return _INVISIBLE.sub(_picture, value)
+
+
+def text(value: str) -> Markup:
+    """Untrusted text as HTML text, or as an attribute's value."""
+    return Markup(html.escape(visible(value)))
+
+
+def join(*parts: str | None) -> Markup:
+    """Parts one after the other; those that are not markup are text."""
+    return Markup("".join(part if isinstance(part, Markup) else text(part) for part in parts if part))
+
+
+def tag(name: str, /, *content: str | None, **attributes: str | float | None) -> Markup:
+    """An element. ``class_`` is ``class``, ``stroke_width`` is ``stroke-width``; an attribute that is None is left out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{join(*content)}</{name}>")
+
+
+def number(value: float) -> str:
+    """A coordinate: one decimal is a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _value(value: str | float) -> str:
+    return text(value) if isinstance(value, str) else number(value)
+
+
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
