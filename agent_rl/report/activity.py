@@ -13,6 +13,8 @@ from agent_rl.report.records import Row, figure
 
 GAP_SECONDS = 5.0
 """Rows follow each other at once; more than this between them is a time in which the run was not running."""
+ROLES = ("learner", "rollout_generator", "tool_executor", "roc_filter", "kv_scheduler")
+"""The order in which people look at them; each has the colour of its place."""
 MOST_LANES = 12
 """More actors than this are shown by role, as the mean of its replicas."""
 
@@ -67,8 +69,9 @@ class Activity:
         return self.seconds
 
     def lanes(self) -> list[str]:
-        """The actors, or the roles when there are many, in the order of their names."""
-        return sorted({name for span in self.spans for name in span.actors})
+        """The actors, or the roles when there are many, in the order of ROLES."""
+        names = {name for span in self.spans for name in span.actors}
+        return sorted(names, key=lambda name: (role_number(name), name))
 
 
 def activity(rows: Sequence[Row]) -> Activity:
@@ -150,6 +153,12 @@ def _figures(rows: Sequence[Row]) -> Iterator[Row]:
         for said in row["actors"].values():
             if isinstance(said, dict) and isinstance(figures := said.get("figures"), dict):
                 yield figures
+
+
+def role_number(actor: str) -> int:
+    """The place of an actor's role, or of a role, in ROLES, from 1; others come last."""
+    role = _role(actor)
+    return ROLES.index(role) + 1 if role in ROLES else len(ROLES) + 1
 
 
 def _role(actor: str) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from agent_rl.report.charts import Line, Mark, Plot
 from agent_rl.report.records import Fate, Records, figure
-from agent_rl.report.scales import bins, compact, percent
+from agent_rl.report.scales import bins, compact, percent, spread
 from agent_rl.statistics import wilson_interval
 
 PLACES = 160
@@ -53,7 +53,7 @@ def learning_curve(records: Records) -> Plot:
         shares.append(share)
         lows.append(low)
         highs.append(high)
-        titles.append(f"{_steps(place)}: {percent(share)} (95 %: {percent(low)} to {percent(high)}, n = {trials:,})")
+        titles.append(f"{_steps(place)}: {percent(share)} (95\u202f%: {spread(low, high)}, n = {trials:,})")
     lines = [Line("training problems, sampled", shares, 1, lows, highs)] if places else []
     marks = [
         Mark(
@@ -65,7 +65,7 @@ def learning_curve(records: Records) -> Plot:
             colour=2 if way == "sampled" else 3,
             shape="circle" if way == "sampled" else "square",
             title=f"evaluation {evaluation.name}, {way}, after {evaluation.steps} steps: {percent(rate.share)} "
-            f"(95 %: {percent(rate.low)} to {percent(rate.high)}{_trials(rate.trials)})",
+            f"(95\u202f%: {spread(rate.low, rate.high)}{_trials(rate.trials)})",
         )
         for evaluation in records.evaluations
         for way, rate in evaluation.rates.items()
@@ -200,9 +200,9 @@ def _panel(
         means = [sum(each) / len(each) if each else math.nan for each in inside]
         if not any(map(math.isfinite, means)):
             continue
-        spread = len(places) < len(records.steps)
-        low = [min(each, default=math.nan) for each in inside] if spread else None
-        high = [max(each, default=math.nan) for each in inside] if spread else None
+        pooled = len(places) < len(records.steps)
+        low = [min(each, default=math.nan) for each in inside] if pooled else None
+        high = [max(each, default=math.nan) for each in inside] if pooled else None
         lines.append(Line(label, means, colour, low, high))
     say: Callable[[float], str] = percent if share else lambda value: f"{compact(value)} {unit}".strip()
     titles = [

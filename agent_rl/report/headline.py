@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent_rl.report.activity import Activity, load
 from agent_rl.report.curves import successes
 from agent_rl.report.records import WAYS, Evaluation, Rate, Records, figure
-from agent_rl.report.scales import duration, percent
+from agent_rl.report.scales import NARROW_SPACE, duration, percent, spread
 from agent_rl.statistics import wilson_interval
 
 STEPS_COMPARED = 10
@@ -58,9 +58,8 @@ def state(records: Records) -> str:
 
 
 def interval(rate: Rate) -> str:
-    """A share with its interval and how many trials it comes from."""
-    trials = "" if rate.trials is None else f", n = {rate.trials:,}"
-    return f"{percent(rate.share)} (95 %: {percent(rate.low)} to {percent(rate.high)}{trials})"
+    """A share with its 95 % interval in brackets."""
+    return f"{percent(rate.share)} ({spread(rate.low, rate.high)})"
 
 
 def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple[str, list[str]]:
@@ -74,7 +73,8 @@ def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple
     details = []
     for way in ways:
         before, after = first.rates[way], last.rates[way]
-        line = f"{way.capitalize()}: {interval(before)} in {first.name}, {interval(after)} in {last.name}."
+        both = f"{interval(before)} in {first.name}, {interval(after)} in {last.name}"
+        line = f"{way.capitalize()}: {both}{_of(before, after)}."
         if not (after.low > before.high or after.high < before.low):
             line += " The intervals overlap: this run shows no difference."
         details.append(line + _lost(before, after))
@@ -85,7 +85,7 @@ def _evaluated_once(evaluation: Evaluation, in_time: str) -> tuple[str, list[str
     way, rate = next(iter(evaluation.rates.items()))
     sentence = f"Success on held-out problems is {percent(rate.share)} ({way}){in_time}."
     details = [
-        f"{way.capitalize()}: {interval(rate)} in {evaluation.name}.{_lost(rate)}"
+        f"{way.capitalize()}: {interval(rate)} in {evaluation.name}{_of(rate)}.{_lost(rate)}"
         for way, rate in evaluation.rates.items()
     ]
     return sentence, [*details, "There is one evaluation: nothing to compare it with."]
@@ -105,14 +105,19 @@ def _trained_only(records: Records, in_time: str) -> tuple[str, list[str]]:
     low, high = wilson_interval(round(right), trials)
     late_low, late_high = wilson_interval(round(right_late), trials_late)
     verb = "rose" if late_low > high else "fell" if late_high < low else "went"
-    span = "step" if compared == 1 else f"{compared} steps"
-    detail = (
-        f"First {span}: 95 % {percent(low)} to {percent(high)}, n = {trials:,} rollouts; last: {percent(late_low)} to "
-        f"{percent(late_high)}, n = {trials_late:,}."
-    )
+    steps = "step" if compared == 1 else f"{compared} steps"
+    first, last = spread(low, high), spread(late_low, late_high)
+    detail = f"First {steps}: 95{NARROW_SPACE}% {first}, n = {trials:,} rollouts; last: {last}, n = {trials_late:,}."
     if verb == "went":
         detail += " The intervals overlap: this run shows no difference."
     return f"Success on training problems {verb} {change}{in_time}.", [detail, unheld]
+
+
+def _of(*rates: Rate) -> str:
+    """How many trials, and what the brackets are."""
+    trials = sorted({rate.trials for rate in rates if rate.trials is not None})
+    n = f"n = {' and '.join(f'{count:,}' for count in trials)}, " if trials else ""
+    return f"; {n}95{NARROW_SPACE}% intervals in brackets"
 
 
 def _lost(*rates: Rate) -> str:

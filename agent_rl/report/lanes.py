@@ -6,14 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_rl.report.activity import Activity, Share, Span, binned, load, totals
+from agent_rl.report.activity import ROLES, Activity, Share, Span, binned, load, role_number, totals
 from agent_rl.report.charts import FONT, Size, hits, svg
 from agent_rl.report.markup import Markup, join, number, tag
 from agent_rl.report.scales import Scale, clock, percent, time_ticks
 
-ROLES = ("learner", "rollout_generator", "tool_executor", "roc_filter", "kv_scheduler")
-"""Each has the colour of its place here; whoever else there is shares the last one."""
-OTHER = len(ROLES) + 1
 WIDTHS = (Size(920, 0, "wide"), Size(360, 0, "narrow"))
 PLACES = {"wide": 230, "narrow": 110}
 LANE, GAP = 30.0, 22.0
@@ -29,12 +26,6 @@ class StageSpan:
     end: float
 
 
-def colour(actor: str) -> int:
-    """The colour of an actor, or of a role."""
-    role = actor.rpartition(".")[0] or actor
-    return ROLES.index(role) + 1 if role in ROLES else OTHER
-
-
 def hatching() -> Markup:
     """What waiting is filled with: stripes in the colour of who is waited for. Once a page."""
     patterns = [
@@ -48,7 +39,7 @@ def hatching() -> Markup:
             patternUnits="userSpaceOnUse",
             patternTransform="rotate(45)",
         )
-        for index in range(1, OTHER + 1)
+        for index in range(1, len(ROLES) + 2)
     ]
     return tag("svg", tag("defs", *patterns), class_="patterns", width=0, height=0, aria_hidden="true")
 
@@ -73,7 +64,7 @@ def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Size) -> M
         parts.append(tag("line", x1=x(mark), x2=x(mark), y1=bottom, y2=bottom + 4, class_="axis"))
         parts.append(tag("text", clock(mark), x=x(mark), y=bottom + 17, class_=class_))
     parts += [tag("line", x1=x(gap), x2=x(gap), y1=top, y2=bottom, class_="boundary") for gap in activity.gaps]
-    titles = [_title(span, lanes) for span in spans]
+    titles = [_title(span, lanes, stages) for span in spans]
     frame = Scale(0.0, 1.0, bottom, 0.0)
     columns = hits([span.start for span in spans], [span.end for span in spans], titles, x, frame)
     return svg(join(*parts, columns), size, _describe(activity, shares))
@@ -96,16 +87,16 @@ def _lane(name: str, share: Share, spans: Sequence[Span], x: Scale, base: float)
             busy.append(_box(left, right, base, top))
         for role, part in sorted(here.waiting.items()):
             above = y(min(1.0, (base - top) / LANE + part))
-            waiting.setdefault(colour(role), []).append(_box(left, right, top, above))
+            waiting.setdefault(role_number(role), []).append(_box(left, right, top, above))
             top = above
     areas = [tag("path", d="".join(boxes), class_=f"wait w{index}") for index, boxes in sorted(waiting.items())]
-    return join(label, ground, *areas, tag("path", d="".join(busy), class_=f"bar c{colour(name)}"))
+    return join(label, ground, *areas, tag("path", d="".join(busy), class_=f"bar c{role_number(name)}"))
 
 
 def _processor(activity: Activity, spans: Sequence[Span], x: Scale, base: float) -> Markup:
     """Processor time of all actors, out of the cores there are."""
     spent = [sum(share.cpu for share in span.actors.values()) for span in spans]
-    full = max([float(activity.cores or 0), *spent, 1e-9])
+    full = float(activity.cores or max([*spent, 1e-9]))
     y = Scale(0.0, full, base, base - LANE)
     mean = load(activity.spans)
     of = f" of {activity.cores}" if activity.cores else ""
@@ -137,8 +128,10 @@ def _stage_strip(stages: Sequence[StageSpan], x: Scale) -> Markup:
     return join(*parts)
 
 
-def _title(span: Span, lanes: Sequence[str]) -> str:
+def _title(span: Span, lanes: Sequence[str], stages: Sequence[StageSpan]) -> str:
     said = []
+    middle = (span.start + span.end) / 2
+    within = next((f", stage {stage.name}" for stage in stages if stage.start <= middle < stage.end), "")
     for name in lanes:
         share = span.actors.get(name)
         if share is None:
@@ -147,7 +140,7 @@ def _title(span: Span, lanes: Sequence[str]) -> str:
         waits = ", ".join(f"waiting for {role} {percent(part)}" for role, part in sorted(share.waiting.items()))
         said.append(f"{name}: busy {percent(share.busy)}" + (f", {waits}" if waits else ""))
     cores = sum(share.cpu for share in span.actors.values())
-    return "\n".join([f"{clock(span.start)} to {clock(span.end)}, {cores:.2f} cores", *said])
+    return "\n".join([f"{clock(span.start)} to {clock(span.end)}{within}, {cores:.2f} cores", *said])
 
 
 def _describe(activity: Activity, shares: dict[str, Share]) -> str:

@@ -17,15 +17,24 @@ import json
 import math
 from collections.abc import Sequence
 
-from agent_rl.report.activity import Activity, activity, supervised_losses, totals
+from agent_rl.report.activity import ROLES, Activity, activity, load, role_number, supervised_losses, totals
 from agent_rl.report.charts import NARROW, SMALL, WIDE, Plot, line_chart
-from agent_rl.report.curves import PLACES, Panel, fate_plot, fate_totals, learning_curve, panels, supervised_plot
+from agent_rl.report.curves import (
+    PLACES,
+    Panel,
+    fate_plot,
+    fate_totals,
+    learning_curve,
+    panels,
+    successes,
+    supervised_plot,
+)
 from agent_rl.report.headline import Headline, headline
-from agent_rl.report.lanes import ROLES, WIDTHS, StageSpan, colour, hatching, lane_chart
+from agent_rl.report.lanes import WIDTHS, StageSpan, hatching, lane_chart
 from agent_rl.report.markup import Markup, join, tag
 from agent_rl.report.records import Evaluation, Records
 from agent_rl.report.samples import Samples
-from agent_rl.report.scales import compact, duration, percent
+from agent_rl.report.scales import clock, compact, percent, spread
 from agent_rl.report.style import SCRIPT, STYLE
 from agent_rl.report.transcripts import Transcripts
 
@@ -56,7 +65,7 @@ def page(records: Records, samples: Samples) -> str:
     body = join(
         tag("a", "Skip to the curves", href="#learning", class_="skip"),
         hatching(),
-        _header(records, told, notes, [(name, title) for name, title, _ in sections]),
+        _header(records, active, told, notes, [(name, title) for name, title, _ in sections]),
         tag("main", *(tag("section", tag("h2", title), content, id=name) for name, title, content in sections)),
         _footer(),
     )
@@ -89,7 +98,9 @@ def _hash(source: str) -> str:
 # The top ---------------------------------------------------------------------------------------------------------------
 
 
-def _header(records: Records, told: Headline, notes: Sequence[str], sections: Sequence[tuple[str, str]]) -> Markup:
+def _header(
+    records: Records, active: Activity, told: Headline, notes: Sequence[str], sections: Sequence[tuple[str, str]]
+) -> Markup:
     state = tag("span", told.state, class_="badge done" if told.finished else "badge loss")
     return tag(
         "header",
@@ -97,25 +108,30 @@ def _header(records: Records, told: Headline, notes: Sequence[str], sections: Se
         tag("p", told.sentence, class_="headline"),
         tag("ul", *(tag("li", detail) for detail in told.details), class_="details"),
         tag("nav", *(tag("a", title, href=f"#{name}") for name, title in sections), aria_label="Sections"),
-        _tiles(records),
+        _tiles(records, active),
         tag("ul", *(tag("li", note) for note in notes), class_="notes", aria_label="Notes") if notes else None,
     )
 
 
-def _tiles(records: Records) -> Markup | None:
+def _tiles(records: Records, active: Activity) -> Markup | None:
     tiles = []
     last = next((evaluation for evaluation in reversed(records.evaluations) if evaluation.rates), None)
     if last is not None:
         for way, rate in last.rates.items():
-            spread = f"95 %: {percent(rate.low)} to {percent(rate.high)}"
-            tiles.append((f"Held-out, {way}, {last.name}", percent(rate.share), spread))
+            tiles.append((f"Held-out, {way}", percent(rate.share), f"95\u202f%: {spread(rate.low, rate.high)}"))
     if math.isfinite(records.seconds):
-        tiles.append(("Running time", duration(records.seconds), "over all starts of the run"))
+        unit = "minutes" if records.seconds < 3600 else "hours"
+        tiles.append(("Running time", clock(records.seconds), f"{unit}, over all its starts"))
     if records.steps:
-        tiles.append(("RL steps", f"{len(records.steps):,}", ""))
+        rollouts = sum(successes(records, range(len(records.steps)))[1:])
+        tiles.append(("RL steps", f"{len(records.steps):,}", f"on {rollouts:,} rollouts"))
     if records.audit is not None and records.audit.opened:
         share = percent(records.audit.trained / records.audit.opened)
         tiles.append(("Groups trained", f"{records.audit.trained:,}", f"{share} of {records.audit.opened:,} opened"))
+    cores = load(active.spans)
+    if math.isfinite(cores):
+        of = f"of {active.cores}, on average" if active.cores else "on average"
+        tiles.append(("Processor cores used", f"{cores:.2f}", of))
     if not tiles:
         return None
     made = [
@@ -133,12 +149,12 @@ def _learning(records: Records) -> Markup | None:
     parts = []
     if plot.lines or plot.marks:
         note = (
-            "Band and whiskers: Wilson 95 % intervals. A step's rollouts come in groups of one problem, which resemble each "
+            "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem, which resemble each "
             "other: the step's true interval is wider than the band. Held-out problems are asked once each way."
         )
         seen = {(mark.label, mark.colour) for mark in plot.marks}
         legend = [(line.label, line.colour, "line") for line in plot.lines]
-        legend += [(label, number, "sign") for label, number in sorted(seen)]
+        legend += [(label, number, "sign") for label, number in sorted(seen, key=lambda each: each[1])]
         drawings = join(line_chart(plot, WIDE), line_chart(plot, NARROW))
         parts.append(_figure(plot, drawings, legend, note))
     table = _evaluations(records.evaluations)
@@ -159,7 +175,7 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> Markup | None:
                     tag("th", f"{evaluation.name}, {way}", scope="row"),
                     tag("td", f"{evaluation.steps:,}", class_="figure optional"),
                     tag("td", tag("b", percent(rate.share)), class_="figure"),
-                    tag("td", f"{percent(rate.low)} to {percent(rate.high)}"),
+                    tag("td", spread(rate.low, rate.high)),
                     tag("td", "unknown" if rate.trials is None else f"{rate.trials:,}", class_="figure"),
                     tag("td", compact(more[0]), class_="figure optional"),
                     tag("td", percent(more[1]), class_="figure optional"),
@@ -171,7 +187,7 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> Markup | None:
         ("evaluation", ""),
         ("after RL steps", "optional"),
         ("success", ""),
-        ("95 % (Wilson)", ""),
+        ("95\u202f% interval", ""),
         ("n", ""),
         ("mean tokens", "optional"),
         ("tool errors", "optional"),
@@ -232,17 +248,20 @@ def _who(records: Records, active: Activity) -> Markup | None:
     stages = _stage_spans(records, active)
     shares = totals(active.spans)
     awaited = sorted(
-        {role for share in shares.values() for role in share.waiting}, key=lambda role: (colour(role), role)
+        {role for share in shares.values() for role in share.waiting}, key=lambda role: (role_number(role), role)
     )
-    lanes = [(f"{role} busy", colour(role), "area") for role in ROLES if any(name.startswith(role) for name in shares)]
-    legend = [*lanes, *((f"waiting for {role}", colour(role), "waiting") for role in awaited)]
+    lanes = [
+        (f"{role} busy", role_number(role), "area") for role in ROLES if any(name.startswith(role) for name in shares)
+    ]
+    legend = [*lanes, *((f"waiting for {role}", role_number(role), "waiting") for role in awaited)]
     drawings = join(*(lane_chart(active, stages, size) for size in WIDTHS))
     gaps = f" Dashed lines: the run was started again, {len(active.gaps)} times." if active.gaps else ""
     figure = tag(
         "figure",
+        tag("h3", "Timeline (minutes)"),
         _legend(legend),
         drawings,
-        tag("output"),
+        tag("output", "Point at the timeline to read what happened when."),
         tag(
             "p",
             "Filled: doing what the actor is for. Striped: idle, and in the colour of whom it waits for. The rest is neither. "
@@ -250,7 +269,8 @@ def _who(records: Records, active: Activity) -> Markup | None:
         ),
     )
     rows = []
-    for name, share in shares.items():
+    for name in active.lanes():
+        share = shares[name]
         words = sorted(share.words.items(), key=lambda item: -item[1])[:4]
         reasons = [tag("li", f"{percent(part)} {what}") for what, part in words if part >= 0.001]
         rows.append(
@@ -264,7 +284,8 @@ def _who(records: Records, active: Activity) -> Markup | None:
         )
     columns = (("actor", None), ("busy", None), ("cores", "optional"), ("waited for", None))
     head = tag("tr", *(tag("th", column, scope="col", class_=class_) for column, class_ in columns))
-    return join(figure, tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="card"))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="stacking")
+    return join(figure, tag("div", table, class_="card"))
 
 
 def _stage_spans(records: Records, active: Activity) -> list[StageSpan]:
@@ -310,7 +331,7 @@ def _trajectories(samples: Samples, transcripts: Transcripts) -> Markup | None:
     parts = []
     if samples.comparison is not None:
         compared = samples.comparison
-        parts.append(tag("h3", f"The same held-out problems in {compared.before} and {compared.after}"))
+        parts.append(tag("h3", f"Held-out problems in {' and '.join(compared.names)}"))
         parts.append(transcripts.comparison(compared))
     for when, groups in (("first", samples.first), ("last", samples.last)):
         if groups:

@@ -198,6 +198,7 @@ def _read_metrics(directory: Path, records: Records) -> None:
                 stage = figure(row, "stage")
                 if math.isfinite(stage):
                     records.ends.append(StageEnd(int(stage), figure(row, "wall"), _numbers(row)))
+    times.append(60.0 * figure(_summary(directory), "minutes"))  # later than the last row: until the filter stopped
     records.seconds = max((time for time in times if math.isfinite(time)), default=math.nan)
     records.steps = [by_version[version] for version in sorted(by_version)]
     versions = sorted(by_version)
@@ -206,6 +207,14 @@ def _read_metrics(directory: Path, records: Records) -> None:
         steps = sum(at <= version for at in versions) if math.isfinite(version) else steps_before
         records.evaluations.append(_evaluation(row, steps))
     _note_missing_figures(records)
+
+
+def _summary(directory: Path) -> Row:
+    try:
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _evaluation(row: Row, steps: int) -> Evaluation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -53,24 +54,34 @@ class Rollout:
     pieces: tuple[Piece, ...]
 
 
+OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
+    1: {(True,): "right", (False,): "wrong"},
+    2: {
+        (False, True): "wrong before, right after",
+        (True, True): "right both times",
+        (False, False): "wrong both times",
+        (True, False): "right before, wrong after",
+    },
+}
+"""What may come of a held-out problem, by the number of evaluations and whether it was right in each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A held-out problem, and what the model made of it in two evaluations; None where no trajectory is stored."""
+    """A held-out problem, and what the model made of it in each evaluation; None where no trajectory is stored."""
 
     problem: Problem
-    outcome: tuple[bool, bool]
-    before: Rollout | None
-    after: Rollout | None
+    outcome: tuple[bool, ...]
+    rollouts: tuple[Rollout | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two evaluations of the same held-out problems; ``counts`` by (right before, right after)."""
+    """The evaluations of the same held-out problems, one or two; ``counts`` by outcome."""
 
-    before: str
-    after: str
+    names: tuple[str, ...]
     way: str
-    counts: dict[tuple[bool, bool], int]
+    counts: dict[tuple[bool, ...], int]
     pairs: tuple[Pair, ...]
 
 
@@ -138,37 +149,41 @@ def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
 
 
 def _compare(journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None) -> Comparison | None:
-    """The first and the last complete evaluation, greedy if both have it; None when there are not two."""
+    """The first and the last complete evaluation, greedy if both have it; one alone is shown by itself."""
     done = sorted(stage for stage in journal.evaluations() if stage < len(records.stages))
-    if len(done) < 2:
-        return None
+    ends = sorted({done[0], done[-1]}) if done else []
     for way in reversed(WAYS):
-        sides = [_asked(journal, stage, way, decode) for stage in (done[0], done[-1])]
-        common = [problem for problem in sides[0] if problem in sides[1]]
+        sides = [_asked(journal, stage, way, decode) for stage in ends]
+        common = [asked for asked in sides[0] if all(asked in side for side in sides)] if sides else []
         if not common:
             continue
-        verdicts = [journal.judged(stage) for stage in (done[0], done[-1])]
-        counts = dict.fromkeys([(False, True), (True, True), (False, False), (True, False)], 0)
+        verdicts = [journal.judged(stage) for stage in ends]
+        counts = dict.fromkeys(OUTCOMES[len(ends)], 0)
         pairs: list[Pair] = []
-        for problem in common:
-            groups = [side[problem] for side in sides]
-            outcome = (verdicts[0][groups[0].group] > 0, verdicts[1][groups[1].group] > 0)
+        for asked in common:
+            groups = [side[asked] for side in sides]
+            outcome = tuple(verdict[group.group] > 0 for verdict, group in zip(verdicts, groups, strict=True))
             counts[outcome] += 1
             if counts[outcome] <= PAIRS_PER_OUTCOME:
-                before, after = (_only_rollout(journal, group.group, decode, to_text) for group in groups)
-                pairs.append(Pair(groups[0].problem, outcome, before, after))
+                rollouts = tuple(_only_rollout(journal, group.group, decode, to_text) for group in groups)
+                pairs.append(Pair(groups[0].problem, outcome, rollouts))
         order = list(counts)
         pairs.sort(key=lambda pair: order.index(pair.outcome))
-        names = [records.stages[stage].name for stage in (done[0], done[-1])]
-        return Comparison(names[0], names[1], way, counts, tuple(pairs))
+        names = tuple(records.stages[stage].name for stage in ends)
+        return Comparison(names, way, counts, tuple(pairs))
     return None
 
 
-def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[str, GroupOpened]:
-    """The evaluation's groups by problem, in the order they were asked."""
-    rows = journal.groups(stage=stage, states=("evaluated",))
-    groups = [decode(row.opened) for row in rows if row.purpose == f"evaluate_{way}"]
-    return {group.problem.id: group for group in groups}
+def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[tuple[str, int], GroupOpened]:
+    """The evaluation's groups by problem, in the order they were asked; a problem may come more than once."""
+    found: dict[tuple[str, int], GroupOpened] = {}
+    times: Counter[str] = Counter()
+    for row in journal.groups(stage=stage, states=("evaluated",)):
+        if row.purpose == f"evaluate_{way}":
+            group: GroupOpened = decode(row.opened)
+            found[group.problem.id, times[group.problem.id]] = group
+            times[group.problem.id] += 1
+    return found
 
 
 def _only_rollout(journal: Journal, group: str, decode: Decode, to_text: TokensToText | None) -> Rollout | None:

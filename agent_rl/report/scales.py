@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 NOTHING = "\u2013"
 """What stands where there is no figure."""
+NARROW_SPACE = "\u202f"
+"""Between a figure and its unit; no line is broken there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,12 @@ def percent(value: float) -> str:
     if not math.isfinite(value):
         return NOTHING
     decimals = 1 if abs(value) >= 0.01 or value == 0 else 2
-    return f"{100 * value:.{decimals}f} %"
+    return f"{100 * value:.{decimals}f}{NARROW_SPACE}%"
+
+
+def spread(low: float, high: float) -> str:
+    """An interval of shares for people."""
+    return f"{percent(low).removesuffix(f'{NARROW_SPACE}%')} to {percent(high)}"
 
 
 def compact(value: float) -> str:
@@ -67,7 +74,7 @@ def compact(value: float) -> str:
         return NOTHING
     size = abs(value)
     if size >= 1e6:
-        return f"{value / 1e6:.3g} M"
+        return f"{value / 1e6:.3g}{NARROW_SPACE}M"
     if size >= 1000 or value == int(value):
         return f"{value:,.0f}"
     if size >= 100:
@@ -82,7 +89,7 @@ def axis_labels(marks: Sequence[float], *, share: bool) -> list[str]:
     if share:
         marks = [100 * mark for mark in marks]
     step = abs(marks[1] - marks[0]) if len(marks) > 1 else abs(marks[0]) or 1.0
-    unit = " %" if share else ""
+    unit = f"{NARROW_SPACE}%" if share else ""
     if not share and max(map(abs, marks)) >= 10_000:
         return [f"{mark / 1000:,.{0 if step >= 1000 else 1}f}k" if mark else "0" for mark in marks]
     if step < 1e-4:
@@ -96,7 +103,7 @@ def duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return NOTHING
     if seconds < 99.5:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f}{NARROW_SPACE}s"
     if seconds < 5400:
         return f"{seconds / 60:.1f} minutes"
     hours = seconds / 3600

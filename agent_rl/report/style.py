@@ -58,7 +58,7 @@ figure > p, .note { font-size: .84rem; color: var(--quiet); }
 .drawing { display: block; width: 100%; height: auto; margin: 6px 0 2px; overflow: visible; touch-action: pan-y; }
 .drawing.narrow { display: none; }
 .drawing:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
-output { display: block; min-height: 2.9em; font-size: .82rem; line-height: 1.45; font-variant-numeric: tabular-nums;
+output { display: block; min-height: 1.45em; margin: 2px 0 4px; font-size: .82rem; line-height: 1.45; font-variant-numeric: tabular-nums;
   white-space: pre-line; overflow-wrap: anywhere; }
 svg text { font-size: 11px; fill: var(--quiet); font-variant-numeric: tabular-nums; font-family: inherit; }
 svg .middle { text-anchor: middle; } svg .end { text-anchor: end; }
@@ -84,7 +84,7 @@ svg .strong { fill: var(--ink); font-weight: 650; } svg .lane { white-space: pre
 .hits rect { fill: transparent; } .hits rect.here { fill: var(--ink); opacity: .1; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 7px 12px 7px 0; border-top: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
-thead th { border-top: 0; color: var(--quiet); font-weight: 600; font-size: .8rem; }
+thead th { border-top: 0; overflow-wrap: normal; color: var(--quiet); font-weight: 600; font-size: .8rem; }
 tbody th { font-weight: 600; }
 .figure { white-space: nowrap; overflow-wrap: normal; }
 .card { padding: 10px 16px; margin-top: 14px; }
@@ -94,10 +94,11 @@ tbody th { font-weight: 600; }
 .outcomes .gain b { color: var(--good); } .outcomes .loss b { color: var(--bad); }
 article { padding: 14px 16px; margin-top: 14px; }
 article > header { margin-bottom: 12px; font-size: .9rem; }
+section > h3 { margin: 26px 0 10px; }
 .problem { font-size: .95rem; font-weight: 600; }
 .sides { display: grid; grid-template-columns: 1fr 1fr; gap: 18px; }
 .side { min-width: 0; }
-.rollouts { list-style: none; display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: 4px 18px; }
+.rollouts { list-style: none; display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 4px 18px; }
 .rollouts li { min-width: 0; }
 details > summary { cursor: pointer; padding: 4px 0; }
 .sizes { font-size: .8rem; color: var(--quiet); margin-left: 6px; }
@@ -123,6 +124,12 @@ footer { margin-top: 44px; font-size: .82rem; color: var(--quiet); max-width: 62
   .tile { padding: 10px 12px; }
   .tool { margin-left: 8px; }
   h2 { margin-top: 34px; }
+  th, td { padding-right: 8px; font-size: .85rem; }
+  .stacking thead { display: none; }
+  .stacking tr { display: grid; grid-template-columns: 1fr auto; }
+  .stacking td { border: 0; padding-top: 0; } .stacking th { padding-bottom: 2px; }
+  .stacking td:nth-child(2) { border-top: 1px solid var(--line); padding-top: 7px; }
+  .stacking td:last-child { grid-column: 1 / -1; }
 }
 @media print {
   :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --quiet: #444; --line: #bbb; --grid: #e4e4e4; --chip: #eee;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agent_rl.messages import ToolCallRecord
 from agent_rl.parsing import cut_middle
 from agent_rl.report.markup import Markup, join, tag
-from agent_rl.report.samples import Call, Comparison, Pair, Piece, Rollout, SampleGroup, calls_in, responses
+from agent_rl.report.samples import OUTCOMES, Call, Comparison, Pair, Piece, Rollout, SampleGroup, calls_in, responses
 
 LONG = 1500
 """A transcript of more characters is closed until it is asked for."""
@@ -15,12 +15,8 @@ LONGEST_PIECE = 6000
 BYTES = 1_200_000
 """Transcripts stop here: a page of more than a few megabytes is no use on a phone."""
 
-OUTCOMES = {
-    (False, True): ("wrong before, right after", "gain"),
-    (True, True): ("right both times", "same"),
-    (False, False): ("wrong both times", "same"),
-    (True, False): ("right before, wrong after", "loss"),
-}
+COLOURS = {(True,): "gain", (False,): "loss", (False, True): "gain", (True, False): "loss"}
+"""Of outcomes that say something for or against the training."""
 
 
 class Transcripts:
@@ -31,29 +27,27 @@ class Transcripts:
         self.left_out = 0
 
     def comparison(self, comparison: Comparison) -> Markup:
-        """Two evaluations of the same problems: how many of each outcome, and some of each to read."""
+        """Evaluations of the same problems: how many of each outcome, and some of each to read."""
         total = sum(comparison.counts.values())
+        words = OUTCOMES[len(comparison.names)]
         counts = [
-            tag("li", tag("b", f"{count:,}"), f" {OUTCOMES[outcome][0]}", class_=OUTCOMES[outcome][1])
+            tag("li", tag("b", f"{count:,}"), f" {words[outcome]}", class_=COLOURS.get(outcome, "same"))
             for outcome, count in comparison.counts.items()
         ]
-        rule = f"The first ones of each kind among {total:,} held-out problems, in the order they were asked ({comparison.way})."
-        pairs = [self._pair(pair, comparison) for pair in comparison.pairs]
+        rule = f"Below, the first ones of each kind in the order they were asked: {total:,} problems, {comparison.way}."
+        pairs = [self._pair(pair, comparison.names) for pair in comparison.pairs]
         return join(tag("ul", *counts, class_="outcomes"), tag("p", rule, class_="note"), *pairs)
 
     def groups(self, groups: Sequence[SampleGroup], heading: str) -> Markup:
         """Training groups with all their rollouts."""
         return join(tag("h3", heading), *(self._group(group) for group in groups))
 
-    def _pair(self, pair: Pair, comparison: Comparison) -> Markup:
-        words, class_ = OUTCOMES[pair.outcome]
+    def _pair(self, pair: Pair, names: Sequence[str]) -> Markup:
         sides = [
-            tag("div", tag("h4", f"{when}: {name}"), self._rollout(rollout, opened=True), class_="side")
-            for when, name, rollout in (
-                ("Before", comparison.before, pair.before),
-                ("After", comparison.after, pair.after),
-            )
+            tag("div", tag("h4", f"In evaluation {name}"), self._rollout(rollout, opened=True), class_="side")
+            for name, rollout in zip(names, pair.rollouts, strict=True)
         ]
+        words, class_ = OUTCOMES[len(names)][pair.outcome], COLOURS.get(pair.outcome, "same")
         badge = tag("span", words, class_=f"badge {class_}")
         return tag(
             "article", _problem(pair.problem.text, pair.problem.answer, badge), tag("div", *sides, class_="sides")
@@ -149,7 +143,9 @@ def _written(piece: Piece) -> Markup:
 
 
 def _argument(name: str, value: str) -> Markup:
-    return tag("div", tag("span", name, class_="argument"), tag("pre", cut_middle(value, LONGEST_PIECE)))
+    if not value:
+        return tag("p", f"{name}: empty", class_="argument")
+    return tag("div", tag("p", name, class_="argument"), tag("pre", cut_middle(value, LONGEST_PIECE)))
 
 
 def _told(piece: Piece, records: Sequence[ToolCallRecord]) -> Markup:
