@@ -17,6 +17,7 @@ from agent_rl.journal import Journal, JournalError
 from agent_rl.timeline import FILE as TIMELINE
 
 JOURNAL, METRICS = "journal.sqlite", "metrics.jsonl"
+LARGEST = 1e100
 WAYS = ("sampled", "greedy")
 
 Row = dict[str, Any]
@@ -133,14 +134,11 @@ def read_records(directory: Path) -> Records:
 
 
 def figure(row: Row, name: str) -> float:
-    """A figure of a row; NaN when it is missing or no number."""
+    """A figure of a row; NaN when it is missing, no finite number, or one beyond drawing."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+    return float(value) if abs(value) < LARGEST else math.nan
 
 
 def _rows(path: Path, notes: list[str]) -> list[Row]:
@@ -243,7 +241,7 @@ def _note_missing_figures(records: Records) -> None:
     """Say which figures are NaN or infinite somewhere."""
     odd: Counter[str] = Counter()
     for row in records.steps:
-        odd.update(name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value))
+        odd.update(name for name, value in row.items() if isinstance(value, float) and math.isnan(figure(row, name)))
     if odd:
         named = ", ".join(f"{name} in {count}" for name, count in sorted(odd.items()))
         steps = len(records.steps)

@@ -90,6 +90,8 @@ def axis_labels(marks: Sequence[float], *, share: bool) -> list[str]:
         marks = [100 * mark for mark in marks]
     step = abs(marks[1] - marks[0]) if len(marks) > 1 else abs(marks[0]) or 1.0
     unit = f"{NARROW_SPACE}%" if share else ""
+    if max(map(abs, marks)) >= 1e7:
+        return [f"{mark:.1e}{unit}" if mark else f"0{unit}" for mark in marks]
     if not share and max(map(abs, marks)) >= 10_000:
         return [f"{mark / 1000:,.{0 if step >= 1000 else 1}f}k" if mark else "0" for mark in marks]
     if step < 1e-4:

@@ -1,0 +1,251 @@
+"""Run directories for tests of the report, written by the code that writes them in production."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from actors.run_records import RunRecords
+from actors.stored import decode_stored, encode_stored
+from agent_rl.continuing import remember
+from agent_rl.journal import Journal
+from agent_rl.load import load_topology
+from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory
+from agent_rl.report import make_report
+from agent_rl.staleness import Step
+from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
+from agent_rl.timeline import TimelineFile
+from tests.end_to_end.topologies import write_micro
+
+SFT, BEFORE, RL, AFTER = range(4)
+BEGAN = 1_000_000.0
+"""When synthetic runs begin, on the wall clock."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte: any text survives."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def trajectory(
+    group: GroupOpened,
+    sample: int,
+    pieces: Sequence[str],
+    *,
+    calls: Sequence[ToolCallRecord] = (),
+    status: Any = "finished",
+) -> Trajectory:
+    """What the model wrote and was told, in turn: pieces 0, 2, ... are its own."""
+    encoded = [byte_tokenizer().encode(piece).ids for piece in pieces]
+    tokens = [token for piece in encoded for token in piece]
+    mask = [int(index % 2 == 0) for index, piece in enumerate(encoded) for _ in piece]
+    return Trajectory(
+        rollout=f"{group.group}/{sample}/0",
+        group=group.group,
+        stage=group.stage,
+        sample=sample,
+        attempt=0,
+        purpose=group.purpose,
+        status=status,
+        reason="",
+        prompt_tokens=np.arange(3, dtype=np.int32),
+        tokens=np.array(tokens, dtype=np.int32),
+        loss_mask=np.array(mask, dtype=np.uint8),
+        logprobs=np.zeros(len(tokens), dtype=np.float32),
+        policies=np.tile(np.array([[1, 7]], dtype=np.int32), (len(tokens), 1)),
+        text="\n".join(pieces[::2]),
+        turns=len(pieces[::2]),
+        calls=tuple(calls),
+        generator="rollout_generator.0",
+        seconds=0.1,
+    )
+
+
+class SyntheticRun:
+    """A run directory under way: stages sft, evaluation `before`, rl, evaluation `after`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        path, self.directory = write_micro(folder)
+        self.directory.mkdir()
+        topology = load_topology(path)
+        remember(topology, self.directory)
+        (self.directory / "model").mkdir()
+        byte_tokenizer().save(str(self.directory / "model" / "tokenizer.json"))
+        self.journal = Journal(self.directory / "journal.sqlite")
+        self.records = RunRecords(self.directory, self.journal, topology, BEGAN)
+        self.wall = BEGAN
+        self.version = 0
+        self._number = 0
+
+    def enter(self, stage: int, **left: float) -> None:
+        """The learner enters a stage; ``left`` are figures of the one before."""
+        self.journal.set_fact("stage", str(stage))
+        self.journal.set_fact("stage_version", str(self.version))
+        if stage:
+            self.records.stage_left({"stage": stage - 1.0, "stage_seconds": 1.0, **left}, self.wall)
+        self._number = 0
+
+    def step(self, rewards: Sequence[Sequence[float]], pieces: Sequence[str] = ("yes",), **figures: float) -> None:
+        """A trained step whose groups had these rewards; those with equal ones are dropped, of others all are kept."""
+        trained, decided, rollouts = [], [], []
+        for of in rewards:
+            group = self._open("train", samples=len(of))
+            decided.append(group.group)
+            for sample, reward in enumerate(of):
+                made = trajectory(group, sample, pieces)
+                rollouts.append(RolloutFigures.of(made).judged(reward))
+                self._store(made, reward)
+            if len(set(of)) > 1:
+                trained.append(group.group)
+                self.journal.ready(group.group, [(sample, 0) for sample in range(len(of))], of, self.version, 1)
+            else:
+                self.journal.drop(group.group, "equal_rewards", 1.0, of[0], self.version, 1)
+        step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained))
+        self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
+        self.wall += 1.0
+        self.journal.step_trained(self.version, {"entropy": 0.5, "policy_gap": 0.001, **figures})
+        self.records.step(self.version, self.wall)
+        self.version += 1
+
+    def evaluate(self, stage: int, rewards: Sequence[float], pieces: Sequence[str] = ("yes",)) -> None:
+        """A whole evaluation: the same rewards sampled and greedy."""
+        judged = []
+        for purpose in ("evaluate_sampled", "evaluate_greedy"):
+            for index, reward in enumerate(rewards):
+                group = self._open(purpose, stage=stage, samples=1, problem=index)
+                made = trajectory(group, 0, pieces)
+                judged.append(RolloutFigures.of(made).judged(reward))
+                self._store(made, reward)
+                self.journal.evaluated(group.group)
+        name = "before" if stage == BEFORE else "after"
+        figures = evaluation_figures(judged, name, 2 * len(rewards))
+        self.journal.add_evaluation(stage, figures)
+        self.wall += 1.0
+        self.records.evaluation(stage, figures, self.wall)
+
+    def whole(self) -> SyntheticRun:
+        """A run from beginning to end."""
+        self.enter(SFT)
+        self.version = 1
+        self.enter(BEFORE, loss=0.25)
+        self.evaluate(BEFORE, [0, 0, 0, 1])
+        self.enter(RL)
+        self.step([[0, 1, 0, 0], [0, 0, 0, 0]])
+        self.step([[0, 1, 1, 1], [1, 1, 1, 1]])
+        self.step([[1, 1, 1, 0], [1, 1, 1, 1]])
+        self.enter(AFTER)
+        self.evaluate(AFTER, [1, 1, 0, 1])
+        self.enter(4)
+        return self
+
+    def timeline(self, seconds: int = 8) -> SyntheticRun:
+        """As many seconds in which the learner worked three quarters of the time, and waited else."""
+        file = TimelineFile(self.directory, 0.0, lambda: BEGAN + self._at)
+        for second in range(seconds + 1):
+            self._at = float(second)
+            for busy, waiting_for, actor in ((0.75, "roc_filter: step 3", "learner.0"), (0.5, "", "roc_filter.0")):
+                figures = {"stages": 4.0, "stage": 0.0, "step": second, "loss": 4.0 - second / 4, "nan": float("nan")}
+                total = busy * second
+                status = ActorStatus(actor, actor[:-2], "running", "", figures, waiting_for, total, total / 2)
+                file.observe(status, float(second))
+        return self
+
+    def close(self) -> Path:
+        """Write what a stopping filter writes; the run directory."""
+        self.records.write_summary(self.wall)
+        self.journal.close()
+        return self.directory
+
+    def _open(self, purpose: Any, *, stage: int = RL, samples: int, problem: int | None = None) -> GroupOpened:
+        number, self._number = self._number, self._number + 1
+        name = f"s{stage}-g{number:06d}"
+        asked = number if problem is None else problem
+        question = Problem(f"p{asked}", f"What is {asked}?", str(asked))
+        group = GroupOpened(name, stage, number, purpose, question, samples, Policy(1, self.version))
+        self.journal.open_group(name, stage, number, purpose, encode_stored(group))
+        return group
+
+    def _store(self, made: Trajectory, reward: float) -> None:
+        self.journal.add_trajectory(made.group, made.sample, 0, made.status, encode_stored(made))
+        self.journal.reward(made.group, made.sample, 0, reward)
+
+
+VOID = {"meta", "br", "hr", "link"}
+
+
+class Page(HTMLParser):
+    """A parsed report: every element with its attributes and all text in it; refuses what is not nested well."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self._open: list[tuple[str, list[str]]] = []
+        self.feed(html)
+        self.close()
+        assert not self._open, f"never closed: {[name for name, _ in self._open]}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        words: list[str] = []
+        self.elements.append((tag, dict(attrs), words))
+        if tag not in VOID:
+            self._open.append((tag, words))
+
+    def handle_endtag(self, tag: str) -> None:
+        opened, _ = self._open.pop()
+        assert opened == tag, f"<{opened}> is closed by </{tag}>"
+
+    def handle_data(self, data: str) -> None:
+        for _, words in self._open:
+            words.append(data)
+
+    def texts(self, tag: str, class_: str | None = None) -> list[str]:
+        """The text of every such element."""
+        return [
+            "".join(words)
+            for name, attributes, words in self.elements
+            if name == tag and (class_ is None or class_ in (attributes.get("class") or "").split())
+        ]
+
+    def headline(self) -> str:
+        """The one sentence."""
+        (found,) = self.texts("p", "headline")
+        return found.replace("\u202f", " ")
+
+    def notes(self) -> str:
+        """What the report says of itself."""
+        return "\n".join(self.texts("ul", "notes"))
+
+    def everything(self) -> str:
+        """All text of the body."""
+        return "".join(self.texts("body")).replace("\u202f", " ")
+
+    def rows(self) -> list[list[str]]:
+        """Cells of all table rows."""
+        found: list[list[str]] = []
+        for name, _, words in self.elements:
+            if name == "tr":
+                found.append([])
+            elif name in {"td", "th"}:
+                found[-1].append("".join(words).strip().replace("\u202f", " "))
+        return found
+
+
+def report(directory: Path) -> Page:
+    """The report of a run directory, parsed."""
+    return Page(make_report(directory, decode_stored))
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
