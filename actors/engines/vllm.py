@@ -289,6 +289,8 @@ class VllmEngine:
             # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
             tokens = max(CPU_STEP_TOKENS, self._model_length())
             arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
+            # In the engine's own process: a worker of its own would wait for it in a busy loop, on one core more.
+            arguments["distributed_executor_backend"] = "uni"
         if self._kv_tokens is not None:
             blocks = self._kv_tokens // self._block_size
             arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself
