@@ -17,8 +17,10 @@ from typing import Protocol
 import trio
 
 from agent_rl.children import Child, start_child
+from agent_rl.leftovers import Janitor
 from agent_rl.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
 from agent_rl.logs import log_directory
+from agent_rl.messages import ActorStatus
 from agent_rl.topology import ActorEntry, Topology
 
 USER_MISTAKE = 3
@@ -65,11 +67,12 @@ class ActorProcess:
         self.failure = ""
         """What it last said of its own failure."""
         self._killed_for = ""
+        self._died_at: float | None = None
         self.drain_seconds = drain_seconds(role, self.entry)
         # Counted from the time of day: higher also than in a supervisor this one replaces while others live on.
         self.incarnation = int(started_at)
         self._reports = reports
-        self._environment = actor_environment(self.entry)
+        self._environment = actor_environment(self.entry, topology.run.directory)
         self._budget = RestartBudget(self.entry.restarts, self.entry.restart_window_seconds)
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
@@ -77,14 +80,16 @@ class ActorProcess:
         for override in overrides:
             self._arguments += ["--set", override]
 
-    async def keep(self, lifeline: int, log: Callable[..., object]) -> None:
+    async def keep(self, lifeline: int, janitor: Janitor, log: Callable[..., object]) -> None:
         """Start the actor, and start it again when it dies, until the run ends or its budget is spent."""
         state = "starting"
         while not self.stopping:
             self._reports.process(self, state)
             child = self._start(lifeline)
+            janitor.started(child.pid)
             log("started", actor=self.name, pid=child.pid, incarnation=self.incarnation)
             status = await child.wait()
+            janitor.ended(child.pid)
             log("ended", actor=self.name, pid=child.pid, status=status, stopping=self.stopping)
             if self.stopping:
                 if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
@@ -110,6 +115,7 @@ class ActorProcess:
             self._reports.fail("\n  ".join(lines), 1)
             return False
         self.incarnation += 1
+        self._died_at = trio.current_time()
         reason = self.failure or (last_words[-1] if last_words else "")
         self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
         return True
@@ -124,6 +130,17 @@ class ActorProcess:
             stderr=self._stderr,
         )
         return self.child
+
+    def heard(self, status: ActorStatus, incarnation: int) -> None:
+        """A status came from its process of this incarnation."""
+        if incarnation != self.incarnation:  # of one that has ended
+            return
+        if status.state == "failed":
+            self.failure = status.detail
+        elif status.state != "starting" and self._died_at is not None:
+            seconds = trio.current_time() - self._died_at
+            self._died_at = None
+            self._reports.say(f"{self.name} runs again, {seconds:.1f} s after it ended")
 
     def terminate(self) -> None:
         """Ask it to stop; it is not started again."""

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_rl.leftovers import PREFIX
 from agent_rl.topology import Topology
 
 SOCKET_PATH_LIMIT = 107
@@ -58,7 +59,7 @@ def runtime_directory(topology: Topology) -> Path:
     A function of user and run directory, so that each process of the run finds it.
     """
     digest = hashlib.sha256(os.fsencode(topology.run.directory.resolve())).hexdigest()[:12]
-    name = f"agent-rl-{os.getuid()}-{digest}"
+    name = f"{PREFIX}run-{os.getuid()}-{digest}"
     temporary = Path(tempfile.gettempdir())
     longest = len(os.fsencode(temporary / name)) + len("/") + _HASHED
     return (temporary if longest <= SOCKET_PATH_LIMIT else Path("/tmp")) / name  # noqa: S108 - made with mode 0700

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agent_rl.addresses import is_loopback
@@ -93,11 +94,16 @@ def hosts_to_start(topology: Topology, host: str | None) -> tuple[str, ...]:
     return tuple(sorted(in_use, key=lambda name: name != topology.main_host))
 
 
-def actor_environment(entry: ActorEntry) -> dict[str, str]:
-    """The environment of an actor: as many threads as its settings say, one unless they or the environment do."""
+def actor_environment(entry: ActorEntry, run_directory: Path) -> dict[str, str]:
+    """The environment of an actor: as many threads as its settings say, one unless they or the environment do.
+
+    What torch caches goes into the run directory, unless the environment says where: otherwise it is left where
+    temporary files go.
+    """
     cls = find_class(entry.class_path)
     environment = dict(os.environ)
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code leaves its stack on stderr
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run_directory.absolute() / "cache" / "torchinductor"))
     threads = getattr(cls.Settings.model_validate(entry.settings), "threads", None)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         if threads is not None:

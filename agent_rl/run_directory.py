@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
 
 
 class RunRefused(Exception):  # noqa: N818 - named for what it is
@@ -40,31 +40,32 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
 def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
     """Make the directory of a run's Unix sockets, for its owner alone.
 
-    Afterwards these sockets are removed, and the directory if nothing else is in it.
-    ``sockets`` are addresses; those that are not ``ipc://`` are passed over. Raises RunRefused when someone else's
-    directory is in the way.
+    Afterwards these sockets are removed, and the directory if no other supervisor has its own in it. ``sockets`` are
+    addresses; those that are not ``ipc://`` are passed over. Raises RunRefused when someone else's directory is in the
+    way, or when a living process listens at one of the sockets.
     """
     files = [Path(address.removeprefix("ipc://")) for address in sockets if address.startswith("ipc://")]
     if not files:
         yield
         return
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RunRefused(f"{directory} is not a directory of yours alone; remove it")
-    for file in files:
-        file.unlink(missing_ok=True)  # left by a supervisor that was killed; the lock says it is gone
     try:
-        yield
-    finally:
+        held = claim(directory)
+    except Unsafe as error:
+        raise RunRefused(str(error)) from None
+    try:
         for file in files:
+            if listens(file):
+                remedy = "an actor of this run that was left behind? end it, or choose another run.directory"
+                raise RunRefused(f"a living process listens at {file}: {remedy}")
             file.unlink(missing_ok=True)
         try:
-            directory.rmdir()
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
-                raise
+            yield
+        finally:
+            for file in files:
+                file.unlink(missing_ok=True)
+    finally:
+        held.release()
+        sweep_one(directory)
 
 
 def read_summary(directory: Path, started_at: float) -> dict[str, Any] | None:

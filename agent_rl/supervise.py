@@ -34,6 +34,7 @@ from agent_rl import messages
 from agent_rl.actor_process import ActorProcess, stop_in_order
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.continuing import remember
+from agent_rl.leftovers import Janitor, sweep
 from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
 from agent_rl.logs import open_log
@@ -76,8 +77,11 @@ async def run_topology(
     with ExitStack() as stack:
         stack.enter_context(run_lock(directory, hosts))
         remember(topology, directory)
-        stack.enter_context(socket_directory(runtime, sockets))
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0])))
+        stack.callback(sweep)
+        for swept in sweep():
+            log.info("swept", directory=str(swept))
+        stack.enter_context(socket_directory(runtime, sockets))
         stages = [stage.name for stage in topology.stages]
         timeline = TimelineFile(directory, trio.current_time(), time.time)
         view = LiveView(topology.run.name, actors, stages, trio.current_time())
@@ -148,13 +152,14 @@ class Supervisor:
     async def run(self, network: Network) -> int:
         """Run to the end, heard and spoken to over ``network``; return the exit code."""
         lifeline, held = os.pipe()
+        janitor = Janitor()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._obey_signals)
                 await self._open_nodes(nursery, network)
                 nursery.start_soon(self._watch)
                 for actor in self._actors.values():
-                    nursery.start_soon(actor.keep, lifeline, self._log.info)
+                    nursery.start_soon(actor.keep, lifeline, janitor, self._log.info)
                 await self._ending.wait()
                 await self._drain()
                 for line in self._final_words:
@@ -166,8 +171,10 @@ class Supervisor:
             for actor in self._actors.values():
                 if actor.child is not None and not actor.child.ended:
                     actor.child.reap()
+                    janitor.ended(actor.child.pid)
             os.close(held)
             os.close(lifeline)
+            janitor.dismiss()
         return self._exit_code
 
     # How the run is watched.
@@ -206,19 +213,19 @@ class Supervisor:
                 if why:
                     self._end(1, why)
             else:
-                self._hear_actor(message)
+                self._hear_actor(message, delivery.inbound.incarnation)
 
-    def _hear_actor(self, status: ActorStatus) -> None:
+    def _hear_actor(self, status: ActorStatus, incarnation: int) -> None:
         now = trio.current_time()
         self._view.observe(status, now)
         self._timeline.observe(status, now)
         actor = self._actors.get(status.actor)
+        if actor is not None:
+            actor.heard(status, incarnation)
         if actor is None or not actor.stopping:
             self._note(*self._silence.heard(status), *self._movement.observe(status, now))
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)
-            if actor is not None:
-                actor.failure = status.detail
         elif status.state == "finished":
             self._end(0, f"{status.actor} has finished")
 

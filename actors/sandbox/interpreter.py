@@ -6,19 +6,19 @@ import itertools
 import json
 import math
 import os
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
+
+from agent_rl.leftovers import claimed_directory, remove_tree
 
 LENGTH = struct.Struct("!I")
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -67,12 +67,12 @@ class Interpreter:
 
         Whatever ends this, process, children and directory are gone afterwards. Raises WarmUpError.
         """
-        directory = tempfile.mkdtemp(prefix="agent-rl-sandbox-")
+        directory, claim = claimed_directory("sandbox")
         ours, theirs = socket.socketpair()
         try:
             async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as link:
                 with theirs:
-                    self._process = self._start(directory, theirs.fileno())
+                    self._process = self._start(str(directory), theirs.fileno())
                 try:
                     await self._serve(link, task_status)
                 finally:
@@ -84,7 +84,8 @@ class Interpreter:
             self._send.close()
             self._to_send.close()
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(_remove, directory)
+                await trio.to_thread.run_sync(remove_tree, directory)  # what a killed server could not
+            claim.release()
 
     async def call(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """Send ``request`` and wait for its reply; None when the interpreter was lost, or silent for ``seconds``.
@@ -202,8 +203,3 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
         finally:
             os.close(pidfd)
         process.wait()
-
-
-def _remove(directory: str) -> None:
-    """Remove what a killed server could not."""
-    shutil.rmtree(directory, ignore_errors=True)

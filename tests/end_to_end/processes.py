@@ -46,6 +46,36 @@ def start(path: Path, *arguments: str, **environment: str) -> subprocess.Popen[s
     )
 
 
+class Traces:
+    """What a run may leave behind: processes, files in ``temporary``, shared memory. ``look`` at it while it runs."""
+
+    def __init__(self, path: Path, temporary: Path) -> None:
+        self.temporary = temporary
+        self._path = path
+        self._shared = self._shared_memory()
+        self._everyone: set[int] = set()
+        self.sockets: set[str] = set()
+
+    def look(self, process: subprocess.Popen[str]) -> None:
+        self._everyone |= family(process.pid)
+        self.sockets |= {path.name for path in self.temporary.rglob("*") if path.is_socket()}
+
+    def assert_none(self) -> None:
+        assert len(self._everyone) >= 9  # the supervisor, its janitor, five actors, the executor's interpreters
+        assert len(self.sockets) >= 6
+        wait_for(lambda: not alive(self._everyone), "every process to end")
+        assert processes_of(self._path) == []
+        left = [str(path) for path in self.temporary.rglob("*")]
+        assert left == [], left
+        new = self._shared_memory() - self._shared
+        assert [name for name in new if any(str(pid) in name for pid in self._everyone)] == []
+
+    @staticmethod
+    def _shared_memory() -> set[str]:
+        folder = Path("/dev/shm")
+        return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=SECONDS)
@@ -96,6 +126,19 @@ def family(pid: int) -> set[int]:
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
+    return found
+
+
+def children_named(pid: int, name: str) -> list[int]:
+    """Direct and further children whose command line holds the name."""
+    found = []
+    for child in family(pid) - {pid}:
+        try:
+            command = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if name in command:
+            found.append(child)
     return found
 
 

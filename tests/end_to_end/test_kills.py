@@ -1,16 +1,21 @@
-"""Any one actor is killed in the middle of a run: it is started again, and no group is lost or trained twice."""
+"""An actor, or the supervisor, is killed in the middle of a run: it goes on, no group is lost or trained twice, nothing is left."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_rl.journal import Journal
 from tests.end_to_end.processes import (
+    Traces,
     check_finished,
+    children_named,
     finish,
     process_of_actor,
     start,
@@ -20,17 +25,67 @@ from tests.end_to_end.processes import (
 from tests.end_to_end.topologies import write_micro
 
 
-@pytest.mark.parametrize("role", ["kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"])
-def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, role: str) -> None:
-    path, directory = write_micro(tmp_path, steps=12)
-    process = start(path)
-    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
-    os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert f"{role}.0 was killed by SIGKILL; starting it again" in out + err
-    check_finished(path, directory, out, steps=12)
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="k-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def check_trained_once(directory: Path) -> None:
     journal = Journal(directory / "journal.sqlite")
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     assert len(trained) == len(set(trained))
+
+
+@pytest.mark.parametrize("role", ["kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"])
+def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, temporary: Path, role: str) -> None:
+    path, directory = write_micro(tmp_path, steps=12)
+    traces = Traces(path, temporary)
+    process = start(path, TMPDIR=str(temporary))
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    traces.look(process)
+    os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert f"{role}.0 was killed by SIGKILL; starting it again" in out + err
+    assert re.search(rf"{role}\.0 runs again, \d+\.\d s after it ended", out)
+    check_finished(path, directory, out, steps=12)
+    check_trained_once(directory)
+    traces.assert_none()
+
+
+def test_a_killed_supervisor_leaves_nothing_and_the_next_run_continues(tmp_path: Path, temporary: Path) -> None:
+    path, directory = write_micro(tmp_path, steps=200)
+    traces = Traces(path, temporary)
+    process = start(path, TMPDIR=str(temporary))
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    traces.look(process)
+    process.kill()
+    process.communicate()
+    traces.assert_none()  # though no other run has cleaned up
+    done = steps_trained(directory)
+    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}", TMPDIR=str(temporary)))
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=done + 2)
+    check_trained_once(directory)
+    traces.assert_none()
+
+
+def test_what_a_killed_sandbox_leaves_is_swept(tmp_path: Path, temporary: Path) -> None:
+    """The executor and its interpreters are killed at once: none of them can remove its directory."""
+    path, directory = write_micro(tmp_path, steps=8)
+    traces = Traces(path, temporary)
+    process = start(path, TMPDIR=str(temporary))
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    traces.look(process)
+    executor = process_of_actor(path, "tool_executor.0")
+    left = [folder for folder in temporary.iterdir() if "sandbox" in folder.name]
+    assert left
+    for pid in (executor, *children_named(executor, "actors.sandbox")):
+        os.kill(pid, signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=8)
+    traces.assert_none()

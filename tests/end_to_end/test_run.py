@@ -12,9 +12,7 @@ from agent_rl.audit import audit
 from agent_rl.journal import Journal
 from agent_rl.load import load_topology
 from tests.end_to_end.processes import (
-    alive,
     check_finished,
-    family,
     finish,
     free_ports,
     processes_of,
@@ -96,21 +94,6 @@ def test_overrides_reach_the_actors_and_a_wrong_one_is_refused(tmp_path: Path) -
     assert "stages.2.stepps" in err
     assert "steps" in err
     assert "Traceback" not in err
-
-
-def test_a_killed_supervisor_leaves_no_process_and_the_next_run_continues(tmp_path: Path) -> None:
-    path, directory = write_micro(tmp_path, steps=200)
-    process = start(path)
-    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
-    everyone = family(process.pid)
-    assert len(everyone) >= 8  # the supervisor, five actors, and the executor's interpreters
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not alive(everyone), "every process to end")
-    done = steps_trained(directory)
-    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
-    assert code == 0, out + err
-    check_finished(path, directory, out, steps=done + 2)
 
 
 def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_path: Path) -> None:
