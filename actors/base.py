@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import trio
 from pydantic import BaseModel, ConfigDict
@@ -162,6 +162,49 @@ class Actor:
         """Keyword arguments for making a link: ``window`` of a push, ``outstanding`` and ``timeout`` of a call."""
         del link, settings
         return {}
+
+    @classmethod
+    def check(cls, topology: Topology, settings: Any) -> list[str]:
+        """What these settings make impossible in this topology, for ``agent-rl check`` to say before anything starts."""
+        del topology, settings
+        return []
+
+    @classmethod
+    def probe(cls, topology: Topology, settings: Any) -> list[str]:
+        """What is wrong with code of the user's own that the role calls, tried on made-up input before anything starts.
+
+        A role with such code overrides it; see `on_trial`.
+        """
+        del topology, settings
+        return []
+
+    @classmethod
+    def on_trial(cls, topology: Topology, settings: Any) -> Self:
+        """The actor with settings and topology, yet without links: for a `probe` to try its pure methods."""
+        import random
+        from pathlib import Path
+
+        import structlog
+
+        return cls(
+            ActorContext(
+                name="on_trial.0",
+                role="on_trial",
+                replica=0,
+                incarnation=0,
+                topology=topology,
+                settings=settings,
+                directory=Path(topology.run.directory),
+                base=Path(),
+                node=cast("Node", None),
+                nursery=cast("trio.Nursery", None),
+                rng=random.Random(0),
+                log=structlog.get_logger(),
+                links=dict.fromkeys(cls.links),
+                open_journal=cast("Callable[[], Journal]", None),
+                started_at=0.0,
+            )
+        )
 
     def __init__(self, context: ActorContext) -> None:
         self.context = context

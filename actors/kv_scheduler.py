@@ -11,6 +11,7 @@ import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
+from agent_rl.contracts import ContractError, called, needs_start
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -23,7 +24,7 @@ from agent_rl.messages import (
     RolloutRequest,
     UnfinishedGroups,
 )
-from agent_rl.placement import MostRoom, Placement
+from agent_rl.placement import MostRoom, Placement, try_placement
 from agent_rl.scheduling import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
 from agent_rl.tasks import load_tasks
 from agent_rl.topology import RlStage, Topology
@@ -66,6 +67,17 @@ class KVScheduler(Actor):
         if settings.request_window < topology.algorithm.samples:
             least = f"set it to at least algorithm.samples = {topology.algorithm.samples}"
             return [f"request_window {settings.request_window} is smaller than a group; {least}"]
+        return []
+
+    @classmethod
+    def probe(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
+        """Try the placement on made-up engines and rollouts."""
+        actor = cls.on_trial(topology, settings)
+        try:
+            try_placement(called(f"{cls.__name__}.placement", actor.placement, "before the start"))
+        except ContractError as error:
+            if not needs_start(error, actor):
+                raise
         return []
 
     def placement(self) -> Placement:

@@ -23,6 +23,7 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.weights import Checkpoints, PublishedWeights, model_directory
 from agent_rl.batching import Masked, bucketed
+from agent_rl.contracts import ContractError, called
 from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
@@ -401,9 +402,19 @@ class Learner(Actor):
             seed=topology.run.seed,
             loss=self.loss,
         )
+        self._try_loss()
         self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
         newest = self._checkpoints.newest()
         return self._trainer.restore(newest) if newest else Position(0, 0, 0)
+
+    def _try_loss(self) -> None:
+        """Before anything is trained, the loss on a made-up micro-batch. Raises ContractError when it breaks its contract."""
+        from agent_rl.losses import loss_fault
+
+        name = f"{type(self).__name__}.loss"
+        fault = called(name, lambda: loss_fault(self.loss, self._trainer.settings), "on a made-up micro-batch")
+        if fault:
+            raise ContractError(f"{name} {fault}")
 
     def status(self) -> tuple[str, dict[str, float]]:
         """The position and the last step's figures."""

@@ -12,6 +12,7 @@ their own, so that no handler waits for a push or a call.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.run_records import RunRecords
 from actors.stored import decode_stored, encode_stored
+from agent_rl.contracts import ContractError, needs_start
 from agent_rl.group_instructions import (
     NOT_FINITE,
     STAGE_BOUNDARY,
@@ -56,7 +58,7 @@ from agent_rl.messages import (
     Verdict,
     VerifyAnswer,
 )
-from agent_rl.resampling import SELECTIONS, Candidate
+from agent_rl.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
 from agent_rl.statistics import RolloutFigures
 from agent_rl.topology import Topology
 from transport import CallFailed, CallRefused, CallTimeout, PeerLost
@@ -107,8 +109,27 @@ class RoCFilter(Actor):
             return [f"{window} cannot hold (max_staleness + 1) * groups_per_step groups; set it to at least {needed}"]
         return []
 
-    def select(self, group: Sequence[Candidate], rng: Any) -> tuple[int, ...]:
-        """Which rollouts of a group to keep: the one method a filter of your own overrides."""
+    @classmethod
+    def probe(cls, topology: Topology, settings: RoCFilterSettings) -> list[str]:
+        """Try the selection on made-up groups."""
+        algorithm = topology.algorithm
+        if algorithm.samples < 2:
+            return []
+        actor = cls.on_trial(topology, settings)
+        try:
+            for group in made_up_groups(algorithm.samples, algorithm.minimum_samples):
+                sound_selection(actor.select, group, random.Random(0), "a made-up group")
+        except ContractError as error:
+            if not needs_start(error, actor):
+                raise
+        return []
+
+    def select(self, group: Sequence[Candidate], rng: random.Random) -> tuple[int, ...]:
+        """Which rollouts of a group with both rewards to keep, by position: the one method a filter of your own overrides.
+
+        Some with and some without reward, or none to drop the group. Chance comes from ``rng`` alone, which is the group's
+        own. What it returns is looked at: a run that would train on rubbish stops, with the reason.
+        """
         algorithm = self.context.topology.algorithm
         return SELECTIONS[algorithm.resampling](group, rng, keep=algorithm.keep)
 

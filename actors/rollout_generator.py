@@ -25,7 +25,7 @@ from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
 from actors.rates import Rate
 from actors.weights import model_directory
-from agent_rl.declared import declared_tools
+from agent_rl.declared import declared_tools, format_faults
 from agent_rl.episode import Episode
 from agent_rl.messages import (
     EngineLoad,
@@ -40,6 +40,7 @@ from agent_rl.messages import (
 )
 from agent_rl.parsing import MalformedCall, ParsedCall, tool_response_text
 from agent_rl.prompts import ChatFormat
+from agent_rl.topology import Topology
 from transport import CallFailed, CallTimeout, PeerLost
 
 
@@ -94,6 +95,12 @@ class RolloutGenerator(Actor):
             "tools": {"outstanding": settings.tool_calls_outstanding, "timeout": settings.tool_timeout_seconds},
         }
         return options.get(link, {})
+
+    @classmethod
+    def probe(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
+        """Try the format on turns that a model may write."""
+        del topology, settings
+        return format_faults(cls.chat_format)
 
     async def start(self) -> None:
         """Load tokenizer and engine; serve requests once a policy was published."""

@@ -23,6 +23,7 @@ from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.check import find_class
+from agent_rl.contracts import ContractError
 from agent_rl.finite import TrainingStoppedError
 from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError, load_topology
@@ -36,7 +37,16 @@ from transport import BindError, CurveKeys, Delivery, InsecureLink, Network, Nod
 
 USER_MISTAKE = 3
 STATUS_SECONDS = 0.5
-MISTAKES = (TopologyError, TaskError, JournalError, PromptError, TrainingStoppedError, BindError, InsecureLink)
+MISTAKES = (
+    ContractError,
+    TopologyError,
+    TaskError,
+    JournalError,
+    PromptError,
+    TrainingStoppedError,
+    BindError,
+    InsecureLink,
+)
 STATUS_LINK = "status"
 DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
     Push: {"window": 256},

@@ -9,8 +9,10 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Call, Settings
 from actors.rates import Rate
 from actors.sandbox.client import ExecutionLimits, Sandbox
+from agent_rl.declared import tool_faults
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
 from agent_rl.prompts import PYTHON_TOOL, TOOLS
+from agent_rl.topology import Topology
 
 
 class ToolExecutorSettings(Settings):
@@ -40,6 +42,12 @@ class ToolExecutor(Actor):
     links: ClassVar = {}
     tools: ClassVar[tuple[dict[str, Any], ...]] = TOOLS
     """What the model is told it may call, as JSON schemas: an executor with another tool adds it here, and to `execute`."""
+
+    @classmethod
+    def probe(cls, topology: Topology, settings: ToolExecutorSettings) -> list[str]:
+        """Look at the tools it declares."""
+        del topology, settings
+        return tool_faults(cls.tools)
 
     async def start(self) -> None:
         """Warm the interpreters up."""

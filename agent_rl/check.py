@@ -15,8 +15,10 @@ from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
+from agent_rl.check_contracts import class_findings, objections, option_findings
 from agent_rl.check_files import file_faults
 from agent_rl.check_hosts import host_faults
+from agent_rl.contracts import described, place_of
 from agent_rl.load import Fault, Source, suggest, validation_faults
 from agent_rl.tasks import TaskError, load_tasks
 from agent_rl.topology import ActorEntry, Topology
@@ -62,6 +64,8 @@ def check_topology(topology: Topology, path: Path, overrides: Sequence[str] = ()
     for actor in actors.values():
         faults += _declaration_faults(topology, actor, source)
         faults += _link_faults(actor, actors, source)
+    if not faults:  # else what nobody sends follows from them
+        faults += _unsent_faults(actors, source)
     cycle = find_cycle({role: _waits_for(actor) for role, actor in actors.items()})
     if cycle:
         message = f"actors wait for each other in a circle: {' -> '.join(cycle)}"
@@ -141,10 +145,9 @@ def _find_actor(topology: Topology, role: str, source: Source, faults: list[Faul
     cls = _import(entry.class_path, place, source, faults)
     if cls is None:
         return None
-    lacking = [name for name in ("receives", "links", "Settings", "handle") if not hasattr(cls, name)]
-    if not isinstance(cls, type) or lacking:
-        lacks = f", it lacks {', '.join(lacking)}" if lacking else ""
-        faults.append(source.fault(place, f"{entry.class_path} is no actor class{lacks}", "derive it from Actor"))
+    findings = list(class_findings(cls, entry.class_path))
+    if findings:
+        faults += [source.fault(place, message, remedy) for message, remedy in findings]
         return None
     actor_class = cast("ActorClass", cls)
     settings = None
@@ -167,11 +170,13 @@ def _import(class_path: str, place: tuple[str, ...], source: Source, faults: lis
                 "modules are looked for in the working directory, beside the topology file and among what is installed"
             )
         else:
-            message, remedy = f"{module_name} needs {error.name!r}, which is not installed", "install it"
+            where = place_of(error)
+            message = f"{module_name} needs {error.name!r}, which is not installed{f' ({where})' if where else ''}"
+            remedy = "install it"
         faults.append(source.fault(place, message, remedy))
         return None
-    except Exception as error:  # noqa: BLE001 - a module may fail in any way; the fault names it
-        faults.append(source.fault(place, f"importing {module_name} fails with {type(error).__name__}: {error}"))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may fail in any way; the fault names it
+        faults.append(source.fault(place, f"importing {module_name} fails with {described(error)}"))
         return None
     found = getattr(module, name, None)
     if found is None:
@@ -196,13 +201,12 @@ def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source)
         if link not in actor.cls.links:
             message = f"{actor.entry.class_path} has no such link"
             faults.append(source.fault((*place, "links", link), message, suggest(link, actor.cls.links)))
-    own_check = getattr(actor.cls, "check", None)
-    if own_check is not None and actor.settings is not None:
-        try:
-            messages = own_check(topology, actor.settings)
-        except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
-            messages = [f"its check fails with {type(error).__name__}: {error}"]
-        faults += [source.fault((*place, "settings"), message) for message in messages]
+    if actor.settings is not None:
+        for trial, key in (("check", "settings"), ("probe", "class")):
+            found = objections(actor.cls, trial, topology, actor.settings)
+            faults += [source.fault((*place, key), message) for message in found]
+        options = option_findings(actor.cls, actor.entry.class_path, actor.settings)
+        faults += [source.fault((*place, "class"), message, remedy) for message, remedy in options]
     return faults
 
 
@@ -222,6 +226,28 @@ def _link_faults(actor: CheckedActor, actors: Mapping[str, CheckedActor], source
                     source.fault(place, message, f"lead it to a role that does, or give {target} a class that does")
                     for message in _not_received(declared, actors[target])
                 ]
+    return faults
+
+
+def _unsent_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
+    """What an actor waits for and nobody sends it."""
+    faults = []
+    for role, actor in actors.items():
+        sent = {
+            (declared.kind, message)
+            for other in actors.values()
+            for link, declared in other.cls.links.items()
+            if role in other.entry.targets(link)
+            for message in declared.messages
+        }
+        for received in actor.cls.receives:
+            unsent = [each.__name__ for each in received.messages if (received.kind, each) not in sent]
+            if unsent:
+                message = (
+                    f"{actor.entry.class_path} receives {', '.join(unsent)} by {received.kind}, and nobody sends it"
+                )
+                remedy = f"lead a link to {role} that carries it, or take it out of the class' receives"
+                faults.append(source.fault(("actors", role, "class"), message, remedy))
     return faults
 
 

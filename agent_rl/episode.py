@@ -66,7 +66,7 @@ class Episode:
         if not stopped:
             self.ended = "truncated"
             return ()
-        calls = self._chat.calls(text)
+        calls = self._chat.sound_calls(text)
         if not calls:
             self.ended = "finished"
         elif self.turns >= self.request.sampling.max_turns:

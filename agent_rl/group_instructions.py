@@ -10,6 +10,7 @@ from agent_rl.staleness import Step
 EQUAL_REWARDS = "equal_rewards"
 TOO_FEW_ROLLOUTS = "too_few_rollouts"
 STALE = "stale"
+NOT_SELECTED = "not_selected"
 STAGE_BOUNDARY = "stage_boundary"
 NOT_FINITE = "not_finite"
 """Of the groups of a step that the learner skipped: its loss or gradient was not finite, and nothing was changed."""

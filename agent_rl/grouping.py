@@ -15,6 +15,7 @@ import numpy as np
 
 from agent_rl.group_instructions import (
     EQUAL_REWARDS,
+    NOT_SELECTED,
     STAGE_BOUNDARY,
     STALE,
     TOO_FEW_ROLLOUTS,
@@ -36,7 +37,7 @@ from agent_rl.messages import (
     Trajectory,
     UnfinishedGroup,
 )
-from agent_rl.resampling import Candidate, Select, candidate, has_signal
+from agent_rl.resampling import Candidate, Select, candidate, has_signal, sound_selection
 from agent_rl.rewards import exactly_equal, final_answer
 from agent_rl.staleness import StepAssembler
 from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
@@ -271,10 +272,15 @@ class GroupBook:
         candidates = [_with_reward(rollout) for rollout in usable]
         instruction: Instruction
         kept: tuple[int, ...] = ()
-        if len(usable) >= self.algorithm.minimum_samples and has_signal([c.reward for c in candidates]):
-            kept = tuple(self.select(candidates, random.Random(f"{self.seed}/{name}/select")))
+        if len(usable) < self.algorithm.minimum_samples:
+            reason = TOO_FEW_ROLLOUTS
+        elif not has_signal([c.reward for c in candidates]):
+            reason = EQUAL_REWARDS
+        else:
+            reason = NOT_SELECTED
+            rng = random.Random(f"{self.seed}/{name}/select")
+            kept = sound_selection(self.select, candidates, rng, f"the group {name}")
         if not kept:
-            reason = EQUAL_REWARDS if len(usable) >= self.algorithm.minimum_samples else TOO_FEW_ROLLOUTS
             instruction = self._drop(name, reason, order=self._decided)
             self._assembler.decided(name, group.opened.policy.version, signal=False)
         else:

@@ -44,8 +44,9 @@ class Loss(Protocol):
     """What `policy_loss` is, and what a learner of your own may put in its place.
 
     All tensors are [rows, width] float32, a row a trajectory's response padded on the right, one micro-batch of an update;
-    ``mask`` is 1 for the model's own tokens and 0 elsewhere, where the others may hold anything. ``logprobs`` carries the
-    gradient. Micro-batches are summed: divide by ``normaliser``, the number of the model's tokens in the whole update.
+    ``mask`` is 1 for the model's own tokens and 0 elsewhere, where log-probabilities may be anything, even infinite.
+    ``logprobs`` carries the gradient. The losses of an update's micro-batches are summed: divide by ``normaliser``, the number
+    of the model's tokens in all of them.
     """
 
     def __call__(
@@ -109,3 +110,41 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     log_softmax = torch.log_softmax(logits.float() / temperature, dim=-1)
     entropy = -(log_softmax.exp() * log_softmax).sum(-1)
     return log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def loss_fault(loss: Loss, settings: LossSettings) -> str:
+    """What a loss does wrong on a made-up micro-batch; empty when it keeps to `Loss`. Raises what the loss raises."""
+    drawn = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1.0, 1, 0, 1, 0], [1, 0, 0, 1, 1], [1, 1, 1, 0, 0]])
+    advantages = torch.tensor([[1.2], [-1.1], [-0.1]]).expand_as(mask)
+    behaviour = torch.where(mask > 0, -2.0 * torch.rand(mask.shape, generator=drawn), torch.nan)
+
+    def evaluate(rows: slice) -> tuple[Tensor, Tensor]:
+        logprobs = behaviour[rows].clone().requires_grad_()
+        made = loss(
+            logprobs,
+            behaviour[rows],
+            behaviour[rows],
+            advantages[rows],
+            mask[rows],
+            normaliser=float(mask.sum()),
+            settings=settings,
+        )
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], LossSums)):
+            raise TypeError(f"returned {type(made).__name__}; it must return the loss and its LossSums")
+        if not isinstance(made[0], Tensor) or made[0].shape != ():
+            raise TypeError("returned a loss that is no scalar tensor")
+        gradient = torch.autograd.grad(made[0], logprobs, allow_unused=True)[0] if made[0].requires_grad else None
+        return made[0].detach(), torch.zeros_like(mask[rows]) if gradient is None else gradient
+
+    whole, gradient = evaluate(slice(None))
+    if not bool(whole.isfinite()) or not bool(gradient.isfinite().all()):
+        return "is not finite, or its gradient is not, where log-probabilities are NaN outside the mask"
+    if bool(gradient[mask == 0].any()):
+        return "has a gradient on tokens the model did not write"
+    if float((gradient * advantages).sum()) >= 0.0:
+        return "does not fall when tokens with a positive advantage become likelier, and others less likely"
+    parts = [evaluate(slice(row, row + 1))[0] for row in range(len(mask))]
+    if not torch.isclose(torch.stack(parts).sum(), whole, rtol=1e-4, atol=1e-6):
+        return "of a whole update is not the sum of its micro-batches' losses; divide by `normaliser`, not by the batch"
+    return ""

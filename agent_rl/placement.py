@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent_rl.messages import EngineLoad, RolloutRequest
-
-
-class PlacementError(Exception):
-    """A placement chose what was not offered; the message says what it returned."""
+from agent_rl.contracts import ContractError, called
+from agent_rl.messages import EngineLoad, Problem, RolloutRequest, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +117,44 @@ class MostRoom:
 
 
 def chosen_rollout(placement: Placement, waiting: Sequence[Waiting]) -> int:
-    """What the placement chooses, or PlacementError when it is no position in ``waiting``."""
-    position = placement.next(waiting)
+    """What the placement chooses. Raises ContractError when it is no position in ``waiting``."""
+    name, given = f"{type(placement).__name__}.next", f"for {len(waiting)} waiting rollouts"
+    position = called(name, lambda: placement.next(waiting), given)
     if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < len(waiting):
-        raise PlacementError(
-            f"{type(placement).__name__}.next returned {position!r} for {len(waiting)} waiting rollouts; "
-            "it must return a position, from 0"
-        )
+        raise ContractError(f"{name} returned {position!r} {given}; it must return a position, from 0")
     return position
 
 
 def chosen_engine(placement: Placement, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
-    """What the placement chooses, or PlacementError when it is none of ``engines``."""
-    generator = placement.engine(rollout, engines)
-    if generator not in [engine.generator for engine in engines]:
-        raise PlacementError(
-            f"{type(placement).__name__}.engine returned {generator!r} for {rollout.request.rollout}; "
-            f"it must return one of those offered: {', '.join(engine.generator for engine in engines)}"
-        )
+    """What the placement chooses. Raises ContractError when it is none of ``engines``."""
+    name, given = f"{type(placement).__name__}.engine", f"for {rollout.request.rollout}"
+    generator = called(name, lambda: placement.engine(rollout, engines), given)
+    offered = [engine.generator for engine in engines]
+    if generator not in offered:
+        raise ContractError(f"{name} returned {generator!r} {given}; it must return one of {', '.join(offered)}")
     return generator
+
+
+def try_placement(placement: Placement) -> None:
+    """Let it place made-up rollouts on made-up engines. Raises ContractError when it chooses what was not offered."""
+    problem = Problem("p", "?", "!")
+    for count in (1, 2, 5):
+        waiting = [
+            Waiting(
+                RolloutRequest(
+                    rollout=f"s0-g{number:06d}/0/{number % 2}",
+                    group=f"s0-g{number:06d}",
+                    stage=0,
+                    sample=0,
+                    attempt=number % 2,
+                    purpose="train",
+                    problem=problem,
+                    sampling=Sampling(1.0, 100, 4),
+                    seed=number,
+                ),
+                100 + number,
+            )
+            for number in range(count)
+        ]
+        engines = [EngineRoom(f"rollout_generator.{i}", 1000 - 100 * i, i, i % 2) for i in range(count)]
+        chosen_engine(placement, waiting[chosen_rollout(placement, waiting)], engines)

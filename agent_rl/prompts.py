@@ -10,7 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from agent_rl.parsing import AnyCall, parse_turn
+from agent_rl.contracts import ContractError, called
+from agent_rl.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
 
 if TYPE_CHECKING:
     from agent_rl.messages import Problem
@@ -134,6 +135,15 @@ class ChatFormat:
     def calls(cls, text: str) -> tuple[AnyCall, ...]:
         """The tool calls in what the model wrote in one turn, in order; without any the episode ends. Never raises."""
         return parse_turn(text).calls
+
+    @classmethod
+    def sound_calls(cls, text: str) -> tuple[AnyCall, ...]:
+        """The same as `calls`; raises ContractError when a format of the user's own raises or returns anything else."""
+        name, given = f"{cls.__name__}.calls", f"for the turn {text[:200]!r}"
+        found = called(name, lambda: tuple(cls.calls(text)), given)
+        if not all(isinstance(call, ParsedCall | MalformedCall) for call in found):
+            raise ContractError(f"{name} returned {found!r} {given}; it must return ParsedCalls and MalformedCalls")
+        return found
 
     def responses(self, responses: Sequence[str]) -> str:
         """What the model reads of its calls' results, in their order."""

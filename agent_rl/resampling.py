@@ -1,15 +1,18 @@
 """Resample on Correct (RoC): sample 2G rollouts, keep G, the cleaner ones among the correct (paper, section GRPO-RoC).
 
-Everything here is pure: `select(group, rng)` is what a user swaps in a filter of their own.
+Everything here is pure: `select(group, rng)` is what a user swaps in a filter of their own, and `sound_selection` what is
+asked of it.
 """
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from agent_rl.contracts import ContractError, called
 from agent_rl.messages import Trajectory
 from agent_rl.rewards import answer_tags
 
@@ -28,7 +31,8 @@ class Candidate:
 
 
 Select: TypeAlias = Callable[[Sequence[Candidate], random.Random], tuple[int, ...]]
-"""From a group's candidates and a generator seeded for the group to the positions kept, ascending."""
+"""From a group's candidates and a generator seeded for the group to the positions kept: some with and some without reward,
+or none at all, which drops the group."""
 
 
 def candidate(trajectory: Trajectory, reward: float) -> Candidate:
@@ -120,3 +124,63 @@ SELECTIONS = {"paper": select_paper, "release": select_release, "none": select_u
 def has_signal(rewards: Sequence[float]) -> bool:
     """Whether a group teaches anything: its rewards are not all equal."""
     return len(set(rewards)) > 1
+
+
+def sound_selection(select: Select, group: Sequence[Candidate], rng: random.Random, name: str) -> tuple[int, ...]:
+    """The positions that ``select`` keeps of a group that has signal, ascending; none drops the group.
+
+    Raises ContractError, naming the group as ``name``, when it raises, returns anything but distinct positions in the group,
+    or keeps equal rewards alone: they have no advantage over one another, and training on them would teach nothing.
+    """
+    what, given = getattr(select, "__qualname__", "select"), f"for {name} of {len(group)} rollouts"
+    returned = called(what, lambda: select(group, rng), given)
+    try:
+        kept = sorted(_position(each) for each in returned)
+    except TypeError:
+        raise ContractError(
+            f"{what} returned {_shown(returned)} {given}; it must return positions, as in (0, 2)"
+        ) from None
+    outside = [each for each in kept if not 0 <= each < len(group)]
+    if outside:
+        raise ContractError(f"{what} returned {_shown(returned)} {given}; positions go from 0 to {len(group) - 1}")
+    if len(set(kept)) < len(kept):
+        raise ContractError(f"{what} returned {_shown(returned)} {given}; it must return each position once")
+    if kept and not has_signal([group[each].reward for each in kept]):
+        reward = group[kept[0]].reward
+        message = f"{what} kept only rollouts with the reward {reward:g} {given}, which have no advantage"
+        raise ContractError(f"{message}; keep some with and some without reward, or none to drop the group")
+    return tuple(kept)
+
+
+def _position(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for what is no integer
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def made_up_groups(samples: int, minimum: int) -> Iterator[list[Candidate]]:
+    """Groups to try a selection on: few right and many, long and short, clean and not, some with rollouts lost."""
+    rng = random.Random(0)
+    for trial in range(24):
+        size = samples if trial % 3 else rng.randint(max(2, min(minimum, samples)), max(2, samples))
+        right = (1, size - 1, rng.randint(1, size - 1))[trial % 3]
+        rewarded = set(rng.sample(range(size), right))
+        yield [_made_up(rng, sample, float(sample in rewarded)) for sample in range(size)]
+
+
+def _made_up(rng: random.Random, sample: int, reward: float) -> Candidate:
+    calls = rng.randint(0, 5)
+    return Candidate(
+        sample=sample,
+        reward=reward,
+        turns=calls + 1,
+        tool_calls=calls,
+        failed_calls=rng.randint(0, calls),
+        answer_tags=rng.randint(0, 2),
+        tokens=rng.randint(1, 4000),
+    )

@@ -114,7 +114,8 @@ class FilterContract(FilterBench):
                 await self.settle(stage, opened(1), [WRONG] * 4)
                 step = await stage["learner"].receive(StepReady)
                 assert (step.version, step.groups) == (0, ()), f"an empty step 0 was due, not {step}"
-                assert not any(isinstance(message, TrainingGroup) for message in stage["learner"].log)
+                sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
+                assert not sent, f"groups of equal rewards were sent to be trained: {sent}"
 
         self.run(main)
 
@@ -141,7 +142,7 @@ class FilterContract(FilterBench):
                 assert set(step.groups) <= sent, f"step {version} names groups that were not sent before it"
                 await self.trained(stage, step)
                 version += 1
-        assert version == steps
+        assert version == steps, f"{steps} steps were due, {version} came"
         in_steps = [g for m in stage["learner"].log if isinstance(m, StepReady) for g in m.groups]
         assert len(in_steps) == len(set(in_steps)), "a group is in two steps"
         assert self.may_drop or len(in_steps) == 2 * steps, f"{2 * steps} groups were due, {len(in_steps)} came"
@@ -212,11 +213,12 @@ class FilterContract(FilterBench):
                 await self.settled()
                 again = [m for m in stage["learner"].log[before:] if isinstance(m, StepReady)]
                 assert [step.version for step in again] == [1, 2], f"steps 1 and 2 were due again, not {again}"
-                assert [step.groups for step in again] == [step.groups for step in sent]
+                same = [step.groups for step in again] == [step.groups for step in sent]
+                assert same, f"the steps were sent again with other groups: {again}"
                 groups = {m.group for m in stage["learner"].log[before:] if isinstance(m, TrainingGroup)}
-                assert groups == {group for step in again for group in step.groups}
+                assert groups == {group for step in again for group in step.groups}, f"sent again were {sorted(groups)}"
                 await self.trained(stage, again[0])
-            assert audit(tmp_path).steps == 3
+            assert audit(tmp_path).steps == 3, "a step reported again was counted again"
 
         self.run(main)
 
@@ -234,9 +236,11 @@ class FilterContract(FilterBench):
                     stage["kv_scheduler"].call("journal", FILTER), UnfinishedGroups(RL), timeout=30
                 )
                 assert answer.opened == 2, f"2 groups were opened, the answer says {answer.opened}"
-                (group,) = answer.groups
-                assert group.opened == opened(1)
-                assert set(group.missing) == {Retry(opened(1).group, 2, 1), Retry(opened(1).group, 3, 0)}
+                assert len(answer.groups) == 1, f"1 group is unfinished, the answer names {len(answer.groups)}"
+                group = answer.groups[0]
+                assert group.opened == opened(1), f"unfinished is {group.opened}"
+                missing = {Retry(opened(1).group, 2, 1), Retry(opened(1).group, 3, 0)}
+                assert set(group.missing) == missing, f"{group.missing} is said to be missing"
 
         self.run(main)
 
@@ -285,7 +289,7 @@ class FilterContract(FilterBench):
             failures = iter(["the checker died", "", ""])
 
             def judge(message: Any) -> Any:
-                assert isinstance(message, VerifyAnswer)
+                assert isinstance(message, VerifyAnswer), f"the executor was called with {message}"
                 failure, equal = next(failures), message.prediction == "\\sqrt{16}"
                 return Verdict(message.check, equal and not failure, "symbolic", failure, 0.01)
 
@@ -330,11 +334,13 @@ class FilterContract(FilterBench):
                 for number, answer in enumerate((RIGHT, WRONG, RIGHT, RIGHT)):
                     purpose = "evaluate_sampled" if number < 2 else "evaluate_greedy"
                     group = opened(number, stage=EVALUATION, samples=1, purpose=purpose)
+                    await self.settled(1)
                     assert not any(isinstance(m, EvaluationReady) for m in stage["learner"].log), "too early"
                     await self.settle(stage, group, [answer])
                 ready = await stage["learner"].receive(EvaluationReady)
-                assert (ready.stage, ready.figures["success_after_sampled"]) == (EVALUATION, 0.5)
-                assert ready.figures["success_after_greedy"] == 1.0
-                assert not any(isinstance(m, TrainingGroup) for m in stage["learner"].log)
+                success = tuple(ready.figures.get(f"success_after_{way}") for way in ("sampled", "greedy"))
+                assert (ready.stage, success) == (EVALUATION, (0.5, 1.0)), f"in stage {ready.stage}: {success}"
+                sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
+                assert not sent, f"groups of an evaluation were sent to be trained: {sent}"
 
         self.run(main)

@@ -80,7 +80,8 @@ class FilterBench(RoleContract):
     async def trained(self, stage: Stage, step: StepReady) -> None:
         """The learner has trained the step."""
         told = StepTrained(RL, step.version, step.groups, {})
-        assert await ask(stage["learner"].call("steps", FILTER), told, timeout=30) == Recorded()
+        answer = await ask(stage["learner"].call("steps", FILTER), told, timeout=30)
+        assert answer == Recorded(), f"a trained step was answered with {answer}"
 
 
 def rollout(group: GroupOpened, sample: int, answer: str, **changes: Any) -> Trajectory:

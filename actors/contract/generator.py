@@ -103,11 +103,13 @@ class GeneratorContract(GeneratorBench):
                 asked = await bench.ask()
                 made = await bench.trajectory()
                 first, second = bench.engine.requests
-                assert list(first.tokens) == made.prompt_tokens.tolist()
+                assert list(first.tokens) == made.prompt_tokens.tolist(), "the first turn does not continue the prompt"
                 before = len(made.tokens) - len(bench.engine.written[made.rollout][1])
-                assert list(second.tokens) == [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
+                so_far = [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
+                assert list(second.tokens) == so_far, "the second turn does not continue the trajectory's own tokens"
                 assert {turn.seed for turn in bench.engine.requests} == {asked.seed}, "the engine got another seed"
-                assert {turn.temperature for turn in bench.engine.requests} == {asked.sampling.temperature}
+                temperatures = {turn.temperature for turn in bench.engine.requests}
+                assert temperatures == {asked.sampling.temperature}, f"the engine got the temperatures {temperatures}"
                 assert bench.engine.released == [asked.rollout], "the engine was not told that the rollout is over"
 
         self.run(main)
@@ -199,7 +201,7 @@ class GeneratorContract(GeneratorBench):
                 status = {made.sample: made.status for made in bench.trajectories}
                 assert status == {0: "failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
                 assert all(made.reason for made in bench.trajectories if made.status == "failed"), "without a reason"
-                assert len(bench.acknowledged) == 3
+                assert len(bench.acknowledged) == 3, f"{len(bench.acknowledged)} of 3 requests were acknowledged"
 
         self.run(main)
 
@@ -263,7 +265,7 @@ class GeneratorContract(GeneratorBench):
                 for role in ("kv_scheduler", "learner"):
                     load = [message for message in bench.stage[role].log if isinstance(message, EngineLoad)][-1]
                     assert load.policy == Policy(1, 4), f"the load announced to {role} names {load.policy}"
-                    assert load.generator == GENERATOR
+                    assert load.generator == GENERATOR, f"the load is of {load.generator}"
 
         self.run(main)
 
@@ -276,7 +278,8 @@ class GeneratorContract(GeneratorBench):
                 await self.settled()
                 assert not bench.engine.requests, "a rollout was sampled from a policy nobody published"
                 bench.stage["learner"].announce("policy", GENERATOR).set(published(0))
-                assert (await bench.trajectory()).status == "finished"
+                made = await bench.trajectory()
+                assert made.status == "finished", f"{made.status}: {made.reason}"
 
         self.run(main)
 
@@ -320,7 +323,8 @@ class GeneratorContract(GeneratorBench):
                 stage["tool_executor"].reply = result
                 async with self.started(topology, stage, incarnation=2):
                     await self.settled(60)
-                    assert sorted(made.sample for made in bench.trajectories) == [0, 1, 2, 3]
+                    samples = sorted(made.sample for made in bench.trajectories)
+                    assert samples == [0, 1, 2, 3], f"trajectories came of the samples {samples}"
                     assert len(bench.acknowledged) == 4, f"{len(bench.acknowledged)} of 4 requests were acknowledged"
 
         self.run(main)

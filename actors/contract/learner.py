@@ -172,8 +172,10 @@ class LearnerContract(RoleContract):
             peers = await self.finish(tmp_path)
             stages = [entered.stage for entered in peers.entered]
             assert stages == [0, 1, 2, 3, 4], f"the stages were entered in the order {stages}"
-            assert [entered.restored for entered in peers.entered] == [True, False, False, False, False]
-            assert [entered.version for entered in peers.entered] == [0, 1, 1, BEGUN + STEPS, BEGUN + STEPS]
+            restored = [entered.restored for entered in peers.entered]
+            assert restored == [True, False, False, False, False], f"restored, by stage: {restored}"
+            versions = [entered.version for entered in peers.entered]
+            assert versions == [0, 1, 1, BEGUN + STEPS, BEGUN + STEPS], f"versions, by stage: {versions}"
             assert peers.policies[-1].stage == len(RECIPE), "the last policy does not say that the recipe is done"
 
         self.run(main)
@@ -247,7 +249,8 @@ class LearnerContract(RoleContract):
 
         async def main() -> None:
             peers = await self.finish(tmp_path, groups=lambda _: ())
-            assert [step.groups for step in peers.trained] == [()] * STEPS
+            groups = [step.groups for step in peers.trained]
+            assert groups == [()] * STEPS, f"{STEPS} empty steps were due, trained were {groups}"
             weights = peers.weights
             assert BEGUN + STEPS in weights, "the policy of the last step was not published"
             assert equal(weights[max(weights)], weights[BEGUN]), "steps without groups changed the weights"

@@ -163,7 +163,7 @@ class SchedulerContract(RoleContract):
                     peers.publish()
                     peers.load(ENGINES[0])
                     await self.settled()
-                    assert peers.opened
+                    assert peers.opened, "no group was opened"
                     assert not peers.requests, "rollouts were requested before their group was recorded"
                     peers.recording.set()
                     await self.settled()
@@ -346,12 +346,15 @@ class SchedulerContract(RoleContract):
                 await self.settled()
                 groups = peers.opened[before:]
                 purposes = Counter(group.purpose for group in groups)
-                assert purposes == dict.fromkeys(("evaluate_sampled", "evaluate_greedy"), EVALUATE_STAGE["problems"])
-                assert {group.samples for group in groups} == {1}
+                wanted = dict.fromkeys(("evaluate_sampled", "evaluate_greedy"), EVALUATE_STAGE["problems"])
+                assert purposes == wanted, f"groups by purpose: {dict(purposes)}"
+                assert {group.samples for group in groups} == {1}, "an evaluation takes one sample of each"
                 greedy = {g.problem.id for g in groups if g.purpose == "evaluate_greedy"}
-                assert greedy == {g.problem.id for g in groups if g.purpose == "evaluate_sampled"}
+                sampled = {g.problem.id for g in groups if g.purpose == "evaluate_sampled"}
+                assert greedy == sampled, f"sampled were {sampled}, greedy {greedy}"
                 for request in peers.requests:
-                    assert (request.sampling.temperature == 0.0) == (request.purpose == "evaluate_greedy")
+                    is_greedy = request.sampling.temperature == 0.0
+                    assert is_greedy == (request.purpose == "evaluate_greedy"), f"{request.purpose}: {request.sampling}"
 
         self.run(main)
 

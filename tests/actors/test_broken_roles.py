@@ -119,10 +119,13 @@ class AsksForNothingAgain(RoCFilter):
         self.context.link("progress").set(replace(self._book.progress(), retries=()))
 
 
-class TakesAllForNews(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        self._book.wants = lambda trajectory: trajectory.group in self._book._groups  # type: ignore[method-assign]
+class CountsTwice(RoCFilter):
+    def _trajectory(self, trajectory: Any) -> None:
+        group = self._book._groups.get(trajectory.group)
+        if group is not None and not self._book.wants(trajectory):
+            free = next(sample for sample, rollout in enumerate(group.rollouts) if rollout.candidate is None)
+            trajectory = replace(trajectory, sample=free)
+        super()._trajectory(trajectory)
 
 
 class TrustsTheChecker(RoCFilter):
@@ -139,18 +142,18 @@ class EvaluatesTooEarly(RoCFilter):
 
 FILTERS = [
     (AcknowledgesAtOnce, "nothing_is_acknowledged_before_it_is_durable", "did not hold yet"),
-    (KeepsTheRightOnly, "a_complete_group_becomes_one_training_group", ""),
-    (KeepsTheFirstTwice, "a_complete_group_becomes_one_training_group", ""),
+    (KeepsTheRightOnly, "a_complete_group_becomes_one_training_group", "only rollouts with the reward 1"),
+    (KeepsTheFirstTwice, "a_complete_group_becomes_one_training_group", "each position once"),
     (KeepsNothing, "a_complete_group_becomes_one_training_group", "were not sent"),
     (SelectsByChance, "the_same_groups_are_selected_alike", "kept different rollouts"),
     (NamesStepsFirst, "steps_are_closed_in_order_with_groups_sent_before", "not sent before it"),
     (ClosesNoEmptySteps, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
-    (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", ""),
+    (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
     (SendsNothingAgain, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
     (KeepsTheEpoch, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
-    (KnowsNothingUnfinished, "unfinished_groups_are_told_with_what_they_lack", ""),
+    (KnowsNothingUnfinished, "unfinished_groups_are_told_with_what_they_lack", "the answer names 0"),
     (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
-    (TakesAllForNews, "a_trajectory_that_comes_twice_counts_once", ""),
+    (CountsTwice, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
     (TrustsTheChecker, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
     (EvaluatesTooEarly, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
 ]
@@ -255,7 +258,7 @@ SCHEDULERS = [
     (ForgetsASample, "each_sample_is_requested_exactly_once", "never requested"),
     (NeverCallsOff, "rollouts_of_dropped_groups_are_called_off", "was told []"),
     (RequestsBeforeItIsRecorded, "a_group_is_recorded_before_its_rollouts_are_requested", "before their group"),
-    (StartsFromNothing, "nothing_is_opened_before_the_filter_said_what_is_open", ""),
+    (StartsFromNothing, "nothing_is_opened_before_the_filter_said_what_is_open", "about the stages []"),
     (StartsFromNothing, "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else", "asked for []"),
     (NeverRetries, "failed_rollouts_are_requested_again_once", "requested 0 times"),
     (PromisesTooMuch, "no_engine_is_promised_more_than_it_has", "at once"),
@@ -303,8 +306,8 @@ class AcknowledgesOnReceipt(RolloutGenerator):
 
 class SamplesTwice(RolloutGenerator):
     async def _rollout(self, request: Any) -> None:
-        self._acks.pop(request.rollout, None)
-        await super()._rollout(request)
+        again = request.rollout in self._acks
+        await super()._rollout(replace(request, rollout=f"{request.rollout}-again") if again else request)
 
 
 class NeverCancels(RolloutGenerator):
@@ -378,18 +381,22 @@ GENERATORS = [
     (generator_with(_append=all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
     (generator_with(_append=without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "Log-prob"),
     (generator_with(_append=of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
-    (generator_with(tokens=property(lambda self: self._tokens)), "tokens_go_in_as_they_came_out", ""),
+    (
+        generator_with(tokens=property(lambda self: self._tokens)),
+        "tokens_go_in_as_they_came_out",
+        "continue the prompt",
+    ),
     (NeverReleases, "tokens_go_in_as_they_came_out", "was not told"),
     (DrawsByChance, "the_same_request_gives_the_same_trajectory", "two different"),
     (OneCallAtATime, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
     (RaisesOnMalformedCalls, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
     (BlamesTheModel, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
-    (SamplesTwice, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", ""),
+    (SamplesTwice, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", "2 trajectories of one"),
     (NeverCancels, "rollouts_nobody_wants_are_cancelled_and_others_go_on", "no Trajectory"),
     (KeepsTheFirstPolicy, "a_policy_published_in_flight_shows_on_every_later_token", "waits for the rollout"),
     (StartsWithoutAPolicy, "nothing_is_sampled_before_a_policy_is_published", "nobody published"),
-    (generator_with(budget=property(lambda self: 10_000)), "a_rollout_ends_at_its_limits", ""),
-    (ForgetsItsRequests, "killed_in_the_middle_it_answers_every_request_after_its_restart", ""),
+    (generator_with(budget=property(lambda self: 10_000)), "a_rollout_ends_at_its_limits", "1: 'finished'"),
+    (ForgetsItsRequests, "killed_in_the_middle_it_answers_every_request_after_its_restart", "of the samples []"),
 ]
 
 
@@ -499,13 +506,20 @@ class DoesNotWait(Learner):
         return await super()._ask(link, message)
 
 
-class UnlearnsWhatIsRewarded(Learner):
+class Untried(Learner):
+    """Its loss is not tried at the start, which would refuse it."""
+
+    def _try_loss(self) -> None:
+        pass
+
+
+class UnlearnsWhatIsRewarded(Untried):
     def loss(self, *arguments: Any, **keywords: Any) -> Any:
         loss, sums = super().loss(*arguments, **keywords)
         return -loss, sums
 
 
-class LearnsNothing(Learner):
+class LearnsNothing(Untried):
     def loss(self, *arguments: Any, **keywords: Any) -> Any:
         loss, sums = super().loss(*arguments, **keywords)
         return 0.0 * loss, sums
@@ -547,7 +561,7 @@ class ForgetsTheOptimizer(Learner):
 
 LEARNERS = [
     (SkipsAStage, "the_recipe_is_walked_in_order_to_its_end", "in the order [0, 2, 3, 4]"),
-    (TrainsTheLastFirst, "steps_are_trained_in_order_and_once_each", ""),
+    (TrainsTheLastFirst, "steps_are_trained_in_order_and_once_each", "never said that it was finished"),
     (PublishesOnce, "policies_only_rise_and_their_weights_can_be_fetched", "the last policy is of version 1"),
     (ForgetsTheWeights, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
     (LearnsNothing, "policies_only_rise_and_their_weights_can_be_fetched", "changed nothing"),

@@ -31,7 +31,7 @@ class Generator(Actor):
 
 class Filter(Actor):
     single = True
-    receives = (Push(Trajectory, GroupOpened), Call(StepTrained, Recorded))
+    receives = (Push(Trajectory), Call(StepTrained, Recorded))
     links = {"training": Push(TrainingGroup), "progress": Announce(GroupsProgress)}
 
     @classmethod
@@ -158,7 +158,7 @@ def test_a_sound_topology_has_no_faults(folder):
     [
         (":Learner", ":Lerner", "actors.learner.class", "checked_actors has no class 'Lerner'", "'Learner'"),
         ("checked_actors:Learner", "chequed:Learner", "actors.learner.class", "no module 'chequed'", "directory"),
-        (":Learner", ":NoActor", "actors.learner.class", "lacks receives, links, Settings, handle", "Actor"),
+        (":Learner", ":NoActor", "actors.learner.class", "lacks receives, links, Settings, handle", "derive"),
         ("max_rollouts", "max_rolouts", "actors.generator.settings.max_rolouts", "no known key", "'max_rollouts'"),
         ("max_rollouts = 2", "max_rollouts = 'x'", "actors.generator.settings.max_rollouts", "whole number", ""),
         ('reports = "filter"', "", "actors.learner.links", "the link 'reports' leads nowhere", "StepTrained"),

@@ -1,0 +1,314 @@
+"""A substitute that breaks its role's contract is refused before anything starts, with the reason and the remedy."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from agent_rl.check import check_topology
+from agent_rl.contracts import ContractError
+from agent_rl.load import Fault, load_topology
+from agent_rl.resampling import made_up_groups, select_paper, sound_selection
+
+ROOT = Path(__file__).parent.parent.parent
+QUICKSTART = ROOT / "examples" / "quickstart.toml"
+ROLES = {
+    "filter": ("roc_filter", "from actors.roc_filter import RoCFilter as Base"),
+    "scheduler": ("kv_scheduler", "from actors.kv_scheduler import KVScheduler as Base"),
+    "generator": ("rollout_generator", "from actors.rollout_generator import RolloutGenerator as Base"),
+    "executor": ("tool_executor", "from actors.tool_executor import ToolExecutor as Base"),
+    "learner": ("learner", "from actors.learner import Learner as Base"),
+}
+_numbers = count()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def check(folder: Path, role: str, source: str) -> list[Fault]:
+    """The faults of the quickstart with one changed line: this role's class is ``Mine`` of a module with this source."""
+    role_name, base = ROLES[role]
+    module = f"substitute_{next(_numbers)}"
+    (folder / f"{module}.py").write_text(f"{base}\n{textwrap.dedent(source)}")
+    overrides = [f"actors.{role_name}.class={module}:Mine", f"run.directory={folder / 'run'}"]
+    return check_topology(load_topology(QUICKSTART, overrides), QUICKSTART, overrides)
+
+
+REFUSED = [
+    # What it is.
+    ("filter", "class Mine: pass", "is no actor class, it lacks receives, links, Settings, handle", "derive it from"),
+    ("filter", "def Mine(): pass", "is no actor class", "derive it from"),
+    (
+        "filter",
+        """
+        from abc import ABC, abstractmethod
+        class Mine(Base, ABC):
+            @abstractmethod
+            def score(self, rollout): ...
+        """,
+        "is abstract: it does not say what score does",
+        "define it",
+    ),
+    (
+        "filter",
+        "class Mine(Base):\n    class Settings: pass",
+        "Settings is the class Settings, no pydantic",
+        "Settings",
+    ),
+    ("executor", "class Mine(Base):\n    concurrency = 0", "concurrency is 0", "1 or more"),
+    ("executor", "class Mine(Base):\n    concurrency = '8'", "concurrency is '8'", "1 or more"),
+    (
+        "filter",
+        "class Mine(Base):\n    def __init__(self, context, k): pass",
+        "with a context alone",
+        "(self, context)",
+    ),
+    # What it declares.
+    ("filter", "class Mine(Base):\n    links = ()", "links is tuple ()", "write a dictionary"),
+    ("filter", "class Mine(Base):\n    receives = 7", "receives is int 7", "write a tuple"),
+    ("filter", "class Mine(Base):\n    receives = (int,)", "<class 'int'>, no kind of link", "Push(...)"),
+    (
+        "filter",
+        """
+        from dataclasses import dataclass
+        from actors.base import Push
+        @dataclass
+        class Hint: text: str
+        class Mine(Base):
+            receives = (*Base.receives, Push(Hint))
+        """,
+        "carries Hint, which is no message",
+        "agent_rl.messages",
+    ),
+    (
+        "filter",
+        """
+        from agent_rl.messages import Trajectory
+        from actors.base import Push
+        class Mine(Base):
+            receives = tuple(r for r in Base.receives if r != Push(Trajectory))
+        """,
+        "does not receive Trajectory by push",
+        "lead it to a role that does",
+    ),
+    (
+        "filter",
+        """
+        from agent_rl.messages import PolicyPublished
+        from actors.base import Announce
+        class Mine(Base):
+            receives = (*Base.receives, Announce(PolicyPublished))
+        """,
+        "receives PolicyPublished by announce, and nobody sends it",
+        "lead a link to roc_filter",
+    ),
+    ("filter", "class Mine(Base):\n    links = {'x': Base.links['progress']}", "the link 'x' leads nowhere", "x = "),
+    # How it can be called.
+    (
+        "filter",
+        "class Mine(Base):\n    def handle(self, message): pass",
+        "handle is not asynchronous",
+        "async def handle",
+    ),
+    ("filter", "class Mine(Base):\n    async def status(self): pass", "status is asynchronous", "write def status"),
+    (
+        "filter",
+        "class Mine(Base):\n    def select(self, group): return (0,)",
+        "Mine.select(group) cannot be called as RoCFilter.select is",
+        "accept select(group",
+    ),
+    ("filter", "class Mine(Base):\n    select = 3", "Mine.select is int 3", "write def select"),
+    ("filter", "class Mine(Base):\n    async def select(self, group, rng): return ()", "select is asynchronous", "def"),
+    (
+        "learner",
+        "class Mine(Base):\n    def loss(self, logprobs, proximal, behaviour, advantages, mask): pass",
+        "Mine.loss(logprobs, proximal, behaviour, advantages, mask) cannot be called as Learner.loss is",
+        "normaliser",
+    ),
+    (
+        "filter",
+        "class Mine(Base):\n    @classmethod\n    def link_options(cls, link, settings): return {'windows': 3}",
+        "returned {'windows': 3}",
+        "of a call link it may say {outstanding, timeout}",
+    ),
+    (
+        "filter",
+        "class Mine(Base):\n    @classmethod\n    def link_options(cls, link, settings): return settings.nothing",
+        "fails with AttributeError",
+        "",
+    ),
+    # What it does when it is tried.
+    (
+        "filter",
+        "class Mine(Base):\n    def select(self, group, rng): return (0, 0)",
+        "Mine.select returned (0, 0) for a made-up group of",
+        "",
+    ),
+    ("filter", "class Mine(Base):\n    def select(self, group, rng): return (len(group),)", "positions go from 0", ""),
+    ("filter", "class Mine(Base):\n    def select(self, group, rng): return (-1, 0)", "positions go from 0", ""),
+    ("filter", "class Mine(Base):\n    def select(self, group, rng): return None", "returned None", ""),
+    ("filter", "class Mine(Base):\n    def select(self, group, rng): return [True]", "must return positions", ""),
+    ("filter", "class Mine(Base):\n    def select(self, group, rng): return group", "must return positions", ""),
+    (
+        "filter",
+        "class Mine(Base):\n    def select(self, group, rng):\n        return [i for i, r in enumerate(group) if r.reward]",
+        "kept only rollouts with the reward 1",
+        "",
+    ),
+    (
+        "filter",
+        "class Mine(Base):\n    def select(self, group, rng):\n        return group[99]",
+        "rollouts with IndexError: list index out of range (substitute_",
+        "",
+    ),
+    (
+        "scheduler",
+        "class Mine(Base):\n    def placement(self):\n        return self\n    def next(self, waiting): return 7\n",
+        "Mine.next returned 7 for 1 waiting rollouts",
+        "",
+    ),
+    (
+        "scheduler",
+        """
+        from agent_rl.placement import MostRoom
+        class Anywhere(MostRoom):
+            def engine(self, rollout, engines): return "rollout_generator.77"
+        class Mine(Base):
+            def placement(self): return Anywhere()
+        """,
+        "Anywhere.engine returned 'rollout_generator.77'",
+        "",
+    ),
+    (
+        "scheduler",
+        "class Mine(Base):\n    def placement(self): return 1 / 0",
+        "ZeroDivisionError: division by zero",
+        "",
+    ),
+    ("generator", "class Mine(Base):\n    chat_format = dict", "derived from agent_rl.prompts.ChatFormat", ""),
+    (
+        "generator",
+        """
+        from agent_rl.prompts import ChatFormat
+        class Raising(ChatFormat):
+            @classmethod
+            def calls(cls, text): return (text.split()[0],)
+        class Mine(Base):
+            chat_format = Raising
+        """,
+        "Raising.calls fails for the turn '' with IndexError",
+        "",
+    ),
+    (
+        "generator",
+        """
+        from agent_rl.parsing import ParsedCall
+        from agent_rl.prompts import ChatFormat
+        class Endless(ChatFormat):
+            @classmethod
+            def calls(cls, text): return (ParsedCall("x", {}),)
+        class Mine(Base):
+            chat_format = Endless
+        """,
+        "an episode would never end",
+        "",
+    ),
+    ("executor", "class Mine(Base):\n    tools = ()", "at least one", ""),
+    ("executor", "class Mine(Base):\n    tools = ({'name': 'x'},)", "write it as", ""),
+    ("executor", "class Mine(Base):\n    tools = (*Base.tools, *Base.tools)", "twice", ""),
+]
+
+
+@pytest.mark.parametrize(("role", "source", "message", "remedy"), REFUSED)
+def test_what_breaks_the_contract_is_refused(folder: Path, role: str, source: str, message: str, remedy: str) -> None:
+    faults = check(folder, role, source)
+    said = "\n".join(fault.render("quickstart.toml") for fault in faults)
+    assert any(message in fault.message and remedy in fault.remedy for fault in faults), said
+    assert ROLES[role][0] in said
+
+
+SOUND = [
+    ("filter", "class Mine(Base):\n    def select(self, group, rng): return ()"),
+    ("filter", "class Mine(Base):\n    @staticmethod\n    def select(group, rng, extra=1): return ()"),
+    ("filter", "class Mine(Base):\n    def select(self, *args): return super().select(*args)"),
+    (
+        "filter",
+        """
+        class Mine(Base):
+            async def start(self):
+                await super().start()
+                self.k = 1
+            def select(self, group, rng):
+                return super().select(group, rng)[: 99 * self.k]
+        """,
+    ),
+    (
+        "filter",
+        "class Mine(Base):\n    def __init__(self, context):\n        context.link('training')\n        super().__init__(context)",
+    ),
+    ("scheduler", "class Mine(Base): pass"),
+    ("learner", "class Mine(Base):\n    def loss(self, *args, **kwargs): return super().loss(*args, **kwargs)"),
+]
+
+
+@pytest.mark.parametrize(("role", "source"), SOUND)
+def test_what_keeps_it_is_not(folder: Path, role: str, source: str) -> None:
+    assert check(folder, role, source) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("\n\nraise ValueError('on purpose')", r"fails with ValueError: on purpose \(substitute_\d+.py, line 4\)"),
+        ("def broken(:", r"fails with SyntaxError: .*\(substitute_\d+.py, line 2\)"),
+        ("import sys; sys.exit(3)", r"fails with SystemExit: 3 \(substitute_\d+.py, line 2\)"),
+        ("\nimport json\njson.loads('{')", r"fails with JSONDecodeError: .*\(substitute_\d+.py, line 4\)"),
+        ("import not_there_at_all", r"needs 'not_there_at_all', which is not installed \(substitute_\d+.py, line 2\)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_line(folder: Path, source: str, said: str) -> None:
+    (fault,) = check(folder, "filter", source)
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(fault.message)
+
+
+def test_the_command_says_it_in_one_line_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter):\n    def select(self, group): return ()\n"
+    )
+    (tmp_path / "run.toml").write_text(QUICKSTART.read_text().replace("actors.roc_filter:RoCFilter", "mine:Mine"))
+    command = [sys.executable, "-m", "agent_rl", "run", str(tmp_path / "run.toml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "actors.roc_filter.class: Mine.select(group) cannot be called as RoCFilter.select is; accept select(" in line
+
+
+def test_selections_of_the_package_are_sound_on_every_made_up_group() -> None:
+    for samples, minimum in ((2, 2), (4, 2), (16, 9)):
+        for group in made_up_groups(samples, minimum):
+            kept = sound_selection(
+                lambda group, rng: select_paper(group, rng, keep=2), group, random.Random(0), "a made-up group"
+            )
+            assert len(kept) == 2
+
+
+def test_a_selection_may_come_in_any_order_and_of_any_integers() -> None:
+    import numpy as np
+
+    group = next(made_up_groups(4, 4))
+    right = next(index for index, each in enumerate(group) if each.reward)
+    wrong = next(index for index, each in enumerate(group) if not each.reward)
+    chosen = np.array(sorted((right, wrong), reverse=True))
+    assert sound_selection(lambda *_: chosen, group, random.Random(0), "g") == tuple(sorted((right, wrong)))  # type: ignore[arg-type, return-value]
+    with pytest.raises(ContractError, match="must return positions"):
+        sound_selection(lambda *_: (0.5,), group, random.Random(0), "g")  # type: ignore[arg-type, return-value]
