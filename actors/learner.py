@@ -23,7 +23,6 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.weights import Checkpoints, PublishedWeights, model_directory
 from agent_rl.batching import Masked, bucketed
-from agent_rl.contracts import ContractError, called
 from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
@@ -111,6 +110,7 @@ class Learner(Actor):
         self._weights = PublishedWeights(self.context.directory / "weights")
         self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
         self._position = await self._in_thread(self._load)
+        await self._in_thread(self._try_loss)
         self._epoch = 0
         self._skipped = SkippedSteps()
         self._before_skipped = self._position
@@ -402,19 +402,14 @@ class Learner(Actor):
             seed=topology.run.seed,
             loss=self.loss,
         )
-        self._try_loss()
         self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
         newest = self._checkpoints.newest()
         return self._trainer.restore(newest) if newest else Position(0, 0, 0)
 
     def _try_loss(self) -> None:
-        """Before anything is trained, the loss on a made-up micro-batch. Raises ContractError when it breaks its contract."""
-        from agent_rl.losses import loss_fault
+        from agent_rl.losses import try_loss
 
-        name = f"{type(self).__name__}.loss"
-        fault = called(name, lambda: loss_fault(self.loss, self._trainer.settings), "on a made-up micro-batch")
-        if fault:
-            raise ContractError(f"{name} {fault}")
+        try_loss(self, self.loss, self._trainer.settings)
 
     def status(self) -> tuple[str, dict[str, float]]:
         """The position and the last step's figures."""

@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from agent_rl.contracts import ContractError, called, needs_start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
@@ -112,14 +114,28 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     return log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
 
 
+def try_loss(learner: object, loss: Loss, settings: LossSettings) -> None:
+    """The loss of a learner on a made-up micro-batch. Raises ContractError when it breaks its contract."""
+    name = f"{type(learner).__name__}.loss"
+    try:
+        fault = called(name, lambda: loss_fault(loss, settings), "on a made-up micro-batch")
+    except ContractError as error:
+        if not needs_start(error, learner):
+            raise
+        return
+    if fault:
+        raise ContractError(f"{name} {fault}")
+
+
 def loss_fault(loss: Loss, settings: LossSettings) -> str:
     """What a loss does wrong on a made-up micro-batch; empty when it keeps to `Loss`. Raises what the loss raises."""
     drawn = torch.Generator().manual_seed(0)
     mask = torch.tensor([[1.0, 1, 0, 1, 0], [1, 0, 0, 1, 1], [1, 1, 1, 0, 0]])
-    advantages = torch.tensor([[1.2], [-1.1], [-0.1]]).expand_as(mask)
-    behaviour = torch.where(mask > 0, -2.0 * torch.rand(mask.shape, generator=drawn), torch.nan)
+    advantages = torch.tensor([[1.3], [-0.7], [-0.2]]).expand_as(mask)
+    sampled = -2.0 * torch.rand(mask.shape, generator=drawn)
 
-    def evaluate(rows: slice) -> tuple[Tensor, Tensor]:
+    def evaluate(rows: slice, elsewhere: float) -> tuple[Tensor, Tensor]:
+        behaviour = torch.where(mask > 0, sampled, elsewhere)
         logprobs = behaviour[rows].clone().requires_grad_()
         made = loss(
             logprobs,
@@ -137,14 +153,15 @@ def loss_fault(loss: Loss, settings: LossSettings) -> str:
         gradient = torch.autograd.grad(made[0], logprobs, allow_unused=True)[0] if made[0].requires_grad else None
         return made[0].detach(), torch.zeros_like(mask[rows]) if gradient is None else gradient
 
-    whole, gradient = evaluate(slice(None))
-    if not bool(whole.isfinite()) or not bool(gradient.isfinite().all()):
-        return "is not finite, or its gradient is not, where log-probabilities are NaN outside the mask"
+    _, gradient = evaluate(slice(None), -7.0)
     if bool(gradient[mask == 0].any()):
         return "has a gradient on tokens the model did not write"
+    whole, gradient = evaluate(slice(None), torch.nan)
+    if not bool(whole.isfinite()) or not bool(gradient.isfinite().all()):
+        return "is not finite, or its gradient is not, where log-probabilities are NaN outside the mask"
     if float((gradient * advantages).sum()) >= 0.0:
         return "does not fall when tokens with a positive advantage become likelier, and others less likely"
-    parts = [evaluate(slice(row, row + 1))[0] for row in range(len(mask))]
+    parts = [evaluate(slice(row, row + 1), torch.nan)[0] for row in range(len(mask))]
     if not torch.isclose(torch.stack(parts).sum(), whole, rtol=1e-4, atol=1e-6):
         return "of a whole update is not the sum of its micro-batches' losses; divide by `normaliser`, not by the batch"
     return ""

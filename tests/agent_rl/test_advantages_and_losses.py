@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from agent_rl.advantages import group_advantages
-from agent_rl.losses import LossSettings, policy_loss, token_logprobs
+from agent_rl.contracts import ContractError
+from agent_rl.losses import LossSettings, loss_fault, policy_loss, token_logprobs, try_loss
 
 
 def test_advantages_are_standardised_over_the_kept_group() -> None:
@@ -138,3 +140,48 @@ def test_token_logprobs_apply_the_temperature() -> None:
     p = math.e / (math.e + 1)
     assert float(logprobs) == pytest.approx(math.log(p))
     assert float(entropy) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
+
+
+def changed(change: Any) -> Any:
+    """The loss of the package with something done to what it returns."""
+
+    def loss(logprobs: Any, *tensors: Any, normaliser: float, settings: Any) -> Any:
+        made, sums = policy_loss(logprobs, *tensors, normaliser=normaliser, settings=settings)
+        return change(made, sums, logprobs, tensors[-1])
+
+    return loss
+
+
+def test_the_loss_keeps_what_is_asked_of_every_loss() -> None:
+    assert loss_fault(policy_loss, LossSettings()) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda loss, sums, logprobs, mask: (-loss, sums), "does not fall"),
+        (lambda loss, sums, logprobs, mask: (0.0 * loss, sums), "does not fall"),
+        (
+            lambda loss, sums, logprobs, mask: (loss + 0.0 * (logprobs.detach() * (1 - mask)).sum(), sums),
+            "is not finite",
+        ),
+        (lambda loss, sums, logprobs, mask: (loss + 0.1 * logprobs.sum(), sums), "did not write"),
+        (lambda loss, sums, logprobs, mask: (3.0 * loss / len(mask), sums), "sum of its micro-batches"),
+    ],
+)
+def test_what_a_loss_may_not_do(change: Any, said: str) -> None:
+    assert said in loss_fault(changed(change), LossSettings())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda loss, sums, logprobs, mask: loss, "returned Tensor; it must return the loss and its LossSums"),
+        (lambda loss, sums, logprobs, mask: (loss[None], sums), "no scalar tensor"),
+        (lambda loss, sums, logprobs, mask: {}["nothing"], "KeyError: 'nothing' (test_advantages_and_losses.py, line"),
+    ],
+)
+def test_a_learner_whose_loss_raises_is_told_of_it(change: Any, said: str) -> None:
+    with pytest.raises(ContractError) as told:
+        try_loss(object(), changed(change), LossSettings())
+    assert said in str(told.value)
