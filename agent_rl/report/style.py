@@ -38,6 +38,7 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 16px; font-size: .92rem; }
 .badge { display: inline-block; padding: 1px 9px; border-radius: 99px; font-size: .78rem; font-weight: 600; white-space: nowrap;
   background: var(--chip); color: var(--ink); }
+.top .badge { white-space: normal; border-radius: 12px; }
 .badge.gain, .badge.done { background: var(--good-ground); color: var(--good); }
 .badge.loss { background: var(--bad-ground); color: var(--bad); }
 .badge.kept { background: var(--model-ground); color: var(--accent); }
