@@ -234,7 +234,9 @@ def _curve(line: Line, centres: Sequence[float], y: Scale) -> Markup:
 
 
 def _mark(mark: Mark, frame: _Frame) -> Markup:
-    x, low, high = frame.x(mark.x), frame.y(mark.low), frame.y(mark.high)
+    # Signs of the same step stand beside each other: circles a little left of it, squares a little right.
+    x = frame.x(mark.x) + (5 if mark.shape == "square" else -5)
+    low, high = frame.y(mark.low), frame.y(mark.high)
     at = frame.y(mark.value)
     whisker = tag("path", d=f"M{number(x)} {number(low)}V{number(high)}", class_=f"whisker c{mark.colour}")
     if mark.shape == "square":

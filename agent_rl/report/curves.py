@@ -21,6 +21,7 @@ FATES = {
     "all_wrong": ("dropped: every rollout wrong", 2),
     "too_few_rollouts": ("dropped: too few rollouts", 5),
     "stale": ("dropped: stale", 4),
+    "not_finite": ("dropped: its update was not finite", 7),
     "stage_boundary": ("dropped: its stage ended", 7),
     "open": ("open", 6),
 }

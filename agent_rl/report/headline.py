@@ -29,12 +29,21 @@ def headline(records: Records, activity: Activity) -> Headline:
     """The run in a few sentences."""
     in_time = f" in {duration(records.seconds)}" if math.isfinite(records.seconds) else ""
     evaluated = [evaluation for evaluation in records.evaluations if evaluation.rates]
+    since = len(records.steps) - evaluated[-1].steps if evaluated else len(records.steps)
     if len(evaluated) >= 2:
         sentence, details = _evaluated_twice(evaluated[0], evaluated[-1], in_time)
-    elif evaluated:
+        details += [f'{since:,} RL steps after "{evaluated[-1].name}" were not evaluated.'] if since else []
+    elif evaluated and not since:
         sentence, details = _evaluated_once(evaluated[0], in_time)
     elif records.steps:
-        sentence, details = _trained_only(records, in_time)
+        sentence, details = _trained(records, in_time)
+        if evaluated:
+            details += [
+                f'Held-out problems were evaluated last in "{evaluated[0].name}", before {since:,} of the RL steps.'
+            ]
+            details += _rates(evaluated[0])
+        else:
+            details += ["Nothing was evaluated on held-out problems."]
     elif any(end.figures.get("loss") is not None for end in records.ends):
         losses = [end.figures["loss"] for end in records.ends if "loss" in end.figures]
         sentence = f"Supervised training{in_time}, to a loss of {losses[-1]:.3g} on its last batch."
@@ -73,10 +82,10 @@ def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple
     details = []
     for way in ways:
         before, after = first.rates[way], last.rates[way]
-        both = f"{interval(before)} in {first.name}, {interval(after)} in {last.name}"
+        both = f'{interval(before)} in "{first.name}", {interval(after)} in "{last.name}"'
         line = f"{way.capitalize()}: {both}{_of(before, after)}."
         if not (after.low > before.high or after.high < before.low):
-            line += " The intervals overlap: this run shows no difference."
+            line += " The intervals overlap: this run does not show a difference."
         details.append(line + _lost(before, after))
     return sentence, details
 
@@ -84,23 +93,25 @@ def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple
 def _evaluated_once(evaluation: Evaluation, in_time: str) -> tuple[str, list[str]]:
     way, rate = next(iter(evaluation.rates.items()))
     sentence = f"Success on held-out problems is {percent(rate.share)} ({way}){in_time}."
-    details = [
-        f"{way.capitalize()}: {interval(rate)} in {evaluation.name}{_of(rate)}.{_lost(rate)}"
+    return sentence, [*_rates(evaluation), "There is one evaluation: nothing to compare it with."]
+
+
+def _rates(evaluation: Evaluation) -> list[str]:
+    return [
+        f'{way.capitalize()}: {interval(rate)} in "{evaluation.name}"{_of(rate)}.{_lost(rate)}'
         for way, rate in evaluation.rates.items()
     ]
-    return sentence, [*details, "There is one evaluation: nothing to compare it with."]
 
 
-def _trained_only(records: Records, in_time: str) -> tuple[str, list[str]]:
+def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
     count = len(records.steps)
     compared = min(STEPS_COMPARED, max(1, count // 2))
     ends = [successes(records, place) for place in (range(compared), range(count - compared, count))]
     if not all(trials for _, trials in ends):
         return f"{count} RL steps{in_time}; how many rollouts were right is not recorded.", []
     (right, trials), (right_late, trials_late) = ends
-    unheld = "Nothing was evaluated on held-out problems; these are problems of training."
     if count == 1:
-        return f"One RL step{in_time}: {percent(right / trials)} of {trials:,} rollouts were right.", [unheld]
+        return f"One RL step{in_time}: {percent(right / trials)} of {trials:,} rollouts were right.", []
     change = f"from {percent(right / trials)} to {percent(right_late / trials_late)}"
     low, high = wilson_interval(round(right), trials)
     late_low, late_high = wilson_interval(round(right_late), trials_late)
@@ -109,8 +120,8 @@ def _trained_only(records: Records, in_time: str) -> tuple[str, list[str]]:
     first, last = spread(low, high), spread(late_low, late_high)
     detail = f"First {steps}: 95{NARROW_SPACE}% {first}, n = {trials:,} rollouts; last: {last}, n = {trials_late:,}."
     if verb == "went":
-        detail += " The intervals overlap: this run shows no difference."
-    return f"Success on training problems {verb} {change}{in_time}.", [detail, unheld]
+        detail += " The intervals overlap: this run does not show a difference."
+    return f"Success on training problems {verb} {change}{in_time}.", [detail]
 
 
 def _of(*rates: Rate) -> str:

@@ -118,7 +118,9 @@ def _tiles(records: Records, active: Activity) -> Markup | None:
     last = next((evaluation for evaluation in reversed(records.evaluations) if evaluation.rates), None)
     if last is not None:
         for way, rate in last.rates.items():
-            tiles.append((f"Held-out, {way}", percent(rate.share), f"95\u202f%: {spread(rate.low, rate.high)}"))
+            tiles.append(
+                (f"Held-out, {way}", percent(rate.share), f'95\u202f%: {spread(rate.low, rate.high)}, in "{last.name}"')
+            )
     if math.isfinite(records.seconds):
         unit = "minutes" if records.seconds < 3600 else "hours"
         tiles.append(("Running time", clock(records.seconds), f"{unit}, over all its starts"))
@@ -331,7 +333,7 @@ def _trajectories(samples: Samples, transcripts: Transcripts) -> Markup | None:
     parts = []
     if samples.comparison is not None:
         compared = samples.comparison
-        parts.append(tag("h3", f"Held-out problems in {' and '.join(compared.names)}"))
+        parts.append(tag("h3", "Held-out problems in " + " and ".join(f'"{name}"' for name in compared.names)))
         parts.append(transcripts.comparison(compared))
     for when, groups in (("first", samples.first), ("last", samples.last)):
         if groups:

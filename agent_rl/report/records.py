@@ -245,7 +245,7 @@ def _note_missing_figures(records: Records) -> None:
     if odd:
         named = ", ".join(f"{name} in {count}" for name, count in sorted(odd.items()))
         steps = len(records.steps)
-        records.notes.append(f"Not finite numbers, of {steps} steps: {named}. The curves have gaps there.")
+        records.notes.append(f"Not finite numbers, of {steps} steps: {named}. The curves leave them out.")
 
 
 def _read_journal(journal: Journal, records: Records) -> None:

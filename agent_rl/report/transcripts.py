@@ -44,7 +44,7 @@ class Transcripts:
 
     def _pair(self, pair: Pair, names: Sequence[str]) -> Markup:
         sides = [
-            tag("div", tag("h4", f"In evaluation {name}"), self._rollout(rollout, opened=True), class_="side")
+            tag("div", tag("h4", f'In evaluation "{name}"'), self._rollout(rollout, opened=True), class_="side")
             for name, rollout in zip(names, pair.rollouts, strict=True)
         ]
         words, class_ = OUTCOMES[len(names)][pair.outcome], COLOURS.get(pair.outcome, "same")

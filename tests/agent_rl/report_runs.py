@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def _tokens(words: str) -> tuple[int, ...]:
+    return tuple(byte_tokenizer().encode(words).ids)
+
+
 def trajectory(
     group: GroupOpened,
     sample: int,
@@ -46,7 +52,7 @@ def trajectory(
     status: Any = "finished",
 ) -> Trajectory:
     """What the model wrote and was told, in turn: pieces 0, 2, ... are its own."""
-    encoded = [byte_tokenizer().encode(piece).ids for piece in pieces]
+    encoded = [_tokens(piece) for piece in pieces]
     tokens = [token for piece in encoded for token in piece]
     mask = [int(index % 2 == 0) for index, piece in enumerate(encoded) for _ in piece]
     return Trajectory(

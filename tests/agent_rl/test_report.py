@@ -63,8 +63,8 @@ def test_the_headline_says_what_was_reached_in_how_long_and_how_sure_it_is(tmp_p
     # 1 of 4 against 3 of 4: far too few to tell
     assert page.headline() == "Success on held-out problems went from 25.0 % to 75.0 % (sampled) in 5 s."
     said = page.everything()
-    assert "Sampled: 25.0 % (4.6 to 69.9 %) in before, 75.0 % (30.1 to 95.4 %) in after; n = 4" in said
-    assert "The intervals overlap: this run shows no difference." in said
+    assert 'Sampled: 25.0 % (4.6 to 69.9 %) in "before", 75.0 % (30.1 to 95.4 %) in "after"; n = 4' in said
+    assert "The intervals overlap: this run does not show a difference." in said
     assert "3 RL steps on 24 rollouts of 6 groups." in said
     assert re.search(r"The actors used 0\.59 of \d+ processor cores on average", said)
     assert "Finished: all 4 stages." in said
@@ -98,8 +98,8 @@ def test_before_and_after_are_shown_on_the_same_problems_with_the_numbers_of_all
     articles = page.texts("article")
     first = next(article for article in articles if article.startswith("What is 0?"))
     assert "wrong before, right after" in first
-    assert first.index("In evaluation before") < first.index("\u2717 wrong") < first.index("In evaluation after")
-    assert first.index("In evaluation after") < first.index("\u2713 right")
+    assert first.index('In evaluation "before"') < first.index("\u2717 wrong") < first.index('In evaluation "after"')
+    assert first.index('In evaluation "after"') < first.index("\u2713 right")
     assert sum(article.startswith("What is") for article in articles) == 4 + 2 + 2
 
 
@@ -214,9 +214,9 @@ def test_only_the_style_and_script_of_the_report_itself_may_act(tmp_path: Path) 
 def test_long_texts_are_closed_and_cut_and_the_page_stays_small(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path)
     run.enter(RL)
-    long = "<" * 30_000
-    run.step([[0, 1] * 16, [1, 0] * 16, [0, 0]], [long, long, long])
-    run.step([[0, 1] * 16, [1, 0] * 16, [0, 0]], [long, long, long])
+    long = "<" * 10_000
+    run.step([[0, 1] * 8, [1, 0] * 8, [0, 0]], [long, long, long])
+    run.step([[0, 1] * 8, [1, 0] * 8, [0, 0]], [long, long, long])
     made = make_report(run.close(), decode_stored)
     assert len(made.encode()) < 3_000_000
     page = Page(made)
@@ -239,7 +239,7 @@ def test_a_run_that_was_interrupted_says_where(tmp_path: Path) -> None:
     page = report(run.close())
     assert "Not finished: the run stands in stage 3 of 4, rl (rl), after 40 RL steps." in page.everything()
     assert page.headline() == "Success on training problems rose from 12.5 % to 87.5 % in 40 s."
-    assert "Nothing was evaluated on held-out problems; these are problems of training." in page.everything()
+    assert "Nothing was evaluated on held-out problems." in page.everything()
 
 
 def test_a_run_of_supervised_training_alone(tmp_path: Path) -> None:
@@ -263,6 +263,19 @@ def test_a_run_that_has_done_nothing_yet(tmp_path: Path) -> None:
     assert page.headline() == "Nothing was measured yet."
     assert "There is no metrics.jsonl." in page.notes()
     assert "There is no timeline.jsonl." in page.notes()
+
+
+def test_steps_after_the_last_evaluation_are_not_its_success(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path)
+    run.enter(BEFORE)
+    run.evaluate(BEFORE, [1.0, 0.0])
+    run.enter(RL)
+    for reward in (0, 0, 1, 1):
+        run.step([[reward, 0, 1, 1]])
+    page = report(run.close())
+    assert page.headline() == "Success on training problems went from 50.0 % to 75.0 % in 5 s."
+    assert 'Held-out problems were evaluated last in "before", before 4 of the RL steps.' in page.everything()
+    assert 'Sampled: 50.0 % (9.5 to 90.5 %) in "before"; n = 2' in page.everything()
 
 
 def test_one_step_is_not_compared_with_itself(tmp_path: Path) -> None:
@@ -301,7 +314,7 @@ def test_figures_that_are_no_numbers_leave_gaps_and_are_named(tmp_path: Path) ->
     run.step([[0, 1, 1, 1]], gradient_norm=float("nan"), policy_gap=float("inf"))
     run.step([[0, 1, 1, 1]], gradient_norm=1e300)
     page = report(run.close())
-    assert "Not finite numbers, of 3 steps: gradient_norm in 2, policy_gap in 1." in page.notes()
+    assert "Not finite numbers, of 3 steps: gradient_norm in 2, policy_gap in 1. The curves leave" in page.notes()
     assert "step 2: before clipping \u2013" in page.texts("title")
 
 

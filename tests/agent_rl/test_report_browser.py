@@ -24,7 +24,9 @@ SECONDS = 60.0
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to look at the page with; install the package chromium"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium here to look at the page with; install the package chromium"
+    ),
 ]
 
 

@@ -192,4 +192,6 @@ def check_finished(path: Path, directory: Path, out: str, *, steps: int) -> dict
     assert kinds.count("step") == steps
     assert kinds.count("evaluation") == 2
     assert processes_of(path) == []
+    assert f"report: {directory / 'report.html'}" in out.splitlines()
+    assert f"Finished: all {kinds.count('stage')} stages." in (directory / "report.html").read_text(encoding="utf-8")
     return summary

@@ -56,6 +56,7 @@ def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> 
     code, out, err = finish(process)
     assert code == 0, out + err
     assert "continue with: agent-rl run" in out + err
+    assert "Not finished: the run stands in stage 3 of 4" in (directory / "report.html").read_text(encoding="utf-8")
     done = steps_trained(directory)
     assert done < 40
     assert audit(directory).balanced
