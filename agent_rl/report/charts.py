@@ -94,8 +94,9 @@ def line_chart(plot: Plot, size: Size = SMALL) -> Markup:
     else:
         parts += [_band(line, centres, frame.y) for line in plot.lines if line.low is not None]
         parts += [_curve(line, centres, frame.y) for line in plot.lines]
-    parts += [_mark(mark, frame) for mark in plot.marks]
-    return svg(join(*parts, hits(plot.starts, plot.ends, plot.titles, frame.x, frame.y)), size, describe(plot))
+    columns = hits(plot.starts, plot.ends, plot.titles, frame.x, frame.y)
+    marks = [_mark(mark, frame) for mark in plot.marks]  # above the columns, so that they can be pointed at themselves
+    return svg(join(*parts, columns, *marks), size, describe(plot))
 
 
 def describe(plot: Plot) -> str:
@@ -150,11 +151,12 @@ def _frame(plot: Plot, size: Size) -> _Frame:
     above = 10.0 + (14.0 if plot.boundaries else 0.0)
     y = Scale(low, high, size.height - 34, above)
     x_high = plot.x_high if plot.x_high is not None else max(plot.ends, default=1.0)
-    x = Scale(min(0.0, *plot.starts, 0.0), max(x_high, 1e-9), left, size.width - (14 if big else 10))
+    room = 11.0 if plot.marks else 0.0  # for the sign at step 0, beside the axis' labels
+    x = Scale(min(0.0, *plot.starts, 0.0), max(x_high, 1e-9), left + room, size.width - (14 if big else 10))
     parts = []
     for mark, label in zip(y_marks, y_labels, strict=True):
         at = y(mark)
-        parts.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid" if mark else "axis"))
+        parts.append(tag("line", x1=left, x2=x.end, y1=at, y2=at, class_="grid" if mark else "axis"))
         parts.append(tag("text", label, x=left - 6, y=at + 4, class_="end"))
     wanted = max(2, int((x.end - x.start) / 70))
     x_marks = [mark for mark in ticks(x.low, x.high, wanted) if mark == int(mark)]
@@ -243,7 +245,7 @@ def _mark(mark: Mark, frame: _Frame) -> Markup:
         sign = tag("rect", x=x - 4.5, y=at - 4.5, width=9, height=9, class_=f"sign c{mark.colour}")
     else:
         sign = tag("circle", cx=x, cy=at, r=5, class_=f"sign c{mark.colour}")
-    return tag("g", tag("title", mark.title), whisker, sign)
+    return tag("g", tag("title", mark.title), whisker, sign, class_="mark")
 
 
 def _stacks(plot: Plot, frame: _Frame) -> list[Markup]:

@@ -19,6 +19,7 @@ FATES = {
     "trained": ("trained", 1),
     "all_right": ("dropped: every rollout right", 3),
     "all_wrong": ("dropped: every rollout wrong", 2),
+    "not_selected": ("dropped: no rollout selected", 7),
     "too_few_rollouts": ("dropped: too few rollouts", 5),
     "stale": ("dropped: stale", 4),
     "not_finite": ("dropped: its update was not finite", 7),

@@ -131,6 +131,7 @@ footer { margin-top: 44px; font-size: .82rem; color: var(--quiet); max-width: 62
   .stacking td { border: 0; padding-top: 0; } .stacking th { padding-bottom: 2px; }
   .stacking td:nth-child(2) { border-top: 1px solid var(--line); padding-top: 7px; }
   .stacking td:last-child { grid-column: 1 / -1; }
+  .stacking td:nth-child(2)::before { content: "busy "; } .stacking td:last-child::before { content: "waited for "; }
 }
 @media print {
   :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --quiet: #444; --line: #bbb; --grid: #e4e4e4; --chip: #eee;
@@ -165,8 +166,10 @@ for (const figure of document.querySelectorAll("figure")) {
       output.textContent = words[at];
     };
     const point = (event) => {
-      const index = places.indexOf(document.elementFromPoint(event.clientX, event.clientY));
-      if (index >= 0) show(index);
+      const target = document.elementFromPoint(event.clientX, event.clientY);
+      const mark = target && target.closest(".mark");
+      if (mark) output.textContent = mark.querySelector("title").textContent;
+      else if (places.includes(target)) show(places.indexOf(target));
     };
     drawing.addEventListener("pointermove", point);
     drawing.addEventListener("pointerdown", point);

@@ -181,6 +181,12 @@ def test_a_chart_says_its_figures_where_it_is_pointed_at_and_by_arrow_keys(brows
     assert browser.evaluate(f"{first}.querySelector('output').textContent") not in {said, before}
     browser.call("Input.dispatchKeyEvent", type="keyDown", key="End")
     assert browser.evaluate(f"{first}.querySelector('output').textContent") == before
+    sign = browser.evaluate(
+        f"(() => {{ const box = {first}.querySelector('svg.wide .sign').getBoundingClientRect();"
+        "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
+    )
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **sign)
+    assert browser.evaluate(f"{first}.querySelector('output').textContent").startswith("evaluation before, sampled")
 
 
 def test_no_script_of_a_trajectory_is_run_or_could_be(browser: Browser, page: Path) -> None:

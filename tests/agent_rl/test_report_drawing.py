@@ -10,8 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from agent_rl import group_instructions
 from agent_rl.report.activity import activity, binned, load, totals
 from agent_rl.report.charts import SMALL, Line, Mark, Plot, line_chart
+from agent_rl.report.curves import FATES
 from agent_rl.report.markup import join, tag, text, visible
 from agent_rl.report.scales import (
     Scale,
@@ -275,6 +277,13 @@ def luminance(colour: str) -> float:
     parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_every_reason_to_drop_a_group_has_words_of_its_own() -> None:
+    reasons = {getattr(group_instructions, name) for name in dir(group_instructions) if name.isupper()}
+    reasons = {reason for reason in reasons if isinstance(reason, str)}
+    assert len(reasons) >= 4
+    assert reasons - FATES.keys() == {group_instructions.EQUAL_REWARDS}  # it is told apart: all right, or all wrong
 
 
 # Time ------------------------------------------------------------------------------------------------------------------
