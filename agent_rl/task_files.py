@@ -16,34 +16,37 @@ _FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
 _PARQUET_BATCH = 1024
 
 
-def read_tasks(patterns: Sequence[str], base: Path) -> tuple[Problem, ...]:
-    """All problems of the files that ``patterns`` (paths or globs, relative to ``base``) name, in the order named.
+def read_tasks(patterns: Sequence[str], base: Path) -> tuple[tuple[Problem, ...], ...]:
+    """The problems of the files that each of ``patterns`` (paths or globs, relative to ``base``) names, in the order named.
 
     A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken) and
     ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
 
     Raises TaskError for a pattern without a file, an unknown format, a file without tasks or a row that is no task.
     """
-    problems: list[Problem] = []
-    for name, path in _resolve(patterns, base):
-        before = len(problems)
+    return tuple(tuple(_problems_of(pattern, base)) for pattern in patterns)
+
+
+def _problems_of(pattern: str, base: Path) -> Iterator[Problem]:
+    for name, path in _resolve(pattern, base):
         rows = _parquet_rows(name, path) if name.endswith(".parquet") else _json_rows(name, path)
-        problems.extend(_problem(row, where) for where, row in rows)
-        if len(problems) == before:
+        empty = True
+        for where, row in rows:
+            empty = False
+            yield _problem(row, where)
+        if empty:
             raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it")
-    return tuple(problems)
 
 
-def _resolve(patterns: Sequence[str], base: Path) -> Iterator[tuple[str, Path]]:
-    for pattern in patterns:
-        matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
-        names = [pattern] if (base / pattern).is_file() else sorted(matches)
-        if not names:
-            raise TaskError(f"{pattern}: no such file in {base}; task files are looked up from the topology's folder")
-        for name in names:
-            if not name.endswith(_FORMATS):
-                raise TaskError(f"{name}: task files end in one of {', '.join(_FORMATS)}")
-            yield name, base / name
+def _resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
+    matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
+    names = [pattern] if (base / pattern).is_file() else sorted(matches)
+    if not names:
+        raise TaskError(f"{pattern}: no such file in {base}; task files are looked up from the topology's folder")
+    for name in names:
+        if not name.endswith(_FORMATS):
+            raise TaskError(f"{name}: task files end in one of {', '.join(_FORMATS)}")
+        yield name, base / name
 
 
 def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -93,11 +96,18 @@ def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any
 
 def _problem(row: Mapping[str, Any], where: str) -> Problem:
     identity = row.get("id")
-    return Problem(
+    problem = Problem(
         id=where if identity is None else str(identity),
         text=_text(row, where),
         answer=_answer(row, where),
     )
+    for key, text in (("id", problem.id), ("problem", problem.text), ("answer", problem.answer)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"{where}: the {key} holds {text[error.start]!r}, half of a surrogate pair, which is no character"
+            raise TaskError(f"{message}; write the whole character") from error
+    return problem
 
 
 def _text(row: Mapping[str, Any], where: str) -> str:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, cast
 
 from agent_rl.messages import Problem
@@ -87,7 +89,7 @@ def load_tasks(tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, Tas
 
     training = read_tasks(tasks.files, base)
     held_out = read_tasks(tasks.evaluation_files, base) if tasks.evaluation_files else ()
-    return _FileTasks(training, held_out, seed, restrictions)
+    return _FileTasks(tasks.files, training, tasks.weights, list(chain.from_iterable(held_out)), seed, restrictions)
 
 
 class _Restriction:
@@ -155,46 +157,52 @@ class _FilteredGenerator:
 
 
 class _FileTasks:
-    """Problems from files: each pass over a stage's tasks is a permutation of its own."""
+    """Problems from files: each pass over a stage's tasks, or with weights over each part of them, is a permutation."""
 
     def __init__(
         self,
-        training: tuple[Problem, ...],
-        held_out: tuple[Problem, ...],
+        names: Sequence[str],
+        training: Sequence[Sequence[Problem]],
+        weights: Sequence[float],
+        held_out: Sequence[Problem],
         seed: int,
         restrictions: Mapping[int, _Restriction],
     ) -> None:
-        trained = {problem.text: problem.id for problem in training}
+        self._parts = [tuple(part) for part in training] if weights else [tuple(chain.from_iterable(training))]
+        self._weights = [Fraction(str(weight)) for weight in weights] or [Fraction(1)]
+        trained = {problem.text: problem.id for part in self._parts for problem in part}
         for problem in held_out:
             if problem.text in trained:
                 raise TaskError(
                     f"held-out problem {problem.id} has the text of training problem {trained[problem.text]}: "
                     "remove it from `files` or from `evaluation_files`"
                 )
-        self._training = training
         self._held_out = held_out
         self._seed = seed
-        self._stages: dict[int, tuple[Problem, ...]] = {}
+        self._stages: dict[int, list[tuple[Problem, ...]]] = {}
         for stage, restriction in restrictions.items():
-            allowed = tuple(problem for problem in training if restriction.allows(problem))
-            if not allowed:
-                raise TaskError(
-                    f"stage {stage}: none of {len(training)} problems passes the filter ({restriction}); relax it"
-                )
-            self._stages[stage] = allowed
-        self._order: tuple[tuple[int, int], list[int]] = ((-1, -1), [])
+            self._stages[stage] = [tuple(filter(restriction.allows, part)) for part in self._parts]
+            for index, (allowed, part) in enumerate(zip(self._stages[stage], self._parts, strict=True)):
+                if not allowed:
+                    whose = f" of the file {names[index]}" if weights else ""
+                    raise TaskError(
+                        f"stage {stage}: none of {len(part)} problems{whose} passes the filter ({restriction}); relax it"
+                    )
+        self._orders: dict[int, tuple[str, list[int]]] = {}
 
     def problem(self, stage: int, number: int) -> Problem:
-        problems = self._stages.get(stage, self._training)
-        turn, position = divmod(number, len(problems))
-        return problems[self._permutation(stage, turn, len(problems))[position]]
+        parts = self._stages.get(stage, self._parts)
+        part, place = mixed(number, self._weights)
+        turn, position = divmod(place, len(parts[part]))
+        return parts[part][self._permutation(stage, turn, part, len(parts[part]))[position]]
 
-    def _permutation(self, stage: int, turn: int, count: int) -> list[int]:
-        if self._order[0] != (stage, turn):
+    def _permutation(self, stage: int, turn: int, part: int, count: int) -> list[int]:
+        name = f"tasks/{self._seed}/{stage}/{turn}" + (f"/{part}" if len(self._parts) > 1 else "")
+        if self._orders.get(part, ("",))[0] != name:
             order = list(range(count))
-            random.Random(f"tasks/{self._seed}/{stage}/{turn}").shuffle(order)
-            self._order = ((stage, turn), order)
-        return self._order[1]
+            random.Random(name).shuffle(order)
+            self._orders[part] = (name, order)
+        return self._orders[part][1]
 
     def evaluation(self, number: int) -> Problem:
         if not self._held_out:
@@ -214,6 +222,21 @@ class _FileTasks:
         raise TaskError(
             "tasks from files hold no demonstrations: leave out the sft stage, or start from a trained model"
         )
+
+
+def mixed(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
+    """Which part ``number``, from 0, is of when parts take turns by weight, and how many of that part came before it.
+
+    A part's problems come at even distances: any stretch holds its share, give or take one for each part before it.
+    """
+    rest = sum(weights, Fraction(0))
+    for part, weight in enumerate(weights[:-1]):
+        before, after = (int(count * weight / rest) for count in (number, number + 1))
+        if after > before:
+            return part, before
+        number -= before
+        rest -= weight
+    return len(weights) - 1, number
 
 
 def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> TaskSource:

@@ -81,21 +81,25 @@ CHAT_TEMPLATE = (
 """One token before each message and one after: the conversation so far is always a prefix of what it becomes."""
 
 
-def build_tokenizer(max_length: int = 256) -> PreTrainedTokenizerFast:
+def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> PreTrainedTokenizerFast:
     """The character tokenizer with its chat template.
 
-    Text of printable ASCII and newlines survives encoding and decoding unchanged; any other character becomes ``<unk>``.
-    The end-of-turn token is also the end-of-sequence token. ``max_length`` is in tokens.
+    Text of printable ASCII and newlines survives encoding and decoding unchanged; any other character becomes ``<unk>``, or
+    with ``byte_fallback`` the tokens of its UTF-8 bytes, so that all text survives. The end-of-turn token is also the end-of-sequence token. ``max_length`` is in tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     specials = (UNKNOWN, PAD, END, *ROLES.values())
     characters = sorted({"\n", " "} | set(string.ascii_letters + string.digits + string.punctuation))
-    vocabulary = {token: index for index, token in enumerate((*specials, *characters))}
+    octets = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
+    vocabulary = {token: index for index, token in enumerate((*specials, *characters, *octets))}
     # BPE without merges is a tokenizer of single characters; its decoder joins tokens with nothing between them.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    bpe = models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN, byte_fallback=byte_fallback)
+    tokenizer = Tokenizer(bpe)
     tokenizer.decoder = decoders.Fuse()
+    if byte_fallback:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*MARKUP, *WORDS)])
     fast = PreTrainedTokenizerFast(
@@ -121,7 +125,7 @@ def initialise_model(spec: InitialiseModel, directory: Path, seed: int) -> None:
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = build_tokenizer(spec.max_length)
+    tokenizer = build_tokenizer(spec.max_length, byte_fallback=spec.byte_fallback)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,

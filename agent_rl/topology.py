@@ -46,6 +46,9 @@ class InitialiseModel(Part):
     mlp_size: PositiveInt = 384
     max_length: PositiveInt = 256
     tie_embeddings: bool = True
+    byte_fallback: bool = False
+    """Whether a character beyond printable ASCII becomes the tokens of its UTF-8 bytes, as problems of the world need; without,
+    it becomes the unknown token, and the vocabulary is 256 tokens smaller."""
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
@@ -71,9 +74,18 @@ class Tasks(Part):
     files: tuple[str, ...] = ()
     """JSONL (also .gz) or parquet files or globs, relative to the topology file, with columns ``problem`` and
     ``answer`` or verl's ``prompt`` and ``reward_model.ground_truth``."""
+    weights: tuple[PositiveFloat, ...] = ()
+    """How often a training problem comes from each entry of ``files``, relative to the others; without them every problem
+    of every file is as likely as any other."""
     evaluation_files: tuple[str, ...] = ()
     prompt: Literal["plain", "rstar2"] = "plain"
     """How a problem is put to the model: its text alone, or rStar2's system text, tools and answer instruction."""
+
+    @model_validator(mode="after")
+    def _a_weight_each(self) -> Self:
+        if self.weights and len(self.weights) != len(self.files):
+            raise ValueError(f"weights holds {len(self.weights)} numbers for {len(self.files)} entries of files")
+        return self
 
 
 class SftStage(Part):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_rl.messages import Problem
-from agent_rl.tasks import TaskError, load_tasks
+from agent_rl.tasks import TaskError, load_tasks, mixed
 from agent_rl.topology import TaskFilter, Tasks
 
 
@@ -92,6 +95,51 @@ def test_globs_gzip_and_several_files_are_read_in_order(tmp_path):
     }
 
 
+def test_weights_mix_files_whatever_their_size_and_each_file_is_passed_through_whole(tmp_path):
+    write_lines(tmp_path / "few.jsonl", *rows(3))
+    write_lines(tmp_path / "many.jsonl", *rows(50, first=100))
+    source = load(tmp_path, files=("few.jsonl", "many.jsonl"), weights=(1, 3))
+    drawn = [int(source.problem(0, number).answer) for number in range(200)]
+    few = [answer for answer in drawn if answer < 100]
+    many = [answer for answer in drawn if answer >= 100]
+    assert (len(few), len(many)) == (50, 150)
+    assert all(sorted(few[start : start + 3]) == [0, 1, 2] for start in range(0, 48, 3))
+    assert all(sorted(many[start : start + 50]) == list(range(100, 150)) for start in (0, 50, 100))
+    assert many[:50] != many[50:100]
+    asked_backwards = load(tmp_path, files=("few.jsonl", "many.jsonl"), weights=(1, 3))
+    assert [int(asked_backwards.problem(0, number).answer) for number in reversed(range(200))] == drawn[::-1]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=4), st.integers(0, 500))
+def test_a_mixture_counts_each_part_without_gaps_and_near_its_share(weights, count):
+    shares = [Fraction(weight, 7) for weight in weights]
+    drawn = [mixed(number, shares) for number in range(count)]
+    for part, share in enumerate(shares):
+        places = [place for drawn_part, place in drawn if drawn_part == part]
+        assert places == list(range(len(places)))
+        assert abs(len(places) - count * share / sum(shares)) <= part + 1
+
+
+def test_a_filter_that_leaves_nothing_of_one_weighted_file_is_an_error(tmp_path):
+    write_lines(tmp_path / "short.jsonl", {"problem": "x", "answer": 1})
+    write_lines(tmp_path / "long.jsonl", {"problem": "x" * 50, "answer": 1})
+    filters = {0: TaskFilter(max_problem_chars=10)}
+    assert load(tmp_path, files=("*.jsonl",), filters=filters).problem(0, 3).text == "x"
+    with pytest.raises(TaskError, match=r"none of 1 problems of the file long\.jsonl passes the filter"):
+        load(tmp_path, files=("short.jsonl", "long.jsonl"), weights=(1, 1), filters=filters)
+
+
+def test_a_weight_is_needed_for_each_file(tmp_path):
+    with pytest.raises(ValueError, match="weights holds 1 numbers for 2 entries of files"):
+        Tasks(files=("a.jsonl", "b.jsonl"), weights=(1,))
+
+
+def test_chinese_latex_and_long_texts_are_read_as_they_are(tmp_path):
+    text = "設 $\\frac{a}{b}$ — “好” 😀\n" * 200
+    write_lines(tmp_path / "a.jsonl", {"problem": text, "answer": "\\frac{1}{2}"})
+    assert load(tmp_path, files=("a.jsonl",)).problem(0, 0) == Problem("a.jsonl:1", text, "\\frac{1}{2}")
+
+
 def test_an_absolute_path_is_taken_as_it_is(ten, tmp_path_factory):
     source = load(tmp_path_factory.mktemp("elsewhere"), files=(str(ten / "ten.jsonl"),))
     assert source.problem(0, 0).text.startswith("problem")
@@ -149,6 +197,10 @@ def test_a_whole_float_is_an_integer_answer(tmp_path):
         (
             {"answer": "1", "text": "a"},
             r"bad\.jsonl:2: neither `problem` nor `prompt`; columns are \['answer', 'text'\]",
+        ),
+        (
+            '{"problem": "a\\ud83d", "answer": "1"}',
+            r"bad\.jsonl:2: the problem holds '\\ud83d', half of a surrogate pair",
         ),
         ({"problem": "  ", "answer": "1"}, r"bad\.jsonl:2: the problem is '  '; it must be text"),
         (

@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 TOKENIZER = build_tokenizer()
+WITH_BYTES = build_tokenizer(byte_fallback=True)
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 
@@ -47,6 +48,37 @@ def test_no_text_fails_and_unknown_characters_become_unknown_tokens(text):
     tokens = TOKENIZER.encode(f"é{text}", add_special_tokens=False)
     assert TOKENIZER.unk_token_id in tokens
     assert max(tokens) < len(TOKENIZER)
+
+
+@given(st.text(max_size=40))
+def test_with_byte_fallback_all_text_survives(text):
+    tokens = WITH_BYTES.encode(text, add_special_tokens=False)
+    assert WITH_BYTES.decode(tokens) == text
+    assert WITH_BYTES.unk_token_id not in tokens
+
+
+def test_byte_fallback_changes_no_other_token():
+    text = "A shop has 12 eggs: \\boxed{3}\n"
+    assert WITH_BYTES.encode(text) == [
+        token if token < TOKENIZER.vocab_size else token + 256 for token in TOKENIZER.encode(text)
+    ]
+    assert len(WITH_BYTES) == len(TOKENIZER) + 256
+    assert len(WITH_BYTES.encode("設é", add_special_tokens=False)) == 5  # the bytes of their UTF-8
+
+
+def test_half_a_character_decodes_to_something():
+    first, *_ = WITH_BYTES.encode("設", add_special_tokens=False)
+    assert WITH_BYTES.decode([first]) == "\ufffd"
+
+
+def test_a_model_with_byte_fallback_knows_its_tokens(tmp_path):
+    spec = InitialiseModel(layers=1, hidden_size=32, mlp_size=48, head_dim=8, byte_fallback=True)
+    initialise_model(spec, tmp_path, seed=3)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "設 $a_1 < \\frac{1}{2}$ — “quoted” 😀"
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.vocab_size == len(tokenizer)
 
 
 def test_digits_are_single_tokens_and_frames_and_words_one_each():
