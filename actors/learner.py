@@ -321,12 +321,13 @@ class Learner(Actor):
         figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds}
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._trained_tokens += figures.get("trained_tokens", 0.0)
+        trained = bool(groups) and fault is None
         self._figures |= {
             "step": step + 1.0,
             "trained_tokens": self._trained_tokens,
             "success": ready.figures.get("success", math.nan),
-            "staleness_mean": ready.figures.get("staleness_mean", 0.0),
-            "staleness_max": ready.figures.get("staleness_max", 0.0),
+            "staleness_mean": ready.figures.get("staleness_mean", 0.0) if trained else math.nan,
+            "staleness_max": ready.figures.get("staleness_max", 0.0) if trained else math.nan,
             "entropy": figures.get("entropy", math.nan),
             "train_seconds": seconds,
             "seconds_per_step": (self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
@@ -334,7 +335,7 @@ class Learner(Actor):
         self.log.info("step", version=at.version, **{**ready.figures, **figures})
         if fault is not None:
             await self._skip(stage, step, fault, at)
-        elif groups:
+        elif trained:
             self._skipped.trained()
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
         if self._checkpoint_due and not self._skipped.in_a_row:  # a run stopped for them goes on from before the first

@@ -139,7 +139,9 @@ class RoCFilter(Actor):
         """Open the journal; the state follows when the learner says where it is."""
         topology = self.context.topology
         self._journal = self.context.open_journal()
-        self._records = RunRecords(self.context.directory, self._journal, topology, self.context.started_at)
+        self._records = RunRecords(
+            self.context.directory, self._journal, topology, self.context.started_at, self.context.wall()
+        )
         self._book = GroupBook(
             algorithm=topology.algorithm,
             max_staleness=topology.max_staleness,
@@ -222,6 +224,7 @@ class RoCFilter(Actor):
         if entered.restored:
             epoch += 1
             self._journal.set_fact("epoch", str(epoch))
+        self._records.spent(self.context.wall())
         self._journal.set_fact("stage", str(entered.stage))
         self._journal.set_fact("stage_version", str(entered.stage_version))
         if entered.figures:

@@ -11,23 +11,28 @@ from typing import Any
 
 from agent_rl.audit import audit_journal
 from agent_rl.journal import Journal
+from agent_rl.summary import summarise
 from agent_rl.topology import Topology
 
 SECONDS = "seconds_used"
+STAGE_SECONDS = "seconds_in_stage_{}"
 SFT_SKIPPED = "steps_skipped_of_stage_{}"
-"""Facts of the journal: by stage, the supervised steps that were skipped as not finite."""
+"""Facts of the journal, by stage: wall-clock seconds in it, and supervised steps that were skipped as not finite."""
 
 
 class RunRecords:
     """Writes the records of one run."""
 
-    def __init__(self, directory: Path, journal: Journal, topology: Topology, started_at: float) -> None:
-        """``started_at`` is when this start of the run began, in wall-clock seconds; earlier ones are in the journal."""
+    def __init__(self, directory: Path, journal: Journal, topology: Topology, started_at: float, wall: float) -> None:
+        """``started_at`` is when this start of the run began, in wall-clock seconds, and ``wall`` is now; the time of
+        earlier starts is in the journal.
+        """
         self._directory = directory
         self._journal = journal
         self._topology = topology
         self._started_at = started_at
         self._seconds_before = float(journal.fact(SECONDS) or 0.0)
+        self._charged_until = wall
         self._tally: dict[str, float] = {}
         self._recount()
 
@@ -38,12 +43,15 @@ class RunRecords:
 
     def step(self, version: int, wall: float) -> None:
         """A step was trained."""
+        self.spent(wall)
         row = self._journal.steps(from_version=version)[0]
         spec = self._topology.stages[row.stage]
-        figures = {**row.figures, **row.learner_figures}
+        figures: dict[str, float | None] = {**row.figures, **row.learner_figures}
         step = version - int(self._journal.fact("stage_version") or 0) + 1
         self._recount()
         figures["steps_skipped"] = self._tally["steps_skipped"]
+        if not figures.get("groups_trained"):  # nothing was trained that could be stale
+            figures |= {"staleness_mean": None, "staleness_max": None}
         self._append({"kind": "step", "stage": spec.name, "step": step, "version": version + 1, **figures}, wall)
 
     def evaluation(self, stage: int, figures: dict[str, float], wall: float) -> None:
@@ -59,25 +67,29 @@ class RunRecords:
         self._append({"kind": "stage", **figures}, wall)
 
     def summary(self, wall: float) -> dict[str, Any]:
-        """The run so far, flat."""
-        summary: dict[str, Any] = {}
-        for figures in self._journal.evaluations().values():
-            summary.update({name: value for name, value in figures.items() if name.startswith("success_")})
-        audit = audit_journal(self._journal)
-        steps = [step for step in self._journal.steps() if step.trained and not step.skipped]
-        trained = sum(step.figures["groups_trained"] for step in steps)
-        staleness = sum(step.figures["staleness_mean"] * step.figures["groups_trained"] for step in steps)
-        summary["minutes"] = round(self._seconds(wall) / 60.0, 2)
-        summary["steps"] = audit.steps
-        summary["steps_skipped"] = audit.skipped_steps + self._sft_skipped()
-        summary.update(audit.figures())
-        summary.update({f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())})
-        summary["mean_staleness"] = staleness / trained if trained else 0.0
-        summary["max_staleness"] = max((step.figures["staleness_max"] for step in steps), default=0.0)
-        return summary
+        """The run so far, flat but for its ``remarks``."""
+        stages = self._topology.stages
+        rl_seconds = (self._fact(STAGE_SECONDS, i) for i, stage in enumerate(stages) if stage.kind == "rl")
+        return summarise(
+            audit_journal(self._journal),
+            [step for step in self._journal.steps() if step.trained],
+            self._journal.evaluations(),
+            seconds=self._seconds(wall),
+            rl_seconds=sum(rl_seconds),
+            sft_steps_skipped=int(sum(self._fact(SFT_SKIPPED, i) for i in range(len(stages)))),
+        )
+
+    def spent(self, wall: float) -> None:
+        """Charge the time since the last call to the stage the journal says the run is in."""
+        stage = self._journal.fact("stage")
+        if stage is not None:
+            so_far = self._fact(STAGE_SECONDS, int(stage))
+            self._journal.set_fact(STAGE_SECONDS.format(stage), str(so_far + wall - self._charged_until))
+        self._charged_until = wall
 
     def write_summary(self, wall: float) -> None:
         """Write ``summary.json``, whole or not at all."""
+        self.spent(wall)
         self._journal.set_fact(SECONDS, str(self._seconds(wall)))
         path = self._directory / "summary.json"
         partial = path.with_suffix(".partial")
@@ -93,17 +105,17 @@ class RunRecords:
             file.write(json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)}) + "\n")
 
     def _recount(self) -> None:
-        skipped = sum(step.skipped for step in self._journal.steps()) + self._sft_skipped()
-        self._tally = audit_counts(self._journal) | {"steps_skipped": float(skipped)}
+        self._tally = audit_counts(self._journal)
 
-    def _sft_skipped(self) -> int:
-        facts = (self._journal.fact(SFT_SKIPPED.format(stage)) for stage in range(len(self._topology.stages)))
-        return sum(int(float(fact or 0)) for fact in facts)
+    def _fact(self, name: str, stage: int) -> float:
+        return float(self._journal.fact(name.format(stage)) or 0.0)
 
 
 def audit_counts(journal: Journal) -> dict[str, float]:
-    """Training groups trained and dropped, for the live table."""
-    counts = {"groups_trained": 0.0, "groups_dropped": 0.0}
+    """Training groups trained and dropped, and steps that made no update, for the live table."""
+    _, empty, skipped = journal.step_counts()
+    counts = {"groups_trained": 0.0, "groups_dropped": 0.0, "steps_skipped": float(skipped)}
+    counts["steps_without_update"] = float(empty + skipped)
     for (purpose, state, _), count in journal.counts().items():
         if purpose == "train" and f"groups_{state}" in counts:
             counts[f"groups_{state}"] += count

@@ -68,7 +68,7 @@ def audit_journal(journal: Journal) -> Audit:
             dropped[reason] = dropped.get(reason, 0) + count
         else:
             still_open += count
-    steps = [step for step in journal.steps() if step.trained]
+    steps, empty, skipped = journal.step_counts()
     return Audit(
         opened=opened,
         trained=trained,
@@ -76,9 +76,9 @@ def audit_journal(journal: Journal) -> Audit:
         dropped=dropped,
         evaluated=evaluated,
         evaluation_open=evaluation_open,
-        steps=len(steps),
-        empty_steps=sum(not step.groups for step in steps),
-        skipped_steps=sum(step.skipped for step in steps),
+        steps=steps,
+        empty_steps=empty,
+        skipped_steps=skipped,
         faults=tuple(journal.faults()),
     )
 

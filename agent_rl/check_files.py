@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from glob import glob
+from os.path import normpath
 from pathlib import Path
 
 from agent_rl.load import Fault, Source
@@ -42,7 +43,7 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
     for key, patterns in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
         for index, pattern in enumerate(patterns):
             if not glob(str(base / pattern), recursive=True):  # noqa: PTH207 - Path.glob refuses absolute patterns
-                message = f"no file matches {base / pattern}"
+                message = f"no file matches {normpath((base / pattern).absolute())}"
                 faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
     evaluates = any(isinstance(stage, EvaluateStage) for stage in topology.stages)
     if evaluates and tasks.generator is None and not tasks.evaluation_files:

@@ -129,6 +129,8 @@ def _run(options: argparse.Namespace) -> int:
     summary = read_summary(topology.run.directory, started_at)
     if summary is not None:
         Console().print(summary_table(summary))
+        for remark in summary.get("remarks", []):
+            print(f"note: {remark}")
         # NaN, a figure there was nothing to compute from, is not JSON
         unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
         print(json.dumps(summary | unknown, allow_nan=False), flush=True)

@@ -279,6 +279,15 @@ class Journal:
             for v, s, t, g, d, f, lf in rows
         ]
 
+    def step_counts(self) -> tuple[int, int, int]:
+        """How many steps the learner took, and how many of them had no groups, or were skipped as not finite."""
+        query = (
+            "SELECT COUNT(*), COALESCE(SUM(groups = '[]'), 0), "
+            "COALESCE(SUM(COALESCE(json_extract(learner_figures, '$.skipped'), 0) > 0), 0) FROM steps WHERE trained = 1"
+        )
+        steps, empty, skipped = self._db.execute(query).fetchone()
+        return int(steps), int(empty), int(skipped)
+
     def compact(self, before_version: int) -> None:
         """Forget the payloads that no replay can need: of groups settled in steps before ``before_version``, or dropped.
 

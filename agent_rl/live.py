@@ -85,6 +85,7 @@ class LiveView:
         step, steps = self._progress()
         per_step = self._first("seconds_per_step")
         left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
+        without_update = self._first("steps_without_update")
         return [
             ("stage", self._stage()),
             ("step", f"{_count(step)}/{_count(steps)}"),
@@ -97,6 +98,7 @@ class LiveView:
             ("groups open", _count(self._first("groups_open"))),
             ("trained", _count(self._first("groups_trained"))),
             ("dropped", _count(self._first("groups_dropped"))),
+            *([("steps without update", _count(without_update))] if without_update else []),
             ("left", DASH if left is None else _duration(left)),
         ]
 
@@ -239,19 +241,34 @@ def make_display(view: LiveView, out: TextIO) -> Display:
 
 
 def summary_table(summary: Mapping[str, object]) -> Table:
-    """A finished run's figures, one a line; a share with its 95 % interval (``_low``, ``_high``) as one."""
+    """A finished run's figures, one a line; a share with its interval (``_low``, ``_high``) and its number as one."""
     table = Table("figure", "value", title="summary", title_justify="left")
     for name, value in summary.items():
-        if name.removesuffix("_low") in summary and name.endswith("_low"):
+        if isinstance(value, list):  # sentences: for below the table
             continue
-        if name.removesuffix("_high") in summary and name.endswith("_high"):
+        whole = (name.removesuffix("_low"), name.removesuffix("_high"), f"success_{name.removeprefix('problems_')}")
+        if any(share != name and share in summary for share in whole):
             continue
-        low, high = summary.get(f"{name}_low"), summary.get(f"{name}_high")
-        if isinstance(value, float) and isinstance(low, float) and isinstance(high, float):
-            table.add_row(name, f"{100 * value:.1f} %  (95 %: {100 * low:.1f} to {100 * high:.1f})")
-        else:
-            table.add_row(name, f"{value:g}" if isinstance(value, float) else str(value))
+        table.add_row(name, _share(summary, name) or _figure(value))
     return table
+
+
+def _share(summary: Mapping[str, object], name: str) -> str:
+    """A share with its interval and what it is a share of; empty when the figure has no interval."""
+    share, low, high = (summary.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    if not (isinstance(share, float) and isinstance(low, float) and isinstance(high, float)):
+        return ""
+    count = summary.get(f"problems_{name.removeprefix('success_')}")
+    of = f" of {count:,.0f}" if isinstance(count, float) else ""
+    return f"{100 * share:.1f} %{of}  (95 %: {100 * low:.1f} to {100 * high:.1f})"
+
+
+def _figure(value: object) -> str:
+    if value is None:
+        return DASH
+    if isinstance(value, float) and value != int(value):
+        return f"{value:,.6g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
 def _state(line: _ActorLine) -> str:

@@ -283,6 +283,6 @@ def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
                 left = {"stage": 0.0, "stage_seconds": 1.0, "steps_skipped": 2.0}
                 await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, figures=left))
-        assert json.loads((tmp_path / "summary.json").read_text())["steps_skipped"] == 2
+        assert json.loads((tmp_path / "summary.json").read_text())["sft_steps_skipped"] == 2
 
     simulate(main)

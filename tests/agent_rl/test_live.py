@@ -171,6 +171,19 @@ def test_logs_are_json_lines_with_what_is_bound(tmp_path):
     assert second["exception"][0]["exc_type"] == "ValueError"
 
 
+def test_a_summary_says_of_how_many_and_shows_nothing_where_there_was_nothing_to_count():
+    console = Console(file=io.StringIO(), width=100)
+    figures = {"success_a": 0.5, "success_a_low": 0.3, "success_a_high": 0.7, "problems_a": 1319.0, "staleness": None}
+    console.print(summary_table({**figures, "tokens": 12345678, "minutes": 3.25, "remarks": ["a sentence"]}))
+    drawn = console.file.getvalue()
+    assert "50.0 % of 1,319  (95 %: 30.0 to 70.0)" in drawn
+    assert "problems_a" not in drawn
+    assert "staleness │ -" in drawn
+    assert "12,345,678" in drawn
+    assert "3.25" in drawn
+    assert "sentence" not in drawn
+
+
 def test_a_share_is_shown_with_its_interval():
     console = Console(file=io.StringIO(), width=100)
     console.print(summary_table({"success": 0.5, "success_low": 0.412, "success_high": 0.588, "low": 1.0}))

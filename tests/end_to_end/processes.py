@@ -187,7 +187,9 @@ def check_finished(path: Path, directory: Path, out: str, *, steps: int) -> dict
     assert balance.open == 0
     assert summary["groups_opened"] == summary["groups_trained"] + summary["groups_dropped"]
     assert summary["groups_opened"] >= 2 * steps
-    assert summary["max_staleness"] <= 1
+    assert (summary["max_staleness"] or 0) <= 1  # None when nothing was trained
+    assert summary["steps"] == summary["steps_updated"] + summary["steps_empty"] + summary["steps_skipped"]
+    assert ("nothing was learnt" in "".join(summary["remarks"])) == (not summary["steps_updated"])
     kinds = [row["kind"] for row in rows(directory / "metrics.jsonl")]
     assert kinds.count("step") == steps
     assert kinds.count("evaluation") == 2

@@ -1,0 +1,117 @@
+"""The summary says what happened, and says plainly when it was nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_rl.audit import audit_journal
+from agent_rl.journal import Journal
+from agent_rl.statistics import evaluation_figures
+from agent_rl.summary import summarise
+
+
+@pytest.fixture
+def journal():
+    made = Journal(None)
+    yield made
+    made.close()
+
+
+def a_step(
+    journal: Journal, version: int, *, trained: int = 0, equal: int = 0, correct: float = 0.0, skipped: bool = False
+) -> None:
+    """A step of so many groups of 8 rollouts of 100 tokens."""
+    first = journal.opened_count(0)
+    names = [f"s0-g{first + number:06d}" for number in range(trained + equal)]
+    for number, name in enumerate(names):
+        journal.open_group(name, 0, first + number, "train", b"")
+        if number < trained:
+            journal.ready(name, [(0, 0)], [1.0], version, first + number + 1)
+        else:
+            journal.drop(name, "equal_rewards", 100.0, 0.0, version, first + number + 1)
+    figures = {"rollouts": 8.0 * len(names), "success": correct, "response_tokens": 100.0}
+    figures |= {"staleness_mean": float(trained), "staleness_max": 2.0 * trained}
+    journal.close_step(version, 0, names[:trained], names, figures)
+    learner = {"trained_rollouts": 4.0 * trained, "trained_tokens": 50.0 * trained, "skipped": 0.0}
+    if skipped:
+        journal.step_trained(version, {"skipped": 1.0}, dropped_for="not_finite")
+    else:
+        journal.step_trained(version, learner)
+
+
+def summary(journal: Journal, evaluations: Any = None, **changes: Any) -> dict[str, Any]:
+    steps = [step for step in journal.steps() if step.trained]
+    options = {"seconds": 90.0, "rl_seconds": 60.0, "sft_steps_skipped": 0, **changes}
+    return summarise(audit_journal(journal), steps, evaluations or {}, **options)
+
+
+def test_a_run_that_learnt_nothing_says_so(journal: Journal) -> None:
+    for version in range(3):
+        a_step(journal, version, equal=4)
+    made = summary(journal)
+    assert made["remarks"] == [
+        "0 of 96 training rollouts correct: the tasks are too hard for the model, or its answers are not in the form asked for",
+        "all 12 groups were dropped for equal rewards",
+        "no update was made in 3 of 3 steps: nothing was learnt",
+    ]
+    assert (made["steps"], made["steps_updated"], made["steps_empty"], made["steps_skipped"]) == (3, 0, 3, 0)
+    assert (made["mean_staleness"], made["max_staleness"]) == (None, None)  # of nothing: not 0
+    assert (made["tokens_sampled"], made["tokens_trained"], made["tokens_per_second_rl"]) == (9600, 0, 160.0)
+
+
+def test_a_run_without_a_training_step_has_no_rates_and_no_remarks(journal: Journal) -> None:
+    made = summary(journal, rl_seconds=0.0)
+    assert made["remarks"] == []
+    assert (made["rollouts_sampled"], made["tokens_per_second_rl"], made["steps"]) == (0, None, 0)
+
+
+def test_an_ordinary_run_has_its_figures_and_no_remarks(journal: Journal) -> None:
+    a_step(journal, 0, trained=1, correct=0.25)
+    a_step(journal, 1, trained=3, correct=0.5)
+    made = summary(journal)
+    assert made["remarks"] == []
+    assert (made["rollouts_sampled"], made["rollouts_correct"], made["rollouts_trained"]) == (32, 14, 16)
+    assert (made["minutes"], made["minutes_rl"], made["tokens_trained"]) == (1.5, 1.0, 200)
+    assert (made["mean_staleness"], made["max_staleness"]) == (2.5, 6.0)  # weighted by groups
+    assert made["steps"] == made["steps_updated"] == 2
+
+
+def test_steps_without_update_and_skipped_steps_are_told_apart(journal: Journal) -> None:
+    a_step(journal, 0, trained=2, correct=0.5)
+    a_step(journal, 1, trained=1, correct=0.5, skipped=True)
+    a_step(journal, 2, equal=1, correct=1.0)
+    made = summary(journal, sft_steps_skipped=2)
+    assert (made["steps_updated"], made["steps_empty"], made["steps_skipped"], made["sft_steps_skipped"]) == (
+        1,
+        1,
+        1,
+        2,
+    )
+    assert made["groups_dropped_not_finite"] == 1
+    assert made["mean_staleness"] == 2.0  # of the step that was trained alone
+    assert made["remarks"] == [
+        "no update was made in 2 of 3 steps",
+        "1 steps were skipped: their loss or gradient was not finite",
+        "2 supervised steps were skipped: their loss or gradient was not finite",
+    ]
+
+
+def test_mostly_dropped_groups_are_named_with_the_reason_most_had(journal: Journal) -> None:
+    a_step(journal, 0, trained=1, equal=3, correct=0.1)
+    assert summary(journal)["remarks"] == ["3 of 4 groups were dropped for equal rewards"]
+
+
+def test_tasks_that_are_too_easy_are_said_to_be(journal: Journal) -> None:
+    a_step(journal, 0, equal=2, correct=1.0)
+    assert summary(journal)["remarks"][0] == "16 of 16 training rollouts correct: the tasks are too easy"
+
+
+def test_evaluations_say_of_how_many_and_what_never_came(journal: Journal) -> None:
+    made = summary(journal, {1: evaluation_figures([], "after", 40)})
+    assert (made["success_after_greedy"], made["problems_after_greedy"]) == (0.0, 20.0)
+    assert made["remarks"] == [
+        "20 sampled answers of evaluation 'after' never came and count as wrong",
+        "20 greedy answers of evaluation 'after' never came and count as wrong",
+    ]

@@ -1,0 +1,98 @@
+"""The examples on real problems, with a model that answers nothing right: steps close, and the run says what it was."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.stored import decode_stored
+from agent_rl.audit import audit
+from agent_rl.cli import main
+from agent_rl.load import load_topology
+from agent_rl.messages import Problem
+from tests.end_to_end.processes import finish, processes_of, rows, start
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 120
+"""A run takes about 15 s on two free cores; the machine may be busy."""
+
+
+def run_example(name: str, directory: Path, *settings: str) -> tuple[dict[str, Any], str]:
+    """Run an example of three steps to its end; its summary, and all it said. Skips when its data are not there."""
+    path = ROOT / "examples" / name
+    topology = load_topology(path)
+    missing = [file for file in topology.tasks.files if not (path.parent / file).exists()]
+    if missing:
+        pytest.skip(f"the data of examples/{name} are not there: {', '.join(missing)}")
+    began = time.monotonic()
+    overrides = [part for setting in (f"run.directory={directory}", *settings) for part in ("--set", setting)]
+    code, out, err = finish(start(path, *overrides))
+    assert code == 0, out + err
+    assert time.monotonic() - began < SECONDS
+    assert processes_of(directory) == []
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.open) == (3, 0)
+    return json.loads(out.strip().splitlines()[-1]), out
+
+
+def problems_of(directory: Path) -> list[Problem]:
+    """All training problems, as the journal has them."""
+    with sqlite3.connect(directory / "journal.sqlite") as db:
+        return [decode_stored(row[0]).problem for row in db.execute("SELECT opened FROM groups WHERE stage = 0")]
+
+
+def test_three_steps_of_gsm8k_close_and_the_summary_says_that_nothing_was_learnt(tmp_path: Path) -> None:
+    summary, out = run_example("gsm8k.toml", tmp_path)
+    assert summary["rollouts_correct"] == 0
+    assert summary["groups_dropped"] == summary["groups_opened"] == 12
+    assert (summary["steps"], summary["steps_updated"], summary["mean_staleness"]) == (3, 0, None)
+    assert (summary["success_after_greedy"], summary["problems_after_greedy"]) == (0.0, 20)
+    for line in (
+        "note: 0 of 48 training rollouts correct: ",
+        "note: all 12 groups were dropped for equal rewards",
+        "note: no update was made in 3 of 3 steps: nothing was learnt",
+        "0.0 % of 20  (95 %: 0.0 to ",
+        "steps without update 3",
+    ):
+        assert line in out
+    steps = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "step"]
+    assert [(row["groups_trained"], row["staleness_mean"]) for row in steps] == [(0, None)] * 3
+
+
+def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_model_close(tmp_path: Path) -> None:
+    """Length limit and step size are such that some of the problems cannot fit."""
+    settings = ("model.initialise.max_length=384", "algorithm.groups_per_step=16")
+    summary, out = run_example("mixed_math.toml", tmp_path, *settings)
+    assert summary["groups_opened"] == summary["groups_dropped"] == 48
+    assert summary["groups_dropped_equal_rewards"] >= 24
+    assert summary["groups_dropped_equal_rewards"] < 48  # what is too long is dropped for another reason
+    assert "nothing was learnt" in out
+    problems = problems_of(tmp_path)
+    assert any("\u4e00" <= character <= "\u9fff" for problem in problems for character in problem.text)
+    assert any("\\frac" in problem.text for problem in problems)
+    assert any("\\" in problem.answer for problem in problems)
+    sources = [problem.id.split("-")[0] for problem in problems]
+    assert {source: sources.count(source) for source in sources} == {"dapo": 24, "math": 12, "gsm8k": 12}
+
+
+def test_an_example_without_its_data_says_which_files_are_missing(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "a" / "b" / "mixed_math.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text((ROOT / "examples" / "mixed_math.toml").read_text())
+    assert main(["check", str(path)]) == 2
+    err = capsys.readouterr().err
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "math_train_12k" in text)
+    assert f"{path}:{line}: tasks.files.1: no file matches {tmp_path}/shared/data/train/math_train_12k.jsonl.gz" in err
+    assert "paths are relative to the topology file" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.toml")))
+def test_every_example_can_be_read(name: str) -> None:
+    assert load_topology(ROOT / "examples" / name).stages
