@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS evaluations (stage INTEGER PRIMARY KEY, figures TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+TRAINED, SKIPPED = 1, 2
+"""What became of a closed step: trained, or skipped as not finite; 0 before the learner has taken it."""
 LAYOUT = "1"
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
 """Groups of a stage's first and last step that keep their trajectories."""
@@ -75,11 +77,8 @@ class StepRow:
     decided: tuple[str, ...]
     figures: dict[str, float]
     learner_figures: dict[str, float]
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the learner skipped the step as not finite: its groups are dropped, and no replay trains them."""
-        return bool(self.learner_figures.get("skipped"))
+    skipped: bool = False
+    """Whether the learner skipped the step as not finite: its groups are dropped, and no replay trains them."""
 
 
 class Journal:
@@ -257,7 +256,8 @@ class Journal:
         if step.skipped:
             return False
         self._write(
-            "UPDATE steps SET trained = 1, learner_figures = ? WHERE version = ?", (json.dumps(figures), version)
+            "UPDATE steps SET trained = ?, learner_figures = ? WHERE version = ?",
+            (SKIPPED if dropped_for else TRAINED, json.dumps(figures), version),
         )
         state = "dropped" if dropped_for else "trained"
         for group in step.groups:
@@ -275,17 +275,16 @@ class Journal:
             (from_version, stage, stage),
         ).fetchall()
         return [
-            StepRow(v, s, bool(t), tuple(json.loads(g)), tuple(json.loads(d)), json.loads(f), json.loads(lf))
+            StepRow(
+                v, s, t > 0, tuple(json.loads(g)), tuple(json.loads(d)), json.loads(f), json.loads(lf), t == SKIPPED
+            )
             for v, s, t, g, d, f, lf in rows
         ]
 
     def step_counts(self) -> tuple[int, int, int]:
         """How many steps the learner took, and how many of them had no groups, or were skipped as not finite."""
-        query = (
-            "SELECT COUNT(*), COALESCE(SUM(groups = '[]'), 0), "
-            "COALESCE(SUM(COALESCE(json_extract(learner_figures, '$.skipped'), 0) > 0), 0) FROM steps WHERE trained = 1"
-        )
-        steps, empty, skipped = self._db.execute(query).fetchone()
+        query = "SELECT COUNT(*), TOTAL(groups = '[]'), TOTAL(trained = ?) FROM steps WHERE trained > 0"
+        steps, empty, skipped = self._db.execute(query, (SKIPPED,)).fetchone()
         return int(steps), int(empty), int(skipped)
 
     def compact(self, before_version: int) -> None:
@@ -306,7 +305,7 @@ class Journal:
         They are the first ones the step decided: `SAMPLES_TRAINED` that it trained, `SAMPLES_DROPPED` that it dropped.
         """
         ends = self._db.execute(
-            "SELECT MIN(version), MAX(version) FROM steps WHERE trained = 1 GROUP BY stage"
+            "SELECT MIN(version), MAX(version) FROM steps WHERE trained > 0 GROUP BY stage"
         ).fetchall()
         found: list[str] = []
         for version in sorted({version for pair in ends for version in pair}):

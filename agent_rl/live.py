@@ -264,9 +264,9 @@ def _share(summary: Mapping[str, object], name: str) -> str:
 
 
 def _figure(value: object) -> str:
-    if value is None:
+    if value is None or value != value:  # noqa: PLR0124 - NaN
         return DASH
-    if isinstance(value, float) and value != int(value):
+    if isinstance(value, float) and not value.is_integer():
         return f"{value:,.6g}"
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 

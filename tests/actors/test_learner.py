@@ -96,6 +96,14 @@ async def taken(stage: Stage, count: int) -> list[StepTrained]:
     return [await stage["roc_filter"].receive(StepTrained) for _ in range(count)]
 
 
+def message_of(stop: pytest.ExceptionInfo[BaseExceptionGroup[Any]]) -> str:
+    """What the user is told; anything but a stop is raised again."""
+    message = user_mistake(stop.value)
+    if message is None:
+        raise stop.value
+    return message
+
+
 def weights(folder: Path) -> dict[int, dict[str, torch.Tensor]]:
     """What was published, by version; gone when the learner has stopped."""
     files = (folder / "weights").glob("policy-*.safetensors")
@@ -137,8 +145,7 @@ def test_three_in_a_row_stop_the_run_before_the_first_and_it_goes_on_from_there(
     stages: list[Stage] = []
     with pytest.raises(BaseExceptionGroup) as caught:
         trio.run(bad)
-    message = user_mistake(caught.value)
-    assert message is not None
+    message = message_of(caught)
     assert "3 steps of stage 'rl' in a row were not finite and changed nothing (step 4: the loss is nan" in message
     assert re.search(r"step 5: .* step 6: ", message)
     assert "lower the stage's learning_rate" in message
@@ -201,7 +208,7 @@ def test_an_empty_step_between_skipped_ones_is_no_good_one(tmp_path: Path) -> No
 
     with pytest.raises(BaseExceptionGroup) as caught:
         trio.run(main)
-    assert "(step 1: " in (user_mistake(caught.value) or "")
+    assert "(step 1: " in message_of(caught)
     assert positions(tmp_path) == [Position(0, 0, 0)]
 
 
@@ -218,7 +225,7 @@ def test_a_group_with_log_probabilities_that_are_not_finite_is_named(tmp_path: P
 
     with pytest.raises(BaseExceptionGroup) as caught:
         trio.run(main)
-    assert "log-probabilities by the engine of s0-g000005, sample 2" in (user_mistake(caught.value) or "")
+    assert "log-probabilities by the engine of s0-g000005, sample 2" in message_of(caught)
 
 
 def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Path) -> None:
@@ -247,7 +254,7 @@ def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Pat
     assert left.figures["steps_skipped"] == 3
     with pytest.raises(BaseExceptionGroup) as caught:
         trio.run(main, tmp_path, 2, 3, 4)
-    message = user_mistake(caught.value) or ""
+    message = message_of(caught)
     assert "3 steps of stage 'sft' in a row" in message
     assert "step 3: the loss is nan on a micro-batch of 4 demonstrations" in message
     assert "from the model the run began with" in message

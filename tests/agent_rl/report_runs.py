@@ -89,7 +89,7 @@ class SyntheticRun:
         (self.directory / "model").mkdir()
         byte_tokenizer().save(str(self.directory / "model" / "tokenizer.json"))
         self.journal = Journal(self.directory / "journal.sqlite")
-        self.records = RunRecords(self.directory, self.journal, topology, BEGAN)
+        self.records = RunRecords(self.directory, self.journal, topology, BEGAN, BEGAN)
         self.wall = BEGAN
         self.version = 0
         self._number = 0
