@@ -25,6 +25,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 PREFIX = "agent-rl."
@@ -116,12 +117,16 @@ def sweep_one(directory: Path) -> bool:
     return not directory.exists()
 
 
-def listens(path: Path) -> bool:
-    """Whether a living process listens at a Unix socket."""
+def listens(path: Path, patience: float = 0.0) -> bool:
+    """Whether a living process listens at a Unix socket, and does not end within ``patience`` seconds."""
+    deadline = time.monotonic() + patience
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
+            while select.select([probe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not probe.recv(1 << 12):  # the connection ends with the process; before, it may say something
+                    return False
         except BlockingIOError:  # its backlog is full: there is one
             return True
         except OSError:

@@ -12,6 +12,9 @@ from typing import Any
 
 from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
 
+DYING_SECONDS = 5.0
+"""How long the actors of a supervisor that was just killed may take to die with it."""
+
 
 class RunRefused(Exception):  # noqa: N818 - named for what it is
     """The run cannot start, for a reason the user can mend; the message says which."""
@@ -54,7 +57,7 @@ def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
         raise RunRefused(str(error)) from None
     try:
         for file in files:
-            if listens(file):
+            if listens(file, DYING_SECONDS):
                 remedy = "an actor of this run that was left behind? end it, or choose another run.directory"
                 raise RunRefused(f"a living process listens at {file}: {remedy}")
             file.unlink(missing_ok=True)

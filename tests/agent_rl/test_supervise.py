@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -413,6 +414,32 @@ def test_sockets_have_a_directory_of_their_own(tmp_path):
     folder.mkdir(mode=0o755)
     with pytest.raises(RunRefused, match="not a directory of yours alone"), socket_directory(folder, [address]):
         pytest.fail("got in")
+
+
+def test_a_socket_with_a_living_listener_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # short paths, as sockets need
+    folder = Path("sockets")
+    with socket_directory(folder, ["ipc://sockets/a.0"]), socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("sockets/a.0")
+        listening.listen()
+        monkeypatch.setattr("agent_rl.run_directory.DYING_SECONDS", 0.1)
+        with pytest.raises(RunRefused, match=r"a living process listens at sockets/a\.0"):
+            with socket_directory(folder, ["ipc://sockets/a.0"]):
+                pytest.fail("got in")
+        assert (folder / "a.0").is_socket()
+
+
+def test_a_listener_that_is_dying_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sockets").mkdir(mode=0o700)
+    code = (
+        "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('sockets/a.0'); s.listen(); print(flush=True); "
+    )
+    command = [sys.executable, "-c", code + "c, _ = s.accept(); c.send(b'hello'); time.sleep(0.3)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as listener:
+        listener.stdout.readline()
+        with socket_directory(Path("sockets"), ["ipc://sockets/a.0"]):
+            assert not Path("sockets/a.0").exists()
 
 
 def test_only_a_summary_of_this_run_counts(tmp_path):
