@@ -84,7 +84,7 @@ def flows_again(rows: Sequence[Mapping[str, Any]], kill: Kill) -> float | None:
     """
     role = "learner" if kill.role == SUPERVISOR else kill.role
     told = [(row["wall"], row["actors"].get(f"{role}.0", {}).get("figures", {}).get(WORK[role])) for row in rows]
-    before = max((count for wall, count in told if count is not None and wall <= kill.wall + BLUR_SECONDS), default=0)
+    before = [count for wall, count in told if count is not None and wall <= kill.wall + BLUR_SECONDS][-1]
     seen = None
     for wall, count in told:
         if wall <= kill.wall + BLUR_SECONDS or count is None:

@@ -26,8 +26,8 @@ def test_a_role_that_counts_from_nothing_flows_once_its_new_process_counts() -> 
     assert flows_again(rows[:-1], Kill("tool_executor", 99.8, 5)) is None
 
 
-def test_a_role_that_is_restored_flows_once_it_is_past_where_it_was() -> None:
-    rows = timeline("learner.0", (99, 12), (100, 12), (104, 10), (105, 11), (106, 12), (107, 13))
+def test_a_role_that_is_restored_flows_once_it_is_past_where_it_was() -> None:  # an earlier stage had more steps
+    rows = timeline("learner.0", (20, 600), (99, 12), (100, 12), (104, 10), (105, 11), (106, 12), (107, 13))
     assert flows_again(rows, Kill("learner", 99.5, 12)) == 107.0
     assert flows_again(rows, Kill(SUPERVISOR, 99.5, 12)) == 107.0
 
