@@ -112,7 +112,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
             raise
         ready.set()
-        context.log.info("started")
+        context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
         await stopping.wait()
         await actor.stop()
         _announce(status_link, actor, *actor.status())

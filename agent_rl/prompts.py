@@ -78,7 +78,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._prompt = prompt
+        self.prompt = prompt
         self.tools = tuple(tools)
         self._last_prompt: tuple[str | None, tuple[int, ...]] = (None, ())
         self._before_response, self._after_response, end_of_turn = self._probe()
@@ -123,7 +123,7 @@ class ChatFormat:
 
     def messages(self, problem: str) -> list[dict[str, str]]:
         """The conversation (``role``, ``content``) that puts a problem to the model."""
-        if self._prompt == "plain":
+        if self.prompt == "plain":
             return [{"role": "user", "content": problem}]
         tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
         return [
@@ -147,7 +147,7 @@ class ChatFormat:
 
     def responses(self, responses: Sequence[str]) -> str:
         """What the model reads of its calls' results, in their order."""
-        if self._prompt == "plain":
+        if self.prompt == "plain":
             return "".join(f"<tool_response>{text}</tool_response>" for text in responses)
         return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in responses)
 

@@ -68,7 +68,7 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
 
 def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatFormat]) -> None:
     tokenizer, chat = chatml
-    if chat._prompt != "rstar2":
+    if chat.prompt != "rstar2":
         pytest.skip("about the other prompt")
     text = tokenizer.decode(chat.prompt_tokens(builders.problem()))
     for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):

@@ -1,0 +1,322 @@
+"""One substitute for each role: it keeps its role's contract, and one changed line of a topology runs it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.contract import (
+    ExecutorContract,
+    FilterContract,
+    GeneratorContract,
+    LearnerContract,
+    SchedulerContract,
+)
+from actors.stored import decode_stored
+from agent_rl.audit import audit
+from agent_rl.check import check_topology
+from agent_rl.journal import Journal
+from agent_rl.load import load_topology
+from agent_rl.losses import LossSettings, loss_fault, policy_loss
+from agent_rl.parsing import MalformedCall, ParsedCall
+from agent_rl.placement import EngineRoom, Waiting
+from agent_rl.prompts import PYTHON_TOOL
+from agent_rl.resampling import made_up_groups
+from agent_rl.tiny import build_tokenizer
+from examples.calculator_executor import CALCULATOR, CalculatorExecutor, evaluate
+from examples.fenced_generator import FencedFormat, FencedGenerator
+from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
+from examples.sequence_ratio_learner import SequenceRatioLearner
+from examples.shortest_correct_filter import ShortestCorrectFilter
+from tests import builders
+from tests.end_to_end.processes import SECONDS, rows
+
+ROOT = Path(__file__).parent.parent.parent
+QUICKSTART = ROOT / "examples" / "quickstart.toml"
+SUBSTITUTES = {
+    "kv_scheduler": "group_affinity_scheduler:GroupAffinityScheduler",
+    "rollout_generator": "fenced_generator:FencedGenerator",
+    "tool_executor": "calculator_executor:CalculatorExecutor",
+    "roc_filter": "shortest_correct_filter:ShortestCorrectFilter",
+    "learner": "sequence_ratio_learner:SequenceRatioLearner",
+}
+PRODUCTION = {
+    "kv_scheduler": "actors.kv_scheduler:KVScheduler",
+    "rollout_generator": "actors.rollout_generator:RolloutGenerator",
+    "tool_executor": "actors.tool_executor:ToolExecutor",
+    "roc_filter": "actors.roc_filter:RoCFilter",
+    "learner": "actors.learner:Learner",
+}
+
+
+# Each keeps its role's contract ----------------------------------------------------------------------------------------------
+
+
+class TestGroupAffinityScheduler(SchedulerContract):
+    actor = GroupAffinityScheduler
+
+
+class TestFencedGenerator(GeneratorContract):
+    actor = FencedGenerator
+    malformed = "```python\nprint(1)"
+
+    def call_text(self, code: str) -> str:
+        return f"```python\n{code}\n```"
+
+
+class TestCalculatorExecutor(ExecutorContract):
+    actor = CalculatorExecutor
+    examples = (*ExecutorContract.examples, (CALCULATOR, {"expression": "(1 + 2) * 14"}, "42"))
+
+
+class TestShortestCorrectFilter(FilterContract):
+    actor = ShortestCorrectFilter
+
+
+class TestSequenceRatioLearner(LearnerContract):
+    actor = SequenceRatioLearner
+
+
+# Each does what it is for ----------------------------------------------------------------------------------------------------
+
+
+def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path: Path) -> None:
+    topology = load_topology(QUICKSTART)
+    subject = ShortestCorrectFilter.on_trial(topology, ShortestCorrectFilter.Settings())
+    for group in made_up_groups(16, 2):
+        kept = subject.select(group, random.Random(1))
+        lengths = {index: rollout.tokens for index, rollout in enumerate(group) if rollout.reward}
+        longest = max(lengths[index] for index in kept if index in lengths)
+        assert all(lengths[index] >= longest for index in lengths if index not in kept)
+        assert len(kept) == min(topology.algorithm.keep, len(group))
+
+
+def test_the_placement_keeps_a_group_together_as_long_as_it_fits() -> None:
+    rollout = Waiting(builders.request(), 100)
+    engines = [EngineRoom("rollout_generator.0", 900, 0, 0), EngineRoom("rollout_generator.1", 200, 3, 2)]
+    assert GroupAffinity().engine(rollout, engines) == "rollout_generator.1"
+    assert GroupAffinity().engine(rollout, engines[:1]) == "rollout_generator.0"
+    assert GroupAffinity().engine(rollout, [EngineRoom(e.generator, e.room, 0, 0) for e in engines])[-1] == "0"
+
+
+def test_the_format_translates_demonstrations_and_tells_the_model_of_it() -> None:
+    chat = FencedFormat(build_tokenizer(), "rstar2")
+    told = chat.decode(chat.prompt_tokens(builders.problem()))
+    assert "```python and ```" in told
+    assert "<tool_call>" not in told
+    call = f'<tool_call>{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "print(6*7)", "input": ""}}}}</tool_call>'
+    messages = [
+        {"role": "user", "content": "What is 6 * 7?"},
+        {"role": "assistant", "content": call},
+        {"role": "user", "content": "<tool_response>42</tool_response>"},
+        {"role": "assistant", "content": "<answer>\\boxed{42}</answer>"},
+    ]
+    tokens, mask = chat.demonstration_tokens(messages)
+    trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
+    assert trained == "```python\nprint(6*7)\n```<|end|><answer>\\boxed{42}</answer><|end|>"
+    assert "```output\n42\n```" in chat.decode(tokens)
+
+
+def test_the_format_finds_blocks_in_order_and_what_is_not_closed() -> None:
+    turn = "First\n```python\na = 1\n```\nthen\n```python\nprint(a)"
+    first, second = FencedFormat.calls(turn)
+    assert first == ParsedCall(PYTHON_TOOL, {"code": "a = 1\n"})
+    assert isinstance(second, MalformedCall)
+    assert FencedFormat.calls("```output\n42\n```") == ()
+    chat = FencedFormat(build_tokenizer(), "plain")
+    assert chat.responses(["```python\nimport os\n```"]).count("```") == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("1 + 2 * 3", 7), ("(3 + 4) * 5 // 2", 17), ("-7 % 3", 2), ("2 ** 10", 1024), ("1 / 4", 0.25), (" +5 ", 5)],
+)
+def test_the_calculator_calculates(expression: str, value: float) -> None:
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "1 +", "__import__('os')", "x", "2 ** 9999999", "9 ** 9 ** 9", "1 / 0", "True", "'a' * 9", "[1]", "1; 2"],
+)
+def test_what_is_no_arithmetic_is_refused_at_once(expression: str) -> None:
+    with pytest.raises((ArithmeticError, SyntaxError, ValueError)):
+        evaluate(expression)
+
+
+def test_the_loss_of_whole_responses_keeps_what_is_asked_of_every_loss() -> None:
+    topology = load_topology(QUICKSTART)
+    learner = SequenceRatioLearner.on_trial(topology, SequenceRatioLearner.Settings())
+    assert loss_fault(learner.loss, LossSettings()) == ""
+
+
+def test_the_loss_clips_responses_not_tokens() -> None:
+    learner = SequenceRatioLearner.on_trial(load_topology(QUICKSTART), SequenceRatioLearner.Settings())
+    proximal = torch.zeros(2, 4)
+    mask = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
+    advantages = torch.tensor([[1.0], [-1.0]]).expand_as(mask)
+
+    def evaluate_at(logprobs: list[list[float]]) -> Any:
+        now = torch.tensor(logprobs, requires_grad=True)
+        loss, sums = learner.loss(
+            now,
+            proximal,
+            proximal,
+            advantages,
+            mask,
+            normaliser=6.0,
+            settings=LossSettings(clip_low=0.1, clip_high=0.1),
+        )
+        return float(loss.detach()), torch.autograd.grad(loss, now)[0], sums
+
+    same, gradient, sums = evaluate_at([[0.0] * 4, [0.0] * 4])
+    plain, _ = policy_loss(
+        proximal,
+        proximal,
+        proximal,
+        advantages,
+        mask,
+        normaliser=6.0,
+        settings=LossSettings(clip_low=0.1, clip_high=0.1),
+    )
+    assert same == pytest.approx(float(plain))
+    assert float(sums.clipped) == 0.0
+    # One token far off, the mean of its response within the range: nothing is clipped.
+    _, gradient, sums = evaluate_at([[0.3, -0.1, -0.1, -0.1], [0.0] * 4])
+    assert float(sums.clipped) == 0.0
+    assert gradient[0].tolist() == pytest.approx([-1 / 6] * 4, rel=1e-5)
+    # The whole response beyond it: all four of its tokens are.
+    loss, gradient, sums = evaluate_at([[0.3] * 4, [0.0] * 4])
+    assert float(sums.clipped) == 4.0
+    assert gradient[0].tolist() == [0.0] * 4
+    assert loss == pytest.approx((-1.1 * 4 + 2) / 6)
+
+
+# One changed line runs it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", SUBSTITUTES)
+def test_one_changed_line_chooses_it(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(QUICKSTART.parent)
+    before = QUICKSTART.read_text()
+    after = before.replace(f'"{PRODUCTION[role]}"', f'"{SUBSTITUTES[role]}"')
+    changed = [pair for pair in zip(before.splitlines(), after.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert len(changed) == 1
+    path = tmp_path / "mine.toml"
+    path.write_text(after)
+    assert check_topology(load_topology(path), path) == []
+
+
+def test_modules_beside_the_topology_are_found_from_anywhere_without_torch(tmp_path: Path) -> None:
+    text = QUICKSTART.read_text()
+    for role, substitute in SUBSTITUTES.items():
+        text = text.replace(f'"{PRODUCTION[role]}"', f'"{substitute}"')
+        shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    code = f"import sys; from agent_rl.cli import main; print(main(['check', {str(path)!r}]), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=elsewhere, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def environment() -> dict[str, str]:
+    """With the package, and the tasks of these tests."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
+
+
+def run_short(directory: Path, roles: list[str], *more: str) -> None:
+    """The quickstart made short, on problems that a model solves now and then, with these roles' substitutes."""
+    changes = {
+        "run.directory": directory,
+        "tasks.generator": "coin_tasks:CoinTasks",
+        "algorithm.groups_per_step": 2,
+        "algorithm.samples": 8,
+        "algorithm.keep": 4,
+        "stages.0.steps": 150,
+        "stages.0.learning_rate": 1e-2,
+        "stages.1.problems": 10,
+        "stages.2.steps": 4,
+        "stages.2.max_response_tokens": 64,
+        "stages.3.problems": 10,
+    }
+    sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 64}
+    changes |= {f"model.initialise.{name}": size for name, size in sizes.items()}
+    changes |= {f"actors.{role}.class": SUBSTITUTES[role] for role in roles}
+    overrides = [f"{key}={value}" for key, value in changes.items()] + list(more)
+    command = [sys.executable, "-m", "agent_rl", "run", str(QUICKSTART)]
+    command += [argument for override in overrides for argument in ("--set", override)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.open) == (4, 0)
+    for role, production in PRODUCTION.items():
+        started = [row for row in rows(directory / "logs" / f"{role}.0.jsonl") if row["event"] == "started"]
+        assert started[0]["actor_class"] == (SUBSTITUTES[role] if role in roles else production)
+
+
+def test_all_five_at_once_train(tmp_path: Path) -> None:
+    run_short(tmp_path, list(SUBSTITUTES), "actors.rollout_generator.replicas=2")
+    journal = Journal(tmp_path / "journal.sqlite")
+    calls = 0
+    looked_at = 0
+    for group in journal.groups(stage=2, states=("trained",)):
+        stored = [(reward, decode_stored(payload)) for *_, reward, payload in journal.trajectories(group.id)]
+        if not stored:  # compacted
+            continue
+        looked_at += 1
+        kept = {sample for sample, _ in group.kept}
+        lengths = {made.sample: len(made.tokens) for reward, made in stored if reward}
+        longest = max(lengths[sample] for sample in kept if sample in lengths)
+        assert all(length >= longest for sample, length in lengths.items() if sample not in kept)
+        assert len({made.generator for _, made in stored}) == 1  # its engine had room for all of it
+        for _, made in stored:
+            calls += len(made.calls)
+            assert "<tool_call>" not in made.text
+            assert made.text.count("```python") >= len(made.calls)
+    journal.close()
+    assert looked_at >= 2
+    steps = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "step"]
+    assert any(row["groups_trained"] for row in steps)
+    assert sum(row["tool_calls"] for row in steps) > 0, "the model never called its tool between fences"
+    assert {row["skipped_updates"] for row in steps if "skipped_updates" in row} <= {0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", SUBSTITUTES)
+def test_each_alone_trains(role: str, tmp_path: Path) -> None:
+    run_short(tmp_path, [role])
+
+
+def test_a_broken_loss_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "backwards.py").write_text(
+        "from actors.learner import Learner\n\n\nclass Backwards(Learner):\n"
+        "    def loss(self, *tensors, normaliser, settings):\n"
+        "        loss, sums = super().loss(*tensors, normaliser=normaliser, settings=settings)\n"
+        "        return -loss, sums\n"
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text(QUICKSTART.read_text().replace("actors.learner:Learner", "backwards:Backwards"))
+    command = [sys.executable, "-m", "agent_rl", "run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "learner.0: Backwards.loss does not fall when tokens with a positive advantage become likelier" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
