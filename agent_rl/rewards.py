@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import re
 
+from agent_rl.answers.text import innermost_boxes
+
 OPENING, CLOSING = "<answer>", "</answer>"
-_BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 _MARKUP = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![a-zA-Z])")
 _SEPARATOR = r"(?:,|\{,\}|\\[,!;: ]|,\\!|~|\s|\u00a0|\u2009|\u202f)"
 """What may stand between groups of three digits: commas, TeX's and Unicode's thin spaces, a space."""
 _INTEGER = rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+|[0-9]+"
 _NUMBER = re.compile(rf"([+-]?)\s*(?:({_INTEGER})(?:\.([0-9]*))?|\.([0-9]+))")
+_FULL_STOP = re.compile(r"(?<!\.)\.$")
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
-_ANCHOR = re.compile(r"\$|\\boxed|\\\(|\\\[")
-"""Marks of a text that says itself where its mathematics is."""
 
 
 def final_answer(text: str) -> str | None:
@@ -30,7 +30,8 @@ def final_answer(text: str) -> str | None:
     counts. None when there is no such answer, or no such box in it. Linear in the length of ``text``.
     """
     answer = _last_answer(text)
-    return None if answer is None else _last_box(answer)
+    boxes = [] if answer is None else innermost_boxes(answer)
+    return boxes[-1][2] if boxes else None
 
 
 def answer_tags(text: str) -> int:
@@ -59,21 +60,21 @@ def exactly_equal(gold: str, prediction: str) -> bool | None:
 
 
 def answers_equal(gold: str, prediction: str) -> bool:
-    """Whether ``prediction`` means the same as ``gold``: exactly, or by Math-Verify's parser and sympy.
+    """Whether ``prediction`` states the same answer as ``gold``; the rules are in docs/answer_checking.md.
 
-    What the parser can't read is not equal. May take any time and memory: see the module.
+    Exactly, or once both are read: as numbers, functions, lists, sets, intervals, matrices, relations or words. What can't
+    be read, or has a meaning that depends on the reader, is not equal. Takes milliseconds; calculus, which Math-Verify's
+    parser and sympy judge, may take any time and memory: see the module.
     """
     decided = exactly_equal(gold, prediction)
     if decided is not None:
         return decided
-    from math_verify import parse, verify
+    from agent_rl.answers.comparing import answers_agree
 
-    parsed = [
-        # Bare text is read as a formula; one that marks its formulas is searched for them. No alarms: see the module.
-        parse(text if _ANCHOR.search(text) else f"\\boxed{{{text}}}", parsing_timeout=None)
-        for text in (gold, prediction)
-    ]
-    return bool(verify(parsed[0], parsed[1], timeout_seconds=None))
+    try:
+        return answers_agree(gold, prediction)
+    except RecursionError:  # nested too deeply
+        return False
 
 
 def _last_answer(text: str) -> str | None:
@@ -87,30 +88,15 @@ def _last_answer(text: str) -> str | None:
     return None
 
 
-def _last_box(text: str) -> str | None:
-    """The content, stripped, of the last box whose braces balance: last by where it begins."""
-    open_braces: list[tuple[int, int] | None] = []  # where a box and its content begin; None for another brace
-    last, content = -1, None
-    for token in _BOX_OR_BRACE.finditer(text):
-        if token[0] == "{":
-            open_braces.append(None)
-        elif token[0] == "}":
-            box = open_braces.pop() if open_braces else None
-            if box is not None and box[0] > last:
-                last, content = box[0], text[box[1] : token.start()].strip()
-        elif token[0].startswith("\\boxed"):
-            open_braces.append((token.start(), token.end()))
-    return content
-
-
 def _normalised(text: str) -> str:
     """``text`` without what carries no meaning: delimiters around it, sizes, double spaces, a final full stop."""
-    text = _MARKUP.sub("", text.strip()).replace("\N{MINUS SIGN}", "-").rstrip(".").strip()
+    text = _MARKUP.sub("", text.strip()).replace("\N{MINUS SIGN}", "-")
+    text = _FULL_STOP.sub("", text).strip()
     for opening, closing in _DELIMITERS:
         if len(text) >= len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
             inner = text[len(opening) : -len(closing)]
             if "$" not in inner:
-                text = inner.strip().rstrip(".").strip()
+                text = _FULL_STOP.sub("", inner.strip()).strip()
     return " ".join(text.removeprefix("\\$").split())
 
 

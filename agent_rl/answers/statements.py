@@ -1,0 +1,92 @@
+r"""The kinds of answer there are. Which reading of a bracket holds, ``(1, 2)`` a point or an interval, is left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+from agent_rl.answers.formulas import Apply, Formula, Name, Number
+from agent_rl.answers.units import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only letters."""
+
+    formula: Formula
+    unit: Unit | None = None
+    label: frozenset[str] = frozenset()
+    letters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text, squeezed: letters and digits only, in lower case."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Answers side by side; ``braces``: an explicit set. ``joint`` is the word between them, if there is one."""
+
+    items: tuple[Answer, ...]
+    braces: bool = False
+    joint: Literal["", "and", "or"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bracketed:
+    """A tuple, vector or interval, with its brackets."""
+
+    opening: str
+    items: tuple[Answer, ...]
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A union of sets, less others."""
+
+    parts: tuple[Answer, ...]
+    without: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of values."""
+
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name, or tuple of names, and what it is said to be (or to be in); a function's name with its parameters."""
+
+    name: str
+    answer: Answer
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A chain of formulas and the relations between them: =, <, <=, >, >= or !=."""
+
+    sides: tuple[Formula, ...]
+    relations: tuple[str, ...]
+
+
+Answer: TypeAlias = Value | Words | Listing | Bracketed | Region | Matrix | Named | Comparison
+
+REALS = Bracketed("(", (Value(Apply("neg", (Name("oo"),))), Value(Name("oo"))), ")")
+MARKS = {"%": Fraction(1, 100), "°": Fraction(1, 180)}
+"""Percent, and degrees as multiples of pi."""
+
+
+def in_base(value: Value) -> Formula:
+    """The value in the base unit of its dimension; percent and degrees as numbers."""
+    if value.unit is None or value.unit.factor == 1:
+        return value.formula
+    scaled = Apply("mul", (value.formula, Number(value.unit.factor)))
+    return Apply("mul", (scaled, Name("pi"))) if value.unit.dimension == "°" else scaled

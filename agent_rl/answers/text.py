@@ -1,0 +1,236 @@
+r"""From a text to the notation of its answer: the part that counts, spelt in one way.
+
+``located`` finds the part: the last box, what follows the last "the answer is", or the last formula or number of a
+sentence. ``cleaned`` removes what only sets type, and writes synonyms alike. Both are linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BETWEEN_BOXES = re.compile(r"(?:[\s$,;~]|\\[,;:!()\[\]]|\\q?quad(?![a-zA-Z])|\\text\s*\{|\}|\b(?:and|or)\b)*")
+_DOUBLED = re.compile(r"\\\\(?=[a-zA-Z]{2})")
+_MARK = re.compile(r"(?i)\banswers?(?:\s+is|\s+are|\s*:)(?:\s*:)?|\bsolutions?(?:\s+is|\s+are|\s*:)(?:\s*:)?|####")
+_MARK_TAIL = re.compile(r"\.\s+(?=[A-Z])|\.?\s*\n\s*\n|\.?\s*<\||\.\s*$")
+_MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_PERCENT = r"(?:\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
+_PLAIN_NUMBER = rf"(?<![\w.^_/\\])[-+]?(?:[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?{_PERCENT}"
+_CANDIDATE = re.compile(rf"{_MATHS.pattern}|({_PLAIN_NUMBER})", re.DOTALL)
+_SEPARATOR = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?[\s,;]*")
+_TRAILING_PERCENT = re.compile(r"\s*(?:\\?%|percent\b|percentage\b|pct\b)")
+_DENIAL = re.compile(
+    r"(?i)(?:\bnot|n't|\bneither|\bnor|\bexcept|\bwithout|\bunlike|\bthan|\bat\s+(?:least|most)|\bup\s+to|\bnever)\W+(?:\w+\W+){0,2}$"
+)
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
+_FINAL_MARK = re.compile(r"(?<![.,;])[.,;]$")
+_VERB = re.compile(r"(?:\b(?:is|are|be|was|were|equals?|gives?|get|obtain)|[=:])\s*[$€£¥]?$")
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+
+_TRANSLATED = {
+    **dict.fromkeys("−–—﹣－", "-"),
+    **dict.fromkeys("×∙·⋅∗✕", r" \cdot "),
+    **dict.fromkeys("\u00a0\u2009\u202f\u2002\u2003\u200a\u3000", " "),
+    "÷": r" \div ", "≤": r" \le ", "≥": r" \ge ", "⩽": r" \le ", "⩾": r" \ge ", "≠": r" \ne ", "≈": r" \approx ",
+    "±": r" \pm ", "∓": r" \mp ", "π": r"\pi ", "√": r"\sqrt ", "∪": r" \cup ", "∩": r" \cap ", "∈": r" \in ",
+    "∖": r" \setminus ", "²": "^{2}", "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}", "，": ", ", "、": ", ", "；": "; ", "（": "(", "）": ")", "＝": "=", "：": ":", "。": ".", "％": "%",
+    "º": "°", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "＋": "+", "＜": "<", "＞": ">", "\u200b": "",
+}  # fmt: skip
+_TRANSLATION = str.maketrans(_TRANSLATED)
+_GREEK_LETTERS = {
+    letter: rf"\{name} "
+    for letter, name in zip(
+        "αβγδεζηθικλμνξρστφχψωΓΔΘΛΞΠΣΦΨΩ",
+        [
+            "alpha",
+            "beta",
+            "gamma",
+            "delta",
+            "epsilon",
+            "zeta",
+            "eta",
+            "theta",
+            "iota",
+            "kappa",
+            "lambda",
+            "mu",
+            "nu",
+            "xi",
+            "rho",
+            "sigma",
+            "tau",
+            "phi",
+            "chi",
+            "psi",
+            "omega",
+            "Gamma",
+            "Delta",
+            "Theta",
+            "Lambda",
+            "Xi",
+            "Pi",
+            "Sigma",
+            "Phi",
+            "Psi",
+            "Omega",
+        ],
+        strict=True,
+    )
+}
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\{\s*\\rm(?![a-zA-Z])([^{}]*)\}", r"\\text{\1}"),
+        (
+            r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm|bf|it|therefore)(?![a-zA-Z])\.?",
+            "",
+        ),
+        (r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\,|\\!)\s*(?=[0-9]{3}(?![0-9]))", ""),
+        (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
+        (r"(?<!\\)\\(?:[,;: ]|(?:quad|qquad|hfill)(?![a-zA-Z]))|~", " "),
+        (r"\\!|\\hspace\s*\{[^{}]*\}|\\mathstrut|\\phantom\s*(?:\{[^{}]*\}|.)", ""),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\\(?:leqslant|leq)(?![a-zA-Z])|<=|=<", r"\\le "),
+        (r"\\(?:geqslant|geq)(?![a-zA-Z])|>=", r"\\ge "),
+        (r"\\neq(?![a-zA-Z])|!=|\\not\s*=", r"\\ne "),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (
+            r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\\circ\s*$|(?:\\text\s*\{)\s*degrees?\s*\}|\bdegrees?\b",
+            "°",
+        ),
+        (r"\^\s*(?:\\prime|\{\s*\\prime\s*\})", "'"),
+        (r"\\[lr]?vert(?![a-zA-Z])|\\mid(?![a-zA-Z])", "|"),
+        (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
+        (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
+        (r"\\lbrack(?![a-zA-Z])", "["),
+        (r"\\rbrack(?![a-zA-Z])", "]"),
+        (r"\\colon(?![a-zA-Z])", ":"),
+        (r"\\(?:R|reals)(?![a-zA-Z])|\\mathbb\s*\{?R\}?|\\mathbf\s*\{R\}|ℝ", r"\\reals "),
+        (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|\\\{\s*\\\}|ø", "∅"),
+        (r"\\infty(?![a-zA-Z])|\binfinity\b", "∞"),
+        (r"\\backslash(?![a-zA-Z])|\\smallsetminus(?![a-zA-Z])", r"\\setminus "),
+        (r"\\%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|\s*\b(?:percent|percentage|pct)\b", "%"),
+        (r"\\text\s*\{\s*,?\s*(and|or)\s*\}", r" \1 "),
+        (r"^\\approx(?![a-zA-Z])", ""),
+        (r"\\\$", "¤"),
+        (r"\s+", " "),
+    )
+)
+
+
+def located(text: str) -> tuple[str, bool]:
+    """The part of ``text`` that is its answer, notation untouched, and whether words announce it; else the whole text."""
+    if r"\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    boxed = _boxed(text)
+    if boxed is not None:
+        return boxed, False
+    marks = list(_MARK.finditer(text))
+    if marks:
+        tail = text[marks[-1].end() :].strip().lstrip("}").strip()
+        if tail:
+            end = _MARK_TAIL.search(tail)
+            return (tail[: end.start()] if end and end.start() else tail), True
+    return text.strip(), False
+
+
+def mentioned(text: str, *, announced: bool) -> str | None:
+    """The last formula or number that a sentence states, with those joined to it by commas, "and" or "or".
+
+    A number outside a formula must follow a verb, unless the whole text is announced as the answer. None where there is
+    none, or where it is denied.
+    """
+    found: list[str] = []
+    begin = end = -1
+    for match in _CANDIDATE.finditer(text):
+        content = next((group for group in match.groups() if group is not None), "").strip()
+        percent = _TRAILING_PERCENT.match(text, match.end())
+        joined = begin >= 0 and _SEPARATOR.fullmatch(text, end, match.start()) is not None
+        if (
+            not joined
+            and match[5]
+            and not announced
+            and not _VERB.search(text[max(0, match.start() - 20) : match.start()])
+        ):
+            continue
+        if not joined:
+            found, begin = [], match.start()
+        elif " or " in f" {text[end : match.start()]} ":
+            found.append("or")
+        found.append(f"{content}%" if percent else content)
+        end = percent.end() if percent else match.end()
+    if not found or _DENIAL.search(text[max(0, begin - 60) : begin]):
+        return None
+    return ", ".join(found).replace(", or,", " or")
+
+
+def has_words(text: str) -> bool:
+    """Whether words stand around what could be formulas."""
+    return _WORD.search(text) is not None or "$" in text or r"\[" in text or r"\(" in text
+
+
+def cleaned(text: str) -> str:
+    """The text without what only sets type, its synonyms spelt alike, digits of any script in ASCII."""
+    text = _bare(text).translate(_TRANSLATION)
+    if not text.isascii():
+        text = "".join(
+            _GREEK_LETTERS.get(character)
+            or (
+                character
+                if character.isascii() or unicodedata.category(character) != "Nd"
+                else str(unicodedata.digit(character))
+            )
+            for character in text
+        )
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text.replace("$", " "))
+    return _FINAL_MARK.sub("", text.strip()).strip()
+
+
+def _bare(text: str) -> str:
+    """The text without delimiters of mathematics around it."""
+    text = _FINAL_MARK.sub("", text.strip()).strip()
+    for opening, closing in (("**", "**"), (r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$")):
+        if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
+            inner = text[len(opening) : -len(closing)]
+            if opening not in inner:
+                text = inner.strip()
+    return text
+
+
+def innermost_boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Begin, end and content, stripped, of each ``\boxed{...}`` with balanced braces and no other box in it.
+
+    In order; linear in the length of ``text``. An escaped brace is none, a stray one no obstacle.
+    """
+    open_braces: list[tuple[int, int] | None] = []  # where a box and its content begin; None for another brace
+    found: list[tuple[int, int, str]] = []
+    for token in _BOX_OR_BRACE.finditer(text):
+        if token[0] == "{":
+            open_braces.append(None)
+        elif token[0].startswith(r"\boxed"):
+            open_braces.append((token.start(), token.end()))
+        elif token[0] == "}" and open_braces:
+            box = open_braces.pop()
+            if box and not (found and found[-1][0] > box[0]):
+                found.append((box[0], token.end(), text[box[1] : token.start()].strip()))
+    return found
+
+
+def _boxed(text: str) -> str | None:
+    """The content of the last box; with it those before it that only separators part from it."""
+    boxes = innermost_boxes(text)
+    if not boxes:
+        start = re.search(r"\\boxed\s*\{", text)  # never closed: up to the end
+        return text[start.end() :].rstrip("$ ") if start else None
+    content = boxes[-1][2]
+    for (_, end, before), (begin, _, _) in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
+        if not _BETWEEN_BOXES.fullmatch(text, end, begin):
+            break
+        content = f"{before}{' or ' if re.search(r'or', text[end:begin]) else ', '}{content}"
+    return content + ("%" if _TRAILING_PERCENT.match(text, boxes[-1][1]) else "")
