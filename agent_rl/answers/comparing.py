@@ -27,7 +27,9 @@ from agent_rl.answers.statements import (
 )
 from agent_rl.answers.text import has_words, located, mentioned
 
-_OPTION = re.compile(r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)|([A-J])[.):])[\s}~\\]+(?!\s*(?:or|and|,|/)\b)(?=\S)")
+_OPTION = re.compile(r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)|([A-J])[.):])[\s}~\\]+(?=\S)")
+"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``."""
+_OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
 
 
 def answers_agree(gold: str, prediction: str) -> bool:
@@ -37,7 +39,7 @@ def answers_agree(gold: str, prediction: str) -> bool:
         return False
     if isinstance(ours[0], Value) and re.fullmatch("[A-J]", ours[0].letters):
         option = _OPTION.match(prediction)
-        if option:
+        if option and not _OTHER_OPTION.match(prediction, option.end()):
             return (option[1] or option[2]) == ours[0].letters
     theirs = _answers(prediction)
     return any(_equal(a, b) for a in ours for b in theirs)

@@ -7,8 +7,9 @@ is too large, too fine for that precision, or undefined is not the same as anyth
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import cycle, islice
 from random import Random
 
 import mpmath
@@ -27,7 +28,11 @@ from agent_rl.answers.formulas import Apply, Formula, Number
 
 FINEST = 10**25
 """Numerators and denominators of the exact parts of an inexact formula: finer ones would be lost in the comparison."""
-POINTS, MIN_POINTS = 7, 3
+POINTS, MIN_POINTS = 8, 3
+BRANCHING_POINTS = 64
+"""Where a function with branches (absolute values, roots, floors) is involved: two may differ in a small part only."""
+_BRANCHING = frozenset({"abs", "root", "pow", "floor", "ceil", "max", "min", "log", "arcsin", "arccos"})
+_SCALES = (1, 1, 10, 1, 100, 1, 1000, 1)
 DECIMAL_DIGITS = 6
 """Significant digits from which a decimal may stand for a number that rounds to it (Math-Verify's default: 6 places)."""
 MOST_DECIMAL_DIGITS = 12
@@ -73,7 +78,7 @@ def ratio_of(first: Formula, second: Formula) -> Result | None:
     variables = sorted(variables_of(first) | variables_of(second))
     ratios: list[Result] = []
     with mpmath.mp.workdps(DIGITS):
-        for point in _points(variables):
+        for point in _points(first, second, variables):
             try:
                 a, b = evaluate(first, point), evaluate(second, point)
                 if not a or not b:
@@ -89,7 +94,7 @@ def ratio_of(first: Formula, second: Formula) -> Result | None:
 def _same_function(first: Formula, second: Formula, variables: list[str]) -> bool:
     agreed = 0
     with mpmath.mp.workdps(DIGITS):
-        for point in _points(variables):
+        for point in _points(first, second, variables):
             try:
                 values = evaluate(first, point), evaluate(second, point)
             except Undefined:
@@ -100,16 +105,24 @@ def _same_function(first: Formula, second: Formula, variables: list[str]) -> boo
     return agreed >= MIN_POINTS
 
 
-def _points(variables: list[str]) -> list[dict[str, Fraction]]:
-    """Points with small fractions of both signs, one of them farther out; the same for the same variables."""
+def _points(first: Formula, second: Formula, variables: list[str]) -> Iterator[dict[str, Fraction]]:
+    """Points with fractions of both signs, some of them farther out; the same for the same variables."""
     random = Random(",".join(variables))
+    count = BRANCHING_POINTS if _branches(first) or _branches(second) else POINTS
+    for scale in islice(cycle(_SCALES), count):
+        yield {
+            name: Fraction(random.choice((1, -1)) * random.randint(5 * scale, 45 * scale), random.choice((11, 13, 17)))
+            for name in variables
+        }
 
-    def coordinate(scale: int) -> Fraction:
-        return Fraction(random.choice((1, -1)) * random.randint(5 * scale, 45 * scale), random.choice((11, 13, 17)))
 
-    points = [{name: coordinate(1) for name in variables} for _ in range(POINTS - 3)]
-    points += [{name: abs(coordinate(1)) for name in variables} for _ in range(2)]
-    return [*points, {name: coordinate(1000) for name in variables}]
+def _branches(formula: Formula) -> bool:
+    """Whether a function in the formula has branches; a power does where its exponent is no integer."""
+    if not isinstance(formula, Apply):
+        return False
+    *_, last = formula.arguments
+    whole_power = formula.function == "pow" and isinstance(last, Number) and last.value.denominator == 1
+    return (formula.function in _BRANCHING and not whole_power) or any(map(_branches, formula.arguments))
 
 
 def _rounds_to(formula: Formula, value: Result) -> bool:
@@ -124,7 +137,8 @@ def _rounds_to(formula: Formula, value: Result) -> bool:
 
 def rounds_to(decimal: Fraction, digits: int, value: Result) -> bool:
     """Whether ``value`` is ``decimal`` when rounded to ``digits`` significant digits."""
-    exponent = math.floor(math.log10(abs(decimal)))
+    decimal_places = len(str(abs(decimal.numerator))) - len(str(decimal.denominator))
+    exponent = decimal_places - (abs(decimal) < Fraction(10) ** decimal_places)
     half_unit = Fraction(10) ** (exponent - digits + 1) / 2
     if isinstance(value, Fraction):
         return abs(value - decimal) <= half_unit

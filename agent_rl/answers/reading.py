@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Literal
 
 from agent_rl.answers.evaluation import Undefined, variables_of
-from agent_rl.answers.formulas import CONSTANTS, Apply, Formula, Name, Number, Unreadable, names_in, signs_of
-from agent_rl.answers.grammar import Token, parse_formula, tokens_of
+from agent_rl.answers.formulas import Apply, Formula, Name, Number, Unreadable, names_in, signs_of
+from agent_rl.answers.grammar import MAX_CHARACTERS, Token, parse_formula, tokens_of
 from agent_rl.answers.numbers import closed_value, rounds_to, same
 from agent_rl.answers.slices import UPRIGHT, end_of, name_of, split, squeezed, unwrapped
 from agent_rl.answers.statements import (
@@ -68,6 +68,8 @@ _TAIL = re.compile(
 def readings(text: str) -> list[Answer]:
     """What a text may state: usually one answer, more where a comma between digits has several meanings. May be empty."""
     found: list[Answer] = []
+    if len(text) > MAX_CHARACTERS:
+        return found
     text = cleaned(text)
     for reading in (_without_thousands(text), text, _with_decimal_point(text)):
         if reading is None:
@@ -344,13 +346,15 @@ def _labelled(number: str, label: re.Match[str]) -> Answer | None:
     spelt_out = (len(word) > 3 or unit_of(word) or word.lower() == "per" for word in re.findall(r"[A-Za-z]+", words))
     if label["text"] is None and unit is None and not all(spelt_out):
         return None
-    if unit is None and words and (not is_label(words)):
+    if unit is None and words and not is_label(words):
         return None
     try:
         value = _read(number)
     except Unreadable:
         return None
-    if not isinstance(value, Value) or value.unit or value.label or names_in(value.formula) - CONSTANTS:
+    if not isinstance(value, Value) or value.unit or value.label:
+        return None
+    if label["text"] is None and names_in(value.formula):
         return None
     return Value(value.formula, unit, frozenset() if unit else label_words(words))
 

@@ -1,13 +1,18 @@
 r"""From a text to the notation of its answer: the part that counts, spelt in one way.
 
-``located`` finds the part: the last box, what follows the last "the answer is", or the last formula or number of a
-sentence. ``cleaned`` removes what only sets type, and writes synonyms alike. Both are linear in the text.
+``located`` finds the part: the last box, or what follows the last "the answer is"; ``mentioned`` the last formula or number
+of a sentence. ``cleaned`` removes what only sets type, and writes synonyms alike.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+
+from agent_rl.answers.vocabulary import GREEK
+
+MAX_SENTENCE = 5000
+"""Characters at the end of a text in which a sentence that states the answer is looked for."""
 
 _BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;~]|\\[,;:!()\[\]]|\\q?quad(?![a-zA-Z])|\\text\s*\{|\}|\b(?:and|or)\b)*")
@@ -39,46 +44,6 @@ _TRANSLATED = {
     "º": "°", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "＋": "+", "＜": "<", "＞": ">", "\u200b": "",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_TRANSLATED)
-_GREEK_LETTERS = {
-    letter: rf"\{name} "
-    for letter, name in zip(
-        "αβγδεζηθικλμνξρστφχψωΓΔΘΛΞΠΣΦΨΩ",
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-            "lambda",
-            "mu",
-            "nu",
-            "xi",
-            "rho",
-            "sigma",
-            "tau",
-            "phi",
-            "chi",
-            "psi",
-            "omega",
-            "Gamma",
-            "Delta",
-            "Theta",
-            "Lambda",
-            "Xi",
-            "Pi",
-            "Sigma",
-            "Phi",
-            "Psi",
-            "Omega",
-        ],
-        strict=True,
-    )
-}
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -129,6 +94,7 @@ def located(text: str) -> tuple[str, bool]:
     boxed = _boxed(text)
     if boxed is not None:
         return boxed, False
+    text = text[-MAX_SENTENCE:]
     marks = list(_MARK.finditer(text))
     if marks:
         tail = text[marks[-1].end() :].strip().lstrip("}").strip()
@@ -177,19 +143,23 @@ def cleaned(text: str) -> str:
     """The text without what only sets type, its synonyms spelt alike, digits of any script in ASCII."""
     text = _bare(text).translate(_TRANSLATION)
     if not text.isascii():
-        text = "".join(
-            _GREEK_LETTERS.get(character)
-            or (
-                character
-                if character.isascii() or unicodedata.category(character) != "Nd"
-                else str(unicodedata.digit(character))
-            )
-            for character in text
-        )
+        text = "".join(map(_in_ascii, text))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text.replace("$", " "))
     return _FINAL_MARK.sub("", text.strip()).strip()
+
+
+def _in_ascii(character: str) -> str:
+    """A digit of any script as a digit, a Greek letter as its command, any other character as it is."""
+    if unicodedata.category(character) == "Nd":
+        return str(unicodedata.digit(character))
+    script, _, name = unicodedata.name(character, "").partition(" LETTER ")
+    if script in ("GREEK SMALL", "GREEK CAPITAL"):
+        name = name.lower().replace("lamda", "lambda")
+        command = f"\\{name.capitalize() if script == 'GREEK CAPITAL' else name}"
+        return f"{command} " if command in GREEK else character
+    return character
 
 
 def _bare(text: str) -> str:
@@ -228,9 +198,9 @@ def _boxed(text: str) -> str | None:
     if not boxes:
         start = re.search(r"\\boxed\s*\{", text)  # never closed: up to the end
         return text[start.end() :].rstrip("$ ") if start else None
-    content = boxes[-1][2]
+    parts = [boxes[-1][2]]
     for (_, end, before), (begin, _, _) in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
         if not _BETWEEN_BOXES.fullmatch(text, end, begin):
             break
-        content = f"{before}{' or ' if re.search(r'or', text[end:begin]) else ', '}{content}"
-    return content + ("%" if _TRAILING_PERCENT.match(text, boxes[-1][1]) else "")
+        parts += [" or " if "or" in text[end:begin] else ", ", before]
+    return "".join(reversed(parts)) + ("%" if _TRAILING_PERCENT.match(text, boxes[-1][1]) else "")
