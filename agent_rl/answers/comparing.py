@@ -27,9 +27,14 @@ from agent_rl.answers.statements import (
 )
 from agent_rl.answers.text import has_words, located, mentioned
 
-_OPTION = re.compile(r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)|([A-J])[.):])[\s}~\\]+(?=\S)")
-"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``."""
+_OPTION = re.compile(
+    r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)[\s}~\\]+(?=\S)|([A-J])[.):][\s}~\\]+(?=\S)|([A-J]), (?=[a-z]{2}))"
+)
+"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``D, since ...``."""
 _OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
+
+_FINAL_OPTION = re.compile(r"(?:\bis|'s|:)\s+\(?([A-J])\)?[\s.!]*$")
+"""A choice at the end of a sentence: ``so it's B``."""
 
 
 def answers_agree(gold: str, prediction: str) -> bool:
@@ -38,11 +43,21 @@ def answers_agree(gold: str, prediction: str) -> bool:
     if not ours:
         return False
     if isinstance(ours[0], Value) and re.fullmatch("[A-J]", ours[0].letters):
-        option = _OPTION.match(prediction)
-        if option and not _OTHER_OPTION.match(prediction, option.end()):
-            return (option[1] or option[2]) == ours[0].letters
+        option = _chosen(prediction)
+        if option is not None:
+            return option == ours[0].letters
     theirs = _answers(prediction)
     return any(_equal(a, b) for a in ours for b in theirs)
+
+
+def _chosen(text: str) -> str | None:
+    """The option that a text chooses by its label; None if it has no such form, or labels others too."""
+    part, _ = located(text)
+    option = _OPTION.match(part)
+    if option and not _OTHER_OPTION.match(part, option.end()):
+        return option[1] or option[2] or option[3]
+    final = _FINAL_OPTION.search(part)
+    return final[1] if final else None
 
 
 def _answers(text: str) -> list[Answer]:
@@ -155,7 +170,7 @@ def _each_named(answer: Answer) -> Answer:
 
 
 def _listings_equal(gold: Answer, prediction: Answer) -> bool:
-    """As multisets, explicit sets as sets. In order where a tuple, or names for each item, on one side say so."""
+    """As multisets; as sets where one is an explicit set, or gold repeats nothing. In order where a tuple, or names for each item, on one side say so."""
     if any(isinstance(side, Region | Comparison) or _is_union(side) for side in (gold, prediction)):
         return sets_equal(gold, prediction)
     if isinstance(gold, Listing) and _all_named(gold.items):
@@ -171,7 +186,9 @@ def _listings_equal(gold: Answer, prediction: Answer) -> bool:
         return bool(listing.items) and all(_equal(*_sides_of(gold, prediction, item)) for item in listing.items)
     ours, theirs = list(gold.items), list(prediction.items)
     if gold.braces or prediction.braces:
-        ours, theirs = _distinct(ours), _distinct(theirs)
+        ours = _distinct(ours)
+    if len(_distinct(ours)) == len(ours) < len(theirs):
+        theirs = _distinct(theirs)
     if len(ours) != len(theirs):
         return False
     if _all_named(ours) != _all_named(theirs) and _different_names(ours if _all_named(ours) else theirs):

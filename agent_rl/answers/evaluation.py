@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -272,6 +273,7 @@ _FUNCTIONS: dict[str, Any] = {
     "ceil": lambda value: _whole(value, math.ceil),
     "log": _log,
     "exp": lambda value: _power(_name("e", {}), value),
+    "mod": _integers(operator.mod),
     "gcd": _integers(math.gcd),
     "lcm": _integers(math.lcm),
     "max": lambda *values: max(values, key=order),

@@ -37,6 +37,7 @@ _TOKEN = re.compile(
     r"|(?P<command>\\[A-Za-z]+|\\.)|(?P<symbol>\*\*|<=|>=|!=|:=|\.\.\.|\S)"
 )
 _PRODUCTS = frozenset({"*", r"\cdot", r"\times", r"\ast"})
+_REMAINDERS = frozenset({r"\bmod", r"\mod", "mod"})
 _QUOTIENTS = frozenset({"/", r"\div"})
 _ENDS = {"(": ")", "[": "]", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 
@@ -110,6 +111,9 @@ class _Parser:
             elif self.peek() in _QUOTIENTS:
                 self.take()
                 result, slash = Apply("div", (result, self.sign())), True
+            elif self.peek() in _REMAINDERS:
+                self.take()
+                result, slash = Apply("mod", (result, self.sign())), True
             elif self.starts_factor():
                 if slash:
                     raise Unreadable("what follows a quotient could belong to its denominator or not")

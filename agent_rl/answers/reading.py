@@ -31,6 +31,7 @@ from agent_rl.answers.statements import (
 )
 from agent_rl.answers.text import cleaned
 from agent_rl.answers.units import Unit, is_abbreviation, is_label, label_words, unit_of
+from agent_rl.answers.vocabulary import FUNCTIONS
 
 MAX_ITEMS = 100
 
@@ -315,7 +316,7 @@ class _Reader:
             if isinstance(money, Value) and money.unit is None:
                 return Value(money.formula, unit_of("dollar") if source.startswith("¤") else None)
             raise Unreadable("an amount of something else")
-        if len(tokens) > 1 and tokens[-1].text in ("%", "°") and not any(token.text in _SUMS for token in tokens[1:]):
+        if len(tokens) > 1 and tokens[-1].text in MARKS and not _is_looser(tokens):
             return Value(parse_formula(tokens[:-1], self.text), Unit(tokens[-1].text, MARKS[tokens[-1].text]))
         label = _TAIL.search(source)
         if label and label.start() and label["plain"] and is_abbreviation(source[: label.start()], label["plain"]):
@@ -335,6 +336,14 @@ class _Reader:
         if _NUMBERED.fullmatch(source) and not re.search(r"\b(?:is|are|was|were|be|equals?)\b", source):
             return Words(source.casefold())  # June 20
         raise Unreadable("neither a formula nor words")
+
+
+def _is_looser(tokens: Sequence[Token]) -> bool:
+    r"""Whether a mark at the end belongs to an operand rather than to the whole: ``1 + 5%``, ``\sin 30°``."""
+    functions = FUNCTIONS - {"sqrt"}
+    return any(token.text.lstrip("\\") in functions for token in tokens) or any(
+        token.text in _SUMS for token in tokens[1:]
+    )
 
 
 def _labelled(number: str, label: re.Match[str]) -> Answer | None:

@@ -29,7 +29,7 @@ def squeezed(text: str) -> str:
 
 
 def name_of(tokens: Sequence[Token], source: str) -> str | None:
-    r"""What a left side names: a variable, ``a_{1}``, ``f(x)``, ``f(2)``, ``AB``, ``\angle ABC``, ``(p, q)``, words."""
+    r"""What a left side names: a variable, ``a_{1}``, ``f(x)``, ``f(2)``, ``AB``, ``\angle ABC``, ``(p, q)``, ``a:b``, words."""
     plain = re.sub(r"\s+|\\left|\\right", "", UPRIGHT.sub(r"\1", source))
     if _NO_NAME.search(plain):
         return None
@@ -41,7 +41,7 @@ def name_of(tokens: Sequence[Token], source: str) -> str | None:
         return squeezed(source) if not re.search(r"\d", source) else None
     if re.fullmatch(rf"{_LETTER}(?:\([^()]+\))?", plain):
         return re.sub(r"_\{([^{}]*)\}", r"_\1", plain)
-    if _POINTS.fullmatch(plain):
+    if _POINTS.fullmatch(plain) or (":" in plain and all(re.fullmatch(_LETTER, part) for part in plain.split(":"))):
         return plain
     return None
 

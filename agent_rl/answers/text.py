@@ -14,6 +14,9 @@ from agent_rl.answers.vocabulary import GREEK
 MAX_SENTENCE = 5000
 """Characters at the end of a text in which a sentence that states the answer is looked for."""
 
+SENTENCE_WORDS = 5
+"""Before a number at the end; ``June 20`` is no sentence."""
+
 _BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;~]|\\[,;:!()\[\]]|\\q?quad(?![a-zA-Z])|\\text\s*\{|\}|\b(?:and|or)\b)*")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z]{2})")
@@ -21,7 +24,7 @@ _MARK = re.compile(r"(?i)\banswers?(?:\s+is|\s+are|\s*:)(?:\s*:)?|\bsolutions?(?
 _MARK_TAIL = re.compile(r"\.\s+(?=[A-Z])|\.?\s*\n\s*\n|\.?\s*<\||\.\s*$")
 _MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PERCENT = r"(?:\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
-_PLAIN_NUMBER = rf"(?<![\w.^_/\\])[-+]?(?:[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?{_PERCENT}"
+_PLAIN_NUMBER = rf"(?<![\w.^_/\\])[-+]?(?:[0-9]+(?:,[0-9]{{3}})*(?:[.,][0-9]+)?|\.[0-9]+)(?:/[0-9]+)?{_PERCENT}"
 _CANDIDATE = re.compile(rf"{_MATHS.pattern}|({_PLAIN_NUMBER})", re.DOTALL)
 _SEPARATOR = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?[\s,;]*")
 _TRAILING_PERCENT = re.compile(r"\s*(?:\\?%|percent\b|percentage\b|pct\b)")
@@ -30,7 +33,7 @@ _DENIAL = re.compile(
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _FINAL_MARK = re.compile(r"(?<![.,;])[.,;]$")
-_VERB = re.compile(r"(?:\b(?:is|are|be|was|were|equals?|gives?|get|obtain)|[=:])\s*[$€£¥]?$")
+_VERB = re.compile(r"(?:\b(?:is|are|be|was|were|equals?|gives?|get|obtain)|'s|[=:])\s*[$€£¥]?$")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 
 _TRANSLATED = {
@@ -54,7 +57,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\,|\\!)\s*(?=[0-9]{3}(?![0-9]))", ""),
         (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
-        (r"(?<!\\)\\(?:[,;: ]|(?:quad|qquad|hfill)(?![a-zA-Z]))|~", " "),
+        (r"(?<!\\)\\(?:[,;: ]|q?quad|hfill(?![a-zA-Z]))|~", " "),
         (r"\\!|\\hspace\s*\{[^{}]*\}|\\mathstrut|\\phantom\s*(?:\{[^{}]*\}|.)", ""),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
@@ -94,10 +97,9 @@ def located(text: str) -> tuple[str, bool]:
     boxed = _boxed(text)
     if boxed is not None:
         return boxed, False
-    text = text[-MAX_SENTENCE:]
-    marks = list(_MARK.finditer(text))
+    marks = list(_MARK.finditer(text[-MAX_SENTENCE:]))
     if marks:
-        tail = text[marks[-1].end() :].strip().lstrip("}").strip()
+        tail = text[-MAX_SENTENCE:][marks[-1].end() :].strip().lstrip("}").strip()
         if tail:
             end = _MARK_TAIL.search(tail)
             return (tail[: end.start()] if end and end.start() else tail), True
@@ -107,21 +109,17 @@ def located(text: str) -> tuple[str, bool]:
 def mentioned(text: str, *, announced: bool) -> str | None:
     """The last formula or number that a sentence states, with those joined to it by commas, "and" or "or".
 
-    A number outside a formula must follow a verb, unless the whole text is announced as the answer. None where there is
-    none, or where it is denied.
+    A number outside a formula must follow a verb or end a sentence, unless the whole text is announced as the answer. None
+    where there is none, or where it is denied.
     """
     found: list[str] = []
     begin = end = -1
+    text = text[-MAX_SENTENCE:]
     for match in _CANDIDATE.finditer(text):
         content = next((group for group in match.groups() if group is not None), "").strip()
         percent = _TRAILING_PERCENT.match(text, match.end())
         joined = begin >= 0 and _SEPARATOR.fullmatch(text, end, match.start()) is not None
-        if (
-            not joined
-            and match[5]
-            and not announced
-            and not _VERB.search(text[max(0, match.start() - 20) : match.start()])
-        ):
+        if match[5] and not (joined or announced or _is_stated(text, match.start(), match.end())):
             continue
         if not joined:
             found, begin = [], match.start()
@@ -132,6 +130,15 @@ def mentioned(text: str, *, announced: bool) -> str | None:
     if not found or _DENIAL.search(text[max(0, begin - 60) : begin]):
         return None
     return ", ".join(found).replace(", or,", " or")
+
+
+def _is_stated(text: str, start: int, end: int) -> bool:
+    """Whether a verb stands before a number, or the number ends a text of several words."""
+    if text[end : end + 1] in ("(", ")", "[", "]"):
+        return False
+    if _VERB.search(text[max(0, start - 20) : start]):
+        return True
+    return re.fullmatch(r"[\s.!]*", text[end:]) is not None and len(_WORD.findall(text[:start])) >= SENTENCE_WORDS
 
 
 def has_words(text: str) -> bool:
