@@ -143,6 +143,28 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
     return out.reshape(part.sequences * part.new_tokens, heads, head_dim)[part.scatter]
 
 
+def attend(step: Step, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Put the step's keys and values into the cache, and attend.
+
+    ``query`` [n, heads, head_dim], ``key`` and ``value`` [n, kv_heads, head_dim]; returns [n, heads, head_dim].
+    """
+    cache, decoding = step.cache, step.decoding
+    heads, head_dim = query.shape[1:]
+    keys, values = cache.keys(layer), cache.values(layer)
+    keys.view(-1, head_dim).index_copy_(0, step.write, key.reshape(-1, head_dim))
+    values.view(-1, head_dim).index_copy_(0, step.write, value.reshape(-1, head_dim))
+    parts = []
+    if step.bias is not None:
+        batch, length = decoding * cache.kv_heads, step.bias.shape[2]
+        batched = query[:decoding].reshape(batch, heads // cache.kv_heads, head_dim)
+        held_keys = keys.view(-1, cache.length, head_dim)[:batch, :length]
+        held_values = values.view(-1, cache.length, head_dim)[:batch, :length]
+        scores = torch.baddbmm(step.bias, batched, held_keys.transpose(1, 2), alpha=scaling)
+        parts.append(torch.bmm(scores.softmax(-1), held_values).view(decoding, heads, head_dim))
+    parts.extend(_prefill_attention(part, query, keys, values, scaling) for part in step.prefills)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def contiguous_attention(
     module: nn.Module,
     query: Tensor,
@@ -163,23 +185,9 @@ def contiguous_attention(
     for unsupported in ("sliding_window", "softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
             raise EngineError(f"the torch engine does not support attention with {unsupported}")
-    cache, decoding = kv_step.cache, kv_step.decoding
-    heads, tokens, head_dim = query.shape[1:]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = cache.keys(layer), cache.values(layer)
-    keys.view(-1, head_dim).index_copy_(0, kv_step.write, key[0].transpose(0, 1).reshape(-1, head_dim))
-    values.view(-1, head_dim).index_copy_(0, kv_step.write, value[0].transpose(0, 1).reshape(-1, head_dim))
-    queries = query[0].transpose(0, 1).reshape(tokens, heads, head_dim)
-    parts = []
-    if kv_step.bias is not None:
-        batch, length = decoding * cache.kv_heads, kv_step.bias.shape[2]
-        batched = queries[:decoding].view(batch, heads // cache.kv_heads, head_dim)
-        held_keys = keys.view(-1, cache.length, head_dim)[:batch, :length]
-        held_values = values.view(-1, cache.length, head_dim)[:batch, :length]
-        scores = torch.baddbmm(kv_step.bias, batched, held_keys.transpose(1, 2), alpha=scaling)
-        parts.append(torch.bmm(scores.softmax(-1), held_values).view(decoding, heads, head_dim))
-    parts.extend(_prefill_attention(part, queries, keys, values, scaling) for part in kv_step.prefills)
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    return attend(kv_step, layer, packed[0], packed[1], packed[2], scaling)[None], None
 
 
 AttentionInterface.register(ATTENTION, contiguous_attention)

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from actors.engines.base import EngineError
+from actors.engines.fused import FusedDecoder, can_fuse
 from actors.engines.kv_cache import ATTENTION, KVCache, Step
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def _use_one_dnn(model: nn.Module) -> None:
 
 
 class CausalModel:
-    """A decoder-only Hugging Face model whose attention reads this package's KV cache."""
+    """A decoder-only Hugging Face model whose attention reads this package's KV cache.
+
+    Llama-like ones are computed by a `FusedDecoder`, all others by their own modules.
+    """
 
     def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
         try:
@@ -59,9 +63,8 @@ class CausalModel:
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"cannot load a model from {path}: {error}") from error
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
-        one_dnn: bool = torch.backends.mkldnn.is_available()
-        if device.type == "cpu" and dtype == "float32" and one_dnn:
-            _use_one_dnn(model)
+        available: bool = torch.backends.mkldnn.is_available()
+        one_dnn = device.type == "cpu" and dtype == "float32" and available
         config = model.config.get_text_config()
         self.device = device
         self.dtype = DTYPES[dtype]
@@ -70,6 +73,13 @@ class CausalModel:
         self.max_length: int = config.max_position_embeddings
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._fused: FusedDecoder | None = None
+        if can_fuse(model):
+            self._fused = FusedDecoder(
+                model, kv_heads=self.kv_heads, head_dim=self.head_dim, max_length=self.max_length, one_dnn=one_dnn
+            )
+        elif one_dnn:
+            _use_one_dnn(model)
         self._tensors: dict[str, Tensor] = model.state_dict()
         names_at: dict[int, set[str]] = {}
         for name, tensor in self._tensors.items():
@@ -93,6 +103,8 @@ class CausalModel:
 
     def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: Step) -> Tensor:
         """Logits [w, vocabulary] after the tokens at ``wanted`` [w]; ``tokens`` and ``positions`` [n], all int64."""
+        if self._fused is not None:
+            return self._fused.forward(tokens, positions, wanted, step)
         output = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -107,6 +119,8 @@ class CausalModel:
         """Copy what ``read_weights`` returned into the model, in place."""
         for name, tensor in weights.items():
             self._tensors[name].copy_(tensor)
+        if self._fused is not None:
+            self._fused.refresh()
 
 
 def read_weights(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:

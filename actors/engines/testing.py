@@ -15,13 +15,23 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 import trio
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from actors.engines.base import Engine, EngineError, TurnRequest, TurnResult
 from agent_rl.messages import Policy
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
+Architecture: TypeAlias = Literal["qwen3", "qwen2", "llama", "granite"]
 TINY_VOCABULARY = 61
 TINY_MAX_LENGTH = 512
 FIRST_POLICY = Policy(epoch=1, version=3)
@@ -95,31 +106,39 @@ class Reference:
             return logits
 
 
-def save_tiny_model(path: Path, architecture: Literal["qwen3", "llama"], seed: int, *, head_dim: int = 16) -> None:
-    """Save a random model of a few thousand parameters: Qwen3 with tied embeddings, or Llama without.
+def save_tiny_model(path: Path, architecture: Architecture, seed: int) -> None:
+    """Save a random model of a few thousand parameters. They differ in what engines are apt to get wrong.
 
-    ``head_dim`` is Qwen3's; not every kernel takes every one.
+    Qwen3 has tied embeddings and normalizes queries and keys, Qwen2 has biases, Llama has neither; Granite scales its residuals.
     """
-    sizes = {
+    shared: dict[str, Any] = {
         "vocab_size": TINY_VOCABULARY,
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "intermediate_size": 48,
         "max_position_embeddings": TINY_MAX_LENGTH,
         "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "bos_token_id": None,
         "eos_token_id": None,
+        "tie_word_embeddings": architecture == "qwen3",
     }
     model: Any
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if architecture == "qwen3":
-            config = Qwen3Config(**sizes, num_key_value_heads=2, head_dim=head_dim, tie_word_embeddings=True)
-            model = Qwen3ForCausalLM(config)
-        else:
-            model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False))
-        for parameter in model.parameters():
-            if parameter.ndim > 1:  # else all logits are nearly equal, and every comparison holds by chance
+        match architecture:
+            case "qwen3":
+                model = Qwen3ForCausalLM(Qwen3Config(**shared, head_dim=16))
+            case "qwen2":
+                model = Qwen2ForCausalLM(Qwen2Config(**shared))
+            case "llama":
+                model = LlamaForCausalLM(LlamaConfig(**{**shared, "num_key_value_heads": 4}))
+            case "granite":
+                model = GraniteForCausalLM(GraniteConfig(**shared, residual_multiplier=0.7, logits_scaling=0.5))
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 or name.endswith(
+                "bias"
+            ):  # else all logits are nearly equal: comparisons hold by chance
                 parameter.data.normal_(std=0.3)
     model.save_pretrained(path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pytest
 import torch
@@ -11,11 +11,16 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
+from actors.engines.fused import Projection
+from actors.engines.model import CausalModel
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
+    Architecture,
     EngineOptions,
     Subject,
+    check_greedy_is_the_models_own,
+    check_weights_change_under_way,
     eventually,
     generate_all,
     random_prompt,
@@ -31,9 +36,7 @@ if TYPE_CHECKING:
 Update = Literal["keep", "recompute"]
 
 
-def new_subject(
-    directory: Path, architecture: Literal["qwen3", "llama"] = "qwen3", kv_on_update: Update = "keep"
-) -> Subject:
+def new_subject(directory: Path, architecture: Architecture = "qwen3", kv_on_update: Update = "keep") -> Subject:
     save_tiny_model(directory / "model", architecture, seed=0)
 
     def make(options: EngineOptions) -> TorchEngine:
@@ -53,11 +56,53 @@ def new_subject(
 @pytest.mark.parametrize(("architecture", "kv_on_update"), [("qwen3", "keep"), ("llama", "recompute")])
 def test_contract(
     check: Callable[[Subject], Awaitable[None]],
-    architecture: Literal["qwen3", "llama"],
+    architecture: Architecture,
     kv_on_update: Update,
     tmp_path: Path,
 ) -> None:
     trio.run(check, new_subject(tmp_path, architecture, kv_on_update))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "granite"])
+@pytest.mark.parametrize("check", [check_greedy_is_the_models_own, check_weights_change_under_way])
+def test_other_architectures(
+    check: Callable[[Subject], Awaitable[None]], architecture: Architecture, tmp_path: Path
+) -> None:
+    trio.run(check, new_subject(tmp_path, architecture))
+
+
+def test_llama_like_models_are_fused_and_others_computed_by_their_own_modules(tmp_path: Path) -> None:
+    fused = {}
+    for architecture in get_args(Architecture):
+        save_tiny_model(tmp_path / architecture, architecture, seed=0)
+        model = CausalModel(tmp_path / architecture, dtype="float32", device=torch.device("cpu"))
+        fused[architecture] = model._fused is not None
+    assert fused == {"qwen3": True, "qwen2": True, "llama": True, "granite": False}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+def test_fused_without_one_dnn_parameters_are_parts_of_one_tensor(architecture: Architecture, tmp_path: Path) -> None:
+    """As on a GPU: nothing is held twice, and values copied into the parameters take effect."""
+    from transformers import AutoModelForCausalLM
+
+    def projections(seed: int) -> tuple[list[Projection], Any]:
+        save_tiny_model(tmp_path / str(seed), architecture, seed)
+        attention = AutoModelForCausalLM.from_pretrained(tmp_path / str(seed)).model.layers[0].self_attn
+        layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return [Projection(*layers, one_dnn=False), Projection(*layers, one_dnn=True)], attention
+
+    inputs = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        made, attention = projections(0)
+        _, other = projections(1)
+        for part in ("q_proj", "k_proj", "v_proj"):
+            for name, parameter in getattr(attention, part).named_parameters():
+                parameter.copy_(getattr(getattr(other, part), name))
+        expected = torch.cat([other.q_proj(inputs), other.k_proj(inputs), other.v_proj(inputs)], dim=1)
+        for projection in made:
+            projection.refresh()
+            torch.testing.assert_close(projection(inputs), expected)
+        assert made[0]._weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
 
 
 def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
