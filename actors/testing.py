@@ -170,33 +170,35 @@ async def running(
         journals.append(Journal(directory / "journal.sqlite"))
         return journals[-1]
 
-    async with trio.open_nursery() as nursery:
-        context = ActorContext(
-            name=name,
-            role=role,
-            replica=0,
-            incarnation=incarnation,
-            topology=topology,
-            settings=settings,
-            directory=directory,
-            base=directory,
-            node=node,
-            nursery=nursery,
-            rng=random.Random(0),
-            log=structlog.get_logger(actor=name),
-            links=make_links(node, topology, role, cls, settings),
-            open_journal=open_journal,
-            started_at=0.0,
-            wall=trio.current_time,
-            in_thread=in_place,
-        )
-        status = node.announce("status", [SUPERVISOR])
-        actor = cls(context)
-        nursery.start_soon(partial(serve, actor, node=node, status_link=status, stopping=stopping, nursery=nursery))
-        yield actor
-        if kill:
-            nursery.cancel_scope.cancel()
-        else:
-            stopping.set()
-    for journal in journals if kill else ():
-        journal.abandon()
+    try:
+        async with trio.open_nursery() as nursery:
+            context = ActorContext(
+                name=name,
+                role=role,
+                replica=0,
+                incarnation=incarnation,
+                topology=topology,
+                settings=settings,
+                directory=directory,
+                base=directory,
+                node=node,
+                nursery=nursery,
+                rng=random.Random(0),
+                log=structlog.get_logger(actor=name),
+                links=make_links(node, topology, role, cls, settings),
+                open_journal=open_journal,
+                started_at=0.0,
+                wall=trio.current_time,
+                in_thread=in_place,
+            )
+            status = node.announce("status", [SUPERVISOR])
+            actor = cls(context)
+            nursery.start_soon(partial(serve, actor, node=node, status_link=status, stopping=stopping, nursery=nursery))
+            yield actor
+            if kill:
+                nursery.cancel_scope.cancel()
+            else:
+                stopping.set()
+    finally:
+        for journal in journals:  # a process that ends, however it does, leaves no transaction behind
+            journal.abandon()

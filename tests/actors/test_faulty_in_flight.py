@@ -1,0 +1,124 @@
+"""What a substitute does wrong only once a run is under way stops the run with the reason; mended, the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from actors.contract import FilterContract, GeneratorContract, SchedulerContract
+from actors.contract.filter_bench import RIGHT, WRONG, rollout
+from actors.kv_scheduler import KVScheduler
+from actors.roc_filter import RoCFilter
+from actors.rollout_generator import RolloutGenerator
+from actors.run import user_mistake
+from agent_rl.audit import audit
+from agent_rl.messages import StepReady
+from agent_rl.placement import MostRoom, Placement
+from agent_rl.prompts import ChatFormat
+from agent_rl.testing import opened
+
+
+class ChokesOnTheSecondGroup(RoCFilter):
+    groups = 0
+
+    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
+        self.groups += 1
+        if self.groups == 2:
+            return (0, {}[group[0].tokens])
+        return super().select(group, rng)
+
+
+def mistake(main: Any) -> str:
+    """What the user is told of what ends a run."""
+    with pytest.raises(BaseException) as failure:  # noqa: PT011 - a group or not, as it comes
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    said = user_mistake(failure.value)
+    assert said is not None, failure.value
+    return said
+
+
+def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_one_goes_on(tmp_path: Path) -> None:
+    bench = FilterContract()
+    bench.actor = ChokesOnTheSecondGroup  # type: ignore[misc]
+
+    async def choke() -> None:
+        async with bench.alive(tmp_path) as stage:
+            await bench.enter(stage)
+            for number in range(2):
+                await bench.settle(stage, opened(number), [RIGHT, WRONG, WRONG, RIGHT])
+            await trio.sleep(60)
+
+    said = mistake(choke)
+    assert said.startswith(
+        "ChokesOnTheSecondGroup.select fails for the group s0-g000001 of 4 rollouts with KeyError: 6"
+    )
+    assert "(test_faulty_in_flight.py, line " in said
+    bench.actor = RoCFilter  # type: ignore[misc]
+
+    async def go_on() -> None:
+        async with bench.alive(tmp_path) as stage:
+            await bench.enter(stage)
+            for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):  # what was not acknowledged comes again
+                await bench.give(stage, rollout(opened(1), sample, answer))
+            step = await stage["learner"].receive(StepReady)
+            assert set(step.groups) == {opened(0).group, opened(1).group}
+            await bench.trained(stage, step)
+
+    trio.run(go_on, clock=MockClock(autojump_threshold=0))
+    balance = audit(tmp_path)
+    assert balance.balanced
+    assert (balance.trained, balance.open) == (2, 0)
+
+
+class SendsElsewhereLater(MostRoom):
+    placed = 0
+
+    def engine(self, rollout: Any, engines: Any) -> str:
+        self.placed += 1
+        return super().engine(rollout, engines) if self.placed < 9 else "rollout_generator.9"
+
+
+class Scattering(KVScheduler):
+    def placement(self) -> Placement:
+        return SendsElsewhereLater()
+
+
+def test_a_placement_that_chooses_what_was_not_offered_names_the_rollout(tmp_path: Path) -> None:
+    bench = SchedulerContract()
+    bench.actor = Scattering  # type: ignore[misc]
+
+    async def main() -> None:
+        async with bench.alive(tmp_path) as peers:
+            peers.publish()
+            peers.load("rollout_generator.0")
+            await trio.sleep(60)
+
+    said = mistake(main)
+    assert "SendsElsewhereLater.engine returned 'rollout_generator.9' for s0-g" in said
+    assert said.endswith("it must return one of rollout_generator.0")
+
+
+class ChokesOnEleven(ChatFormat):
+    @classmethod
+    def calls(cls, text: str) -> Any:
+        return super().calls(text) if "11" not in text else [text.index("twelve")]
+
+
+class Choking(RolloutGenerator):
+    chat_format = ChokesOnEleven
+
+
+def test_a_format_that_fails_shows_the_turn(tmp_path: Path) -> None:
+    bench = GeneratorContract()
+    bench.actor = Choking  # type: ignore[misc]
+
+    async def main() -> None:
+        async with bench.bench(tmp_path, lambda *_: "I say 11") as stage:
+            await stage.ask()
+            await trio.sleep(60)
+
+    assert "ChokesOnEleven.calls fails for the turn 'I say 11' with ValueError: substring not found" in mistake(main)
