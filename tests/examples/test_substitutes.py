@@ -38,6 +38,7 @@ from examples.sequence_ratio_learner import SequenceRatioLearner
 from examples.shortest_correct_filter import ShortestCorrectFilter
 from tests import builders
 from tests.end_to_end.processes import SECONDS, rows
+from tests.examples.guide import FILES, LINES, with_changes
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
@@ -236,8 +237,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
 
 
-def run_short(directory: Path, roles: list[str], *more: str) -> None:
-    """The quickstart made short, on problems that a model solves now and then, with these roles' substitutes."""
+def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKSTART) -> None:
+    """A topology made short, on problems that a model solves now and then, with these roles' substitutes."""
     changes = {
         "run.directory": directory,
         "tasks.generator": "coin_tasks:CoinTasks",
@@ -255,7 +256,7 @@ def run_short(directory: Path, roles: list[str], *more: str) -> None:
     changes |= {f"model.initialise.{name}": size for name, size in sizes.items()}
     changes |= {f"actors.{role}.class": SUBSTITUTES[role] for role in roles}
     overrides = [f"{key}={value}" for key, value in changes.items()] + list(more)
-    command = [sys.executable, "-m", "agent_rl", "run", str(QUICKSTART)]
+    command = [sys.executable, "-m", "agent_rl", "run", str(path)]
     command += [argument for override in overrides for argument in ("--set", override)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
@@ -269,8 +270,16 @@ def run_short(directory: Path, roles: list[str], *more: str) -> None:
         assert started[0]["actor_class"] == (SUBSTITUTES[role] if role in roles else production)
 
 
-def test_all_five_at_once_train(tmp_path: Path) -> None:
-    run_short(tmp_path, list(SUBSTITUTES), "actors.rollout_generator.replicas=2")
+def test_all_five_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
+    for substitute in SUBSTITUTES.values():
+        shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
+    path = tmp_path / "mine.toml"
+    path.write_text(with_changes(QUICKSTART.read_text(), LINES[1]))
+    (tmp_path / "policy_log.py").write_text(FILES["policy_log.py"])
+    run_short(tmp_path, list(SUBSTITUTES), "actors.rollout_generator.replicas=2", path=path)
+    versions = [int(line.split(",")[1]) for line in (tmp_path / "when.csv").read_text().splitlines()]
+    assert versions == sorted(versions)
+    assert versions[-1] == 5  # the supervised stage, and four steps
     journal = Journal(tmp_path / "journal.sqlite")
     calls = 0
     looked_at = 0
