@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 from pydantic import PositiveFloat, PositiveInt
@@ -9,6 +10,8 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Call, Settings
 from actors.rates import Rate
 from actors.sandbox.client import ExecutionLimits, Sandbox
+from actors.sandbox.interpreter import Scratch
+from actors.sandbox.isolation import Isolation
 from agent_rl.declared import tool_faults
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
 from agent_rl.prompts import PYTHON_TOOL, TOOLS
@@ -18,18 +21,34 @@ from agent_rl.topology import Topology
 class ToolExecutorSettings(Settings):
     """Warm interpreters and the limits of a call."""
 
+    isolation: Isolation = "host"
+    """How model code is isolated: as strongly as the host allows, or a level to insist on; see docs/sandbox.md."""
     interpreters: PositiveInt = 1
     children: PositiveInt = 8
-    """Calls running at once per interpreter."""
+    """Calls running at once, times ``interpreters``."""
     checkers: PositiveInt = 1
     """Interpreters that judge answers; they never run model code."""
-    warm_modules: tuple[str, ...] = ()
-    """Modules imported before forking, for code that needs them; each makes every fork a little dearer."""
+    warm_modules: tuple[str, ...] = ("numpy", "sympy")
+    """Modules imported before forking, for code that names them. Each has interpreters of its own, with those before it
+    loaded too, started when the first such code comes."""
     wall_seconds: PositiveFloat = 4.0
+    """The most a call may take; its argument ``timeout`` may ask for less."""
     cpu_seconds: PositiveFloat = 4.0
     memory_mib: PositiveInt = 512
+    """Address space of each process of a call, beyond the interpreter's."""
+    processes: PositiveInt = 32
     output_bytes: PositiveInt = 65536
+    file_mib: PositiveInt = 16
+    """Size of a file."""
+    scratch_mib: PositiveInt = 64
+    """Size of a call's /tmp, which is memory."""
+    code_bytes: PositiveInt = 1 << 20
+    """Larger code, or input, is refused."""
     check_seconds: PositiveFloat = 10.0
+
+
+class BadArgumentError(Exception):
+    """What is wrong with a call's arguments, in words for the model."""
 
 
 class ToolExecutor(Actor):
@@ -57,19 +76,33 @@ class ToolExecutor(Actor):
             cpu_seconds=settings.cpu_seconds,
             memory_bytes=settings.memory_mib * 2**20,
             output_bytes=settings.output_bytes,
+            file_bytes=settings.file_mib * 2**20,
+            processes=settings.processes,
         )
         self._tools = Sandbox(
             interpreters=settings.interpreters,
             children=settings.children,
             warm_modules=settings.warm_modules,
             limits=limits,
+            isolation=settings.isolation,
+            scratch=Scratch(settings.scratch_mib * 2**20),
         )
+        self._limits = limits
         checks = ExecutionLimits(
             wall_seconds=settings.check_seconds, cpu_seconds=settings.check_seconds, memory_bytes=2**30
         )
-        self._checks = Sandbox(interpreters=settings.checkers, children=settings.children, limits=checks, checker=True)
         await self.context.nursery.start(self._tools.run)
+        assert self._tools.level is not None
+        self._checks = Sandbox(
+            interpreters=settings.checkers,
+            children=settings.children,
+            limits=checks,
+            checker=True,
+            isolation=self._tools.level,
+        )
         await self.context.nursery.start(self._checks.run)
+        log = self.log.info if self._tools.level == "strong" else self.log.warning
+        log("isolation of model code", level=self._tools.level, stronger_levels_lack=self._tools.reasons)
         self._outcomes: dict[str, int] = {}
         self._done = self._checked = 0
         self._busy = 0.0
@@ -94,10 +127,11 @@ class ToolExecutor(Actor):
         if call.tool != PYTHON_TOOL:
             known = ", ".join(tool["function"]["name"] for tool in self.tools)
             return refused(call, "unknown_tool", f"there is no tool {call.tool!r}; there is {known}")
-        code, stdin = call.arguments.get("code"), call.arguments.get("input", "")
-        if not isinstance(code, str) or not isinstance(stdin, str):
-            return refused(call, "malformed", 'the arguments must be {"code": string, "input": string (optional)}')
-        done = await self._tools.execute(code, stdin)
+        try:
+            code, stdin, limits = self._read(call.arguments)
+        except BadArgumentError as error:
+            return refused(call, "malformed", str(error))
+        done = await self._tools.execute(code, stdin, limits=limits, name=call.session)
         return ToolResult(
             call=call.call,
             outcome=done.outcome,
@@ -107,6 +141,26 @@ class ToolExecutor(Actor):
             queue_seconds=done.queue_seconds,
             run_seconds=done.run_seconds,
         )
+
+    def _read(self, arguments: dict[str, Any]) -> tuple[str, str, ExecutionLimits]:
+        """Code, standard input and limits of a call. Raises BadArgumentError."""
+        settings: ToolExecutorSettings = self.context.settings
+        code, stdin = arguments.get("code"), arguments.get("input", "")
+        if not isinstance(code, str) or not isinstance(stdin, str):
+            raise BadArgumentError('the arguments must be {"code": string, "input": string (optional)}')
+        for name, text in (("code", code), ("input", stdin)):
+            if len(text) > settings.code_bytes or len(text.encode("utf-8", "replace")) > settings.code_bytes:
+                raise BadArgumentError(f'"{name}" is larger than {settings.code_bytes} bytes')
+        if arguments.get("language", "python") != "python":
+            raise BadArgumentError(f"there is no language {arguments['language']!r:.100}; there is python")
+        timeout = arguments.get("timeout", settings.wall_seconds)
+        if (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, int | float)
+            or not 0 < timeout <= settings.wall_seconds
+        ):
+            raise BadArgumentError(f'"timeout" must be a number of seconds up to {settings.wall_seconds:g}')
+        return code, stdin, dataclasses.replace(self._limits, wall_seconds=float(timeout))
 
     def busy_seconds(self) -> float:
         """Seconds of all children, shared among the places for them: 1 s is a second in which every place was taken."""

@@ -1,90 +1,138 @@
-"""What happens in the child that a warm interpreter forks for one call: seal it off, run, report, end.
+"""What happens in the child that a warm interpreter forks for one call or session: seal it off, run, report, end.
 
 Standard library only. A fork costs little; what costs is each page that the child is the first to touch after it (some
 microseconds). So what can be made before the fork is made here at import: functions of libc, the main module.
 """
 
 # pathlib is memory that every fork would pay for:
-# ruff: noqa: PTH123
 
 from __future__ import annotations
 
 import ast
 import builtins
-import ctypes
 import importlib
+import json
 import linecache
 import os
 import resource
 import signal
+import socket
 import sys
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from actors.sandbox.kernel import PR_SET_PDEATHSIG, prctl, set_signal
 
 Request: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Request], str]
 REPORT = 3
-"""The descriptor a child reports on: a file in memory. Its first line is the outcome, the rest the result."""
+"""The descriptor of the request, where the report goes too: its first line is the outcome, the rest the result."""
+CONTROL = 4
+"""In a session: where further cells come from. Descriptors from here on are closed in a single call."""
 REPORTING_BYTES = 64 << 20
 """Address space a child gets on top of its limit once its code has ended, so that it can report having run out."""
 BROKEN_OFF = 70
 """Exit status of a child that could not even report."""
+SESSION_CPU_SECONDS = 3600
+"""CPU time of a whole session; each of its cells has the call's wall limit."""
 USER_FILE = "<tool>"
-PR_SET_PDEATHSIG = 1
 
-prctl = ctypes.CDLL(None).prctl
-set_signal = ctypes.CDLL(None).signal
 MAIN = types.ModuleType("__main__")
 """The module that model code is."""
 MAIN.__dict__["__builtins__"] = builtins
 
 
-def leave_server(server: int, fds: tuple[int, ...], directory: str) -> None:
-    """Leave everything of the server's behind except its memory. ``fds`` become 0, 1, 2 and the report."""
+class Bounds(NamedTuple):
+    """The limits of a call as a request carries them."""
+
+    wall_seconds: float
+    cpu_seconds: int
+    memory_bytes: int
+    output_bytes: int
+    file_bytes: int
+    open_files: int
+    processes: int
+
+
+def leave_server(fds: list[int]) -> None:
+    """Leave the server's terminal, group and descriptors. ``fds`` become 0, 1, 2, the report and the control socket."""
     set_signal(int(signal.SIGTERM), None)
     os.setsid()
+    for target, fd in enumerate(fds):  # none of the sources is below 5, so none is overwritten before its turn
+        os.dup2(fd, target, target < REPORT)
+    os.closerange(len(fds), 1 << 20)
+
+
+def die_with_parent() -> None:
+    """Ask to be killed when the server ends: to be called once credentials no longer change, which would undo it."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != server:
-        os._exit(BROKEN_OFF)
-    for target, fd in enumerate(fds):  # none of the sources is below 3, so none is overwritten before its turn
-        os.dup2(fd, target, target != REPORT)
-    os.closerange(REPORT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    os.chdir(directory)
 
 
-def set_limits(limits: dict[str, Any], inherited_bytes: int) -> None:
-    """Set the resource limits of this process; CPU in whole seconds, as the kernel has it."""
-    cpu = max(1, int(-(-limits["cpu_seconds"] // 1)))
-    memory = inherited_bytes + limits["memory_bytes"]
-    files = limits["file_bytes"]
-    bounds = [
-        (resource.RLIMIT_CPU, cpu, cpu + 1),
+def set_limits(bounds: Bounds, inherited_bytes: int, processes: int | None, cpu_seconds: int) -> None:
+    """Set the resource limits of this process. ``processes`` is the user's new total of tasks, None where it can't bind."""
+    memory, files = inherited_bytes + bounds.memory_bytes, bounds.file_bytes
+    limits = [
+        (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),
         (resource.RLIMIT_AS, memory, memory + REPORTING_BYTES),
-        (resource.RLIMIT_FSIZE, files, max(files, 8 * limits["output_bytes"])),
-        (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
+        (resource.RLIMIT_FSIZE, files, max(files, 8 * bounds.output_bytes)),
+        (resource.RLIMIT_NOFILE, bounds.open_files, bounds.open_files),
         (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MEMLOCK, 0, 0),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
     ]
-    if os.geteuid() != 0:  # root is exempt from it
-        # The kernel counts all of the user's tasks: the room is what the machine has now and the limit on top.
-        with open("/proc/loadavg") as load:
-            tasks = int(load.read().split()[3].split("/")[1]) + limits["processes"]
-        bounds.append((resource.RLIMIT_NPROC, tasks, tasks))
-    for limit, soft, hard in bounds:
+    if processes is not None:
+        limits.append((resource.RLIMIT_NPROC, processes, processes))
+    for limit, soft, hard in limits:
         ceiling = resource.getrlimit(limit)[1]
         if ceiling != resource.RLIM_INFINITY:
             soft, hard = min(soft, ceiling), min(hard, ceiling)  # noqa: PLW2901
         resource.setrlimit(limit, (soft, hard))
 
 
-def run(work: Work, request: Request) -> NoReturn:
-    """Do ``work``, report how it ended, and end the process, running nothing the code has registered.
+def run(work: Work, output_bytes: int) -> NoReturn:
+    """Do ``work`` on the request, report how it ended, and end the process, running nothing the code has registered."""
+    run_once(work, output_bytes)
+    os._exit(0)
+
+
+def run_session(work: Work, bounds: Bounds) -> NoReturn:
+    """Run cell after cell in this process, whose state they share, each with descriptors of its own."""
+    control = socket.socket(fileno=CONTROL)
+    soft = {limit: resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)}
+    while True:
+        run_once(work, bounds.output_bytes)
+        control.send(b".")
+        _, fds, _, _ = socket.recv_fds(control, 16, 4)
+        if len(fds) < 3:
+            os._exit(0)
+        if len(fds) == 3:
+            fds.append(os.open(os.devnull, os.O_RDONLY))
+        for target, fd in zip((REPORT, 1, 2, 0), fds, strict=True):
+            os.dup2(fd, target, target < REPORT)
+            os.close(fd)
+        for limit, value in soft.items():
+            resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+        reopen_streams()
+
+
+def reopen_streams() -> None:
+    """Give the cell standard streams that remember nothing of the last one's, nor of what it did to them."""
+    for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        stream = open(fd, mode, encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def run_once(work: Work, output_bytes: int) -> None:
+    """Do ``work`` on the request in the report's descriptor; the report takes its place.
 
     A traceback goes to stderr, as any interpreter's does.
     """
-    outcome, result, note = "success", "", ""
+    outcome, result, note, request = "success", "", "", {}
     try:
+        request = read_request()
         result = work(request)
     except SystemExit as end:
         if end.code not in (None, 0):
@@ -92,7 +140,7 @@ def run(work: Work, request: Request) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  it is not lost: it is what is reported
         outcome = "memory_limit" if isinstance(error, MemoryError) else "error"
         raise_limit(resource.RLIMIT_AS)
-        note = cut(traceback_text(error, request), request["limits"]["output_bytes"] // 4)
+        note = cut(traceback_text(error, request), output_bytes // 4)
     for stream, text in ((sys.__stdout__, ""), (sys.__stderr__, note)):
         try:
             if stream is not None:
@@ -101,10 +149,21 @@ def run(work: Work, request: Request) -> NoReturn:
         except (OSError, ValueError):
             pass  # the code closed it
     raise_limit(resource.RLIMIT_FSIZE)
-    data = f"{outcome}\n{cut(result, request['limits']['output_bytes'])}".encode("utf-8", "backslashreplace")
-    while data:
-        data = data[os.write(REPORT, data) :]
-    os._exit(0)
+    data = f"{outcome}\n{cut(result, output_bytes)}".encode("utf-8", "backslashreplace")
+    os.ftruncate(REPORT, 0)
+    written = 0
+    while written < len(data):
+        written += os.pwrite(REPORT, data[written:], written)
+
+
+def read_request() -> Request:
+    """What the call is."""
+    size = os.fstat(REPORT).st_size
+    data = os.pread(REPORT, size, 0)
+    while len(data) < size:
+        data += os.pread(REPORT, size - len(data), len(data))
+    request: Request = json.loads(data)
+    return request
 
 
 def raise_limit(limit: int) -> None:
@@ -131,8 +190,12 @@ def traceback_text(error: BaseException, request: Request) -> str:
 def run_code(request: Request) -> str:
     """Run model code as the main module; its result is the value of its last statement, where that is an expression."""
     namespace = MAIN.__dict__
-    if "numpy" in sys.modules:  # the standard library reseeds its own generator after a fork
+    if "numpy" in sys.modules and not request.get(
+        "cell"
+    ):  # the standard library reseeds its own generator after a fork
         sys.modules["numpy"].random.seed()
+    for code in request.get("earlier", ()):  # a session that is rebuilt
+        run_again(code, namespace)
     tree = ast.parse(request["code"], USER_FILE)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, USER_FILE, "exec", dont_inherit=True), namespace)  # noqa: S102
@@ -140,12 +203,30 @@ def run_code(request: Request) -> str:
     if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), USER_FILE, "eval", dont_inherit=True), namespace)  # noqa: S307
     result = "" if value is None else repr(value)
-    if "threading" in sys.modules:
+    if "threading" in sys.modules and not request.get("session"):
         threading = sys.modules["threading"]
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
     return result
+
+
+def run_again(code: str, namespace: dict[str, Any]) -> None:
+    """Run an earlier cell of a session for its effect on the namespace: what it prints, or raises, was told then."""
+    held = [os.dup(fd) for fd in (0, 1, 2)]
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        exec(compile(code, USER_FILE, "exec", dont_inherit=True), namespace)  # noqa: S102
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001, S110  the model was told when it ran the cell
+        pass
+    finally:
+        os.close(null)
+        for fd, old in enumerate(held):
+            os.dup2(old, fd)
+            os.close(old)
 
 
 def check_answer(request: Request) -> str:

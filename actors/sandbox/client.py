@@ -1,17 +1,25 @@
-"""The sandbox: runs model code, or judges answers, in forked children of warm interpreters."""
+"""The sandbox: runs model code, or judges answers, in isolated, forked children of warm interpreters."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import trio
 
-from actors.sandbox.interpreter import Interpreter, WarmUpError
-from agent_rl.messages import ToolOutcome
+from actors.sandbox.fair_queue import FairQueue
+from actors.sandbox.interpreter import Interpreter, InterpreterConfig, NoIsolationError, Scratch, WarmUpError
+from actors.sandbox.isolation import Isolation, Level, levels_to_try, unavailable
+from actors.sandbox.judging import Judgement, judge
+from actors.sandbox.limits import CheckResult, ExecutionLimits, ExecutionResult
+from actors.sandbox.sessions import Session, SessionTable
+
+__all__ = ["CheckResult", "ExecutionLimits", "ExecutionResult", "Sandbox"]
 
 GRACE_SECONDS = 10.0
 """How much longer than a call's own limit its interpreter may be silent before it is held to hang, and replaced."""
@@ -20,70 +28,21 @@ ATTEMPTS = 2
 WARM_UP_ATTEMPTS = 3
 """Warm-ups that may fail in a row before the sandbox gives up."""
 
-UNAVAILABLE = {
-    "outcome": "unavailable",
-    "stdout": "",
-    "stderr": "No interpreter was there to run the call, or each that ran it died.\n",
-    "value": "",
-    "run_seconds": 0.0,
-    "signal": 0,
-}
-"""What takes the place of a server's reply when there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionLimits:
-    """What one call may use. Beyond a limit it ends as ``timeout`` (wall, CPU), ``memory_limit`` or ``output_limit``.
-
-    ``cpu_seconds`` is rounded up to whole seconds. ``memory_bytes`` is address space on top of the warm interpreter's.
-    ``output_bytes`` holds for stdout, stderr and the value each. ``processes`` does not bind where the user is root.
-    """
-
-    wall_seconds: float = 4.0
-    cpu_seconds: float = 4.0
-    memory_bytes: int = 512 << 20
-    output_bytes: int = 256 << 10
-    file_bytes: int = 16 << 20
-    open_files: int = 64
-    processes: int = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionResult:
-    """How a call ended. ``value`` is the representation of the last expression's value, empty for None.
-
-    A traceback stands at the end of ``stderr``. ``run_seconds`` is the wall time of the child, ``queue_seconds`` all
-    else between asking and getting the result.
-    """
-
-    outcome: ToolOutcome
-    stdout: str = ""
-    stderr: str = ""
-    value: str = ""
-    queue_seconds: float = 0.0
-    run_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """A judgement. ``failure`` names a fault of the checker itself; then ``equal`` says nothing.
-
-    ``method`` is ``exact`` or ``symbolic``, or why the answer could not be judged within its limits and so counts as
-    not equal: ``timeout``, ``memory_limit``, ``output_limit`` or ``crashed``.
-    """
-
-    equal: bool
-    method: str
-    failure: str
-    seconds: float
+DEFAULT_LIMITS, DEFAULT_SCRATCH = ExecutionLimits(), Scratch()
+UNAVAILABLE = Judgement(
+    "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
+)
+"""What takes the place of a call's end when there is none."""
 
 
 class Sandbox:
-    """A pool of warm interpreters. Each call runs in a child of its own, forked, limited, and killed at its deadline.
+    """A pool of warm interpreters. Each call runs in a child of its own, forked, isolated, and killed at its deadline.
 
-    ``interpreters`` processes run up to ``children`` calls each at a time; further calls wait in order of arrival.
-    ``warm_modules`` are imported before the first call, so that calls need not. Interpreters of a ``checker`` judge
-    answers and never run model code; others never see an answer.
+    Up to ``interpreters * children`` calls run at once; further ones wait, those of different sessions in turn. There are
+    ``interpreters`` of each weight: bare, with the first of the ``warm_modules``, with the first two, and so on. A call goes to
+    the lightest that has every warm module its code names, since the cost of a fork grows with what is loaded; the heavier
+    ones are started when they are first needed. Interpreters of a ``checker`` judge answers and never run model
+    code; others never see an answer.
 
     Use::
 
@@ -98,67 +57,120 @@ class Sandbox:
         interpreters: int = 1,
         children: int = 8,
         warm_modules: Sequence[str] = (),
-        limits: ExecutionLimits = ExecutionLimits(),
+        limits: ExecutionLimits = DEFAULT_LIMITS,
         checker: bool = False,
         warm_seconds: float = 60.0,
+        isolation: Isolation = "host",
+        sessions: int = 64,
+        scratch: Scratch = DEFAULT_SCRATCH,
     ) -> None:
         self._interpreters = interpreters
-        self._modules = tuple(warm_modules)
+        self._weights = [tuple(warm_modules[:count]) for count in range(len(warm_modules) + 1)]
         self._limits = limits
         self._checker = checker
         self._warm_seconds = warm_seconds
-        self._slots = trio.Semaphore(interpreters * children)
-        self._children = children
+        self._isolation = isolation
+        self._scratch = scratch
+        self._queue = FairQueue(interpreters * children)
+        self._most_children = interpreters * children + (0 if checker else sessions)
+        self._sessions = SessionTable(sessions)
+        self._names = re.compile(rf"\b(?:{'|'.join(map(re.escape, warm_modules))})\b") if warm_modules else None
         self._ready: list[Interpreter] = []
         self._became_ready = trio.Event()
+        self._needed = [trio.Event() for _ in self._weights]
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds = {"run_seconds": 0.0, "queue_seconds": 0.0}
+        self.level: Level | None = None
+        self.reasons: list[str] = []
+        """Why levels of isolation stronger than the one in force can't be had."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the interpreters until cancelled; started once all are warm.
+        """Own the interpreters until cancelled; started once the bare ones are warm.
 
-        A dead one is replaced. Raises WarmUpError (in groups) when that fails several times in a row.
+        A dead one is replaced. Raises (in groups) IsolationError where the configured isolation can't be had, and
+        WarmUpError when modules don't exist or warming up fails several times in a row.
         """
+        for module in self._weights[-1]:
+            if importlib.util.find_spec(module.partition(".")[0]) is None:
+                raise WarmUpError(f"No module named {module!r}: it is among the warm modules")
+        self._needed[0].set()
         async with trio.open_nursery() as nursery:
+            await nursery.start(self._keep_one, 0)  # it finds the level
             async with trio.open_nursery() as starting:
-                for _ in range(self._interpreters):
-                    starting.start_soon(nursery.start, self._keep_one)
+                for _ in range(1, self._interpreters):
+                    starting.start_soon(nursery.start, self._keep_one, 0)
+            for weight in range(1, len(self._weights)):
+                nursery.start_soon(self._keep_when_needed, weight)
             task_status.started()
 
-    async def execute(self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None) -> ExecutionResult:
-        """Run ``code`` with ``stdin`` as its standard input. Never raises for what the code does."""
+    async def execute(
+        self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""
+    ) -> ExecutionResult:
+        """Run ``code`` with ``stdin`` as its standard input. Never raises for what the code does.
+
+        Where there is a queue, calls of different ``name`` take turns.
+        """
         if self._checker:
             raise TypeError("a checker runs no model code")
-        reply, queue_seconds = await self._call({"code": code, "stdin": stdin}, limits or self._limits)
-        return ExecutionResult(
-            outcome=reply["outcome"],
-            stdout=reply["stdout"],
-            stderr=reply["stderr"],
-            value=reply["value"],
-            queue_seconds=queue_seconds,
-            run_seconds=reply["run_seconds"],
-        )
+        bounds = limits or self._limits
+        asked = trio.current_time()
+        judgement, seconds = await self._call({"code": code}, stdin, bounds, name, self._weight(code))
+        return self._result(judgement, asked, seconds)
+
+    async def run_cell(
+        self,
+        session: str,
+        cell: int,
+        code: str,
+        earlier: Sequence[str] = (),
+        *,
+        limits: ExecutionLimits | None = None,
+    ) -> ExecutionResult:
+        """Run ``code`` as cell number ``cell`` of a session, once: asked again, the first result is returned.
+
+        ``earlier`` are the cells that the session's state consists of, those whose result said ``kept``. They are run again
+        if its process is not alive here: ended by its last cell, evicted, or lost with another executor. The result's
+        stderr tells the model so.
+        """
+        if self._checker:
+            raise TypeError("a checker runs no model code")
+        held = self._sessions.get(session)
+        asked = trio.current_time()
+        async with held.lock:
+            stored = held.results.get(cell)
+            if stored is None:
+                stored = held.results[cell] = await self._run_cell(
+                    held, code, list(earlier), limits or self._limits, asked
+                )
+            return stored
+
+    def end_session(self, session: str) -> None:
+        """The session is not wanted any more."""
+        self._sessions.end(session)
 
     async def check(self, gold: str, prediction: str) -> CheckResult:
         """Judge ``prediction`` against ``gold``. An answer that takes too long to judge, or too much, is not equal."""
         if not self._checker:
             raise TypeError("only a checker judges answers")
-        reply, queue_seconds = await self._call({"gold": gold, "prediction": prediction}, self._limits)
-        outcome, failure = reply["outcome"], ""
-        if outcome == "unavailable" or (outcome == "killed" and reply["signal"] == signal.SIGKILL):
-            failure = f"{outcome}: {reply['stderr']}"  # nothing the answer could have done
-        method, _, verdict = reply["value"].partition(" ") if outcome == "success" else (outcome, "", "")
+        asked = trio.current_time()
+        judgement, _ = await self._call({"gold": gold, "prediction": prediction}, "", self._limits, "", 0)
+        outcome, failure = judgement.outcome, ""
+        if outcome == "unavailable" or (outcome == "killed" and judgement.signal == signal.SIGKILL):
+            failure = f"{outcome}: {judgement.stderr}"  # nothing the answer could have done
+        method, _, verdict = judgement.value.partition(" ") if outcome == "success" else (outcome, "", "")
         if outcome in ("killed", "error"):
             method = "crashed"
-        return CheckResult(verdict == "equal", method, failure, queue_seconds + reply["run_seconds"])
+        return CheckResult(verdict == "equal", method, failure, trio.current_time() - asked)
 
     @property
     def figures(self) -> dict[str, float]:
-        """By name: totals of calls, outcomes, seconds, restarts, retries; what is ready, in flight, waiting now."""
+        """By name: totals of calls, outcomes, seconds, restarts, retries; what is ready, in flight, waiting, alive now."""
         now = {
             "interpreters": len(self._ready),
             "in_flight": sum(interpreter.in_flight for interpreter in self._ready),
-            "waiting": self._slots.statistics().tasks_waiting,
+            "waiting": self._queue.waiting,
+            "sessions": self._sessions.alive,
+            "sessions_evicted": self._sessions.evicted,
         }
         return {name: float(value) for name, value in {**self._counts, **self._seconds, **now}.items()}
 
@@ -166,20 +178,39 @@ class Sandbox:
         """Processor time of the interpreters that live now and of all children they have reaped."""
         return sum(interpreter.cpu_seconds() for interpreter in self._ready)
 
-    async def _keep_one(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _keep_when_needed(self, weight: int) -> None:
+        await self._needed[weight].wait()
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._interpreters):
+                nursery.start_soon(self._keep_one, weight)
+
+    async def _keep_one(self, weight: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         failures, started = 0, False
+        levels = list(levels_to_try(self._isolation)) if self.level is None else [self.level]
         while True:
-            interpreter = Interpreter(modules=self._modules, checker=self._checker, warm_seconds=self._warm_seconds)
+            interpreter = Interpreter(
+                InterpreterConfig(
+                    self._weights[weight],
+                    self._checker,
+                    self._most_children,
+                    levels[0],
+                    self._warm_seconds,
+                    self._scratch,
+                )
+            )
+            refused: list[NoIsolationError] = []
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(interpreter.run)
-                    failures = 0
+                    failures, self.level = 0, levels[0]
                     self._ready.append(interpreter)
                     self._became_ready.set()
                     self._became_ready = trio.Event()
                     if not started:
                         started = True
                         task_status.started()
+            except* NoIsolationError as errors:
+                refused = _leaves(errors)
             except* WarmUpError:
                 failures += 1
                 if failures == WARM_UP_ATTEMPTS:
@@ -187,37 +218,114 @@ class Sandbox:
             finally:
                 if interpreter in self._ready:
                     self._ready.remove(interpreter)
-            self._counts["restarts"] += 1
+            if refused:
+                self.reasons.append(f"{levels[0]}: {refused[0]}")
+                refusal = unavailable(levels.pop(0), str(refused[0]))
+                if not levels:
+                    raise refusal
+            else:
+                self._counts["restarts"] += 1
 
-    async def _call(self, request: dict[str, Any], limits: ExecutionLimits) -> tuple[dict[str, Any], float]:
-        """The server's reply, or one that says unavailable, and the seconds that were not the child's."""
-        asked = trio.current_time()
-        message = {**request, "limits": asdict(limits)}
-        reply = None
-        async with self._slots:
+    async def _call(
+        self, request: dict[str, Any], stdin: str, limits: ExecutionLimits, name: str, weight: int
+    ) -> tuple[Judgement, float]:
+        """How the call ended, or that there was nobody to run it, and the seconds that the child took."""
+        judgement, seconds = UNAVAILABLE, 0.0
+        async with self._queue.place(name):
             for attempt in range(ATTEMPTS):
-                interpreter = await self._pick()
+                interpreter = await self._pick(weight)
                 if interpreter is None:
                     break
                 self._counts["retries"] += attempt
-                reply = await interpreter.call(message, limits.wall_seconds + GRACE_SECONDS)
-                if reply is not None:
+                ended = await interpreter.call(request, stdin, asdict(limits), limits.wall_seconds + GRACE_SECONDS)
+                if ended is not None:
+                    judgement, seconds = judge(ended, limits.output_bytes), ended.seconds
                     break
-        if reply is None:
-            reply = dict(UNAVAILABLE)
-        queue_seconds = max(0.0, trio.current_time() - asked - reply["run_seconds"])
-        self._counts["calls"] += 1
-        self._counts[reply["outcome"]] += 1
-        self._seconds["run_seconds"] += reply["run_seconds"]
-        self._seconds["queue_seconds"] += queue_seconds
-        return reply, queue_seconds
+        return judgement, seconds
 
-    async def _pick(self) -> Interpreter | None:
+    async def _run_cell(
+        self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits, asked: float
+    ) -> ExecutionResult:
+        """Run a cell in the session's live process, or in a new one that first runs the earlier cells."""
+        bounds, note, judgement, seconds = asdict(limits), "", UNAVAILABLE, 0.0
+        async with self._queue.place(session.name):
+            for _ in range(ATTEMPTS):
+                request: dict[str, Any] = {"code": code, "session": True}
+                if session.alive and session.cells == len(earlier):
+                    request["cell"] = session.cells
+                else:
+                    if earlier:
+                        why = f" ({session.lost})" if session.lost else ""
+                        note = f"[The session was lost{why}: its {len(earlier)} earlier cells were run again.]\n"
+                        self._counts["sessions_rebuilt"] += 1
+                    session.lose("it is rebuilt")
+                    interpreter = await self._pick(self._weight("\n".join([*earlier, code])))
+                    if interpreter is None:
+                        break
+                    self._sessions.begin(session, interpreter)
+                    request["earlier"] = earlier
+                    bounds["wall_seconds"] = limits.wall_seconds * (1 + len(earlier))
+                assert session.interpreter is not None
+                ended = await session.interpreter.call(
+                    request, "", bounds, bounds["wall_seconds"] + GRACE_SECONDS, session.number
+                )
+                if ended is not None:
+                    judgement, seconds = judge(ended, limits.output_bytes), ended.seconds
+                    break
+                session.lose("its interpreter died")
+        if judgement.goes_on:
+            session.cells = len(earlier) + 1
+        else:
+            session.lose(f"its last cell ended as {judgement.outcome}")
+            note += "[The session's process has ended; its state is that before this cell.]\n"
+        result = self._result(judgement, asked, seconds)
+        self._counts["cells"] += 1
+        return ExecutionResult(
+            result.outcome,
+            result.stdout,
+            note + result.stderr,
+            result.value,
+            result.queue_seconds,
+            result.run_seconds,
+            kept=judgement.goes_on,
+        )
+
+    def _result(self, judgement: Judgement, asked: float, seconds: float) -> ExecutionResult:
+        """Counted, and with the time that was not the child's."""
+        queue_seconds = max(0.0, trio.current_time() - asked - seconds)
+        self._counts["calls"] += 1
+        self._counts[judgement.outcome] += 1
+        self._seconds["run_seconds"] += seconds
+        self._seconds["queue_seconds"] += queue_seconds
+        return ExecutionResult(
+            judgement.outcome, judgement.stdout, judgement.stderr, judgement.value, queue_seconds, seconds
+        )
+
+    def _weight(self, code: str) -> int:
+        """The lightest weight that has every warm module which the code names."""
+        if self._names is None:
+            return 0
+        named = set(self._names.findall(code))
+        modules = self._weights[-1]
+        return max((modules.index(module) + 1 for module in named), default=0)
+
+    async def _pick(self, weight: int) -> Interpreter | None:
         """The least busy interpreter; None when none becomes ready within the time a warm-up may take."""
+        self._needed[weight].set()
+        modules = self._weights[weight]
         with trio.move_on_after(self._warm_seconds):
             while True:
-                ready = [interpreter for interpreter in self._ready if interpreter.ready]
+                ready = [one for one in self._ready if one.ready and one.config.modules == modules]
                 if ready:
                     return min(ready, key=lambda interpreter: interpreter.in_flight)
                 await self._became_ready.wait()
         return None
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
+    """The exceptions in a group of groups."""
+    return [
+        leaf
+        for part in group.exceptions
+        for leaf in (_leaves(part) if isinstance(part, BaseExceptionGroup) else [part])
+    ]

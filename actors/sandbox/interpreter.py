@@ -4,56 +4,112 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from actors.sandbox.isolation import Level, filter_program, outer_user, visible
+from actors.sandbox.wire import (
+    CALL,
+    CANCEL,
+    END_SESSION,
+    FAILED,
+    NOT_RUN,
+    REPLY,
+    pack_request,
+)
 from agent_rl.leftovers import claimed_directory, remove_tree
 
-LENGTH = struct.Struct("!I")
 ROOT = str(Path(__file__).resolve().parents[2])
 """Where the packages ``actors`` and ``agent_rl`` are found."""
-BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.server import main; main()"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""All that calls find in their environment, beside HOME and TMPDIR: a pool of threads would not survive the fork."""
+BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.program import main; main()"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONMALLOC": "pymalloc",
+}
+"""What the interpreter itself finds in its environment, since a pool of threads would not survive a fork; calls find none of it."""
 ENDING_SECONDS = 5.0
 """How long a server may take to kill its children and remove its directory before it is killed itself."""
+READ_MARGIN = 16
+"""What is read of an output beyond its limit, to see that there is more: the end of a character cut in two is dropped."""
 
 
 class WarmUpError(Exception):
     """A warm interpreter could not be started; the text says why."""
 
 
+class NoIsolationError(Exception):
+    """The interpreter could not isolate itself; the text says what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A call's own /tmp, which is memory: bytes and number of files."""
+
+    size: int = 64 << 20
+    files: int = 4096
+
+    @property
+    def options(self) -> str:
+        """Mount options."""
+        return f"size={self.size},nr_inodes={self.files}"
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterConfig:
+    """What an interpreter is: modules it imports, whether it judges answers, calls at once, and its isolation."""
+
+    modules: tuple[str, ...]
+    checker: bool
+    children: int
+    level: Level
+    warm_seconds: float
+    scratch: Scratch = Scratch()
+
+
+@dataclass(slots=True)
+class Ended:
+    """What became of a call: the interpreter's verdict, the exit status, and what the child left in its files."""
+
+    verdict: int
+    status: int
+    seconds: float
+    stdout: bytes
+    stderr: bytes
+    report: bytes
+
+
 class _Pending:
-    """A call in flight: ``reply`` stays None when the interpreter was lost."""
+    """A call in flight; ``ended`` stays None when the interpreter was lost."""
+
+    __slots__ = ("done", "ended")
 
     def __init__(self) -> None:
         self.done = trio.Event()
-        self.reply: dict[str, Any] | None = None
+        self.ended: tuple[int, int, float] | None = None
 
 
 class Interpreter:
     """A warm interpreter process. ``run`` owns it; ``call`` uses it while it is ready."""
 
-    def __init__(self, *, modules: Sequence[str], checker: bool, warm_seconds: float) -> None:
-        self._modules = tuple(modules)
-        self._checker = checker
-        self._warm_seconds = warm_seconds
-        self._ids = itertools.count()
+    def __init__(self, config: InterpreterConfig) -> None:
+        self.config = config
+        self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._send: trio.MemorySendChannel[dict[str, Any]]
-        # Unbounded, but in truth bounded by the calls in flight: a frame must be queued whole, whoever is cancelled.
-        self._send, self._to_send = trio.open_memory_channel[dict[str, Any]](math.inf)
+        self._outgoing: deque[tuple[bytes, list[int]]] = deque()
+        self._writable = trio.Event()
+        self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.ready = False
 
@@ -65,46 +121,65 @@ class Interpreter:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the process, report it started once it is warm, and return when it has died.
 
-        Whatever ends this, process, children and directory are gone afterwards. Raises WarmUpError.
+        Whatever ends this, process, children and directory are gone afterwards. Raises WarmUpError, NoIsolationError.
         """
-        directory, claim = claimed_directory("sandbox")
-        ours, theirs = socket.socketpair()
+        strong = self.config.level == "strong"  # then calls have directories of their own in memory
+        directory, claim = (None, None) if strong else claimed_directory("sandbox")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as link:
-                with theirs:
-                    self._process = self._start(str(directory), theirs.fileno())
-                try:
-                    await self._serve(link, task_status)
-                finally:
-                    self.ready = False
-                    self._lose()
-                    link.socket.close()  # tells the server to end
-                    await _end(self._process)
+            with theirs:
+                self._process = self._start(str(directory or ""), theirs.fileno())
+            self._link = ours
+            ours.setblocking(False)
+            try:
+                await self._serve(ours, task_status)
+            finally:
+                self.ready = False
+                self._lose()
+                ours.close()  # tells the server to end
+                await _end(self._process)
         finally:
-            self._send.close()
-            self._to_send.close()
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(remove_tree, directory)  # what a killed server could not
-            claim.release()
+            ours.close()
+            if directory is not None and claim is not None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(remove_tree, directory)  # what a killed server could not
+                claim.release()
 
-    async def call(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """Send ``request`` and wait for its reply; None when the interpreter was lost, or silent for ``seconds``.
+    async def call(
+        self, request: dict[str, Any], stdin: str, limits: dict[str, Any], seconds: float, session: int = 0
+    ) -> Ended | None:
+        """Run a call and wait for its end; None when the interpreter was lost, did not run it, or was silent for ``seconds``.
 
         The server keeps each call's own deadline, so a silent one hangs and is killed. A cancelled call is cancelled in
         the server too.
         """
         number, pending = next(self._ids), _Pending()
-        self._pending[number] = pending
-        self._send.send_nowait({**request, "id": number})
+        files = [memory_file(json.dumps(request).encode()), *(os.memfd_create(name) for name in ("stdout", "stderr"))]
+        given = [memory_file(stdin.encode("utf-8", "replace"))] if stdin else []
         try:
-            with trio.move_on_after(seconds) as waiting:
-                await pending.done.wait()
-            if waiting.cancelled_caught:
-                self.kill()
-            return pending.reply
+            self._pending[number] = pending
+            try:
+                self._send(pack_request(CALL, number, session, limits), [*files, *given])
+                with trio.move_on_after(seconds) as waiting:
+                    await pending.done.wait()
+                if waiting.cancelled_caught:
+                    self.kill()
+            finally:
+                if self._pending.pop(number, None) is not None and self.ready:
+                    self._send(pack_request(CANCEL, number), [])
+            if pending.ended is None or pending.ended[0] == NOT_RUN:
+                return None
+            most = limits["output_bytes"]
+            stdout, stderr = (os.pread(fd, most + READ_MARGIN, 0) for fd in files[1:])
+            return Ended(*pending.ended, stdout, stderr, os.pread(files[0], 5 * most + 4096, 0))
         finally:
-            if self._pending.pop(number, None) is not None and self.ready:
-                self._send.send_nowait({"cancel": number})
+            for fd in (*files, *given):
+                os.close(fd)
+
+    def end_session(self, session: int) -> None:
+        """End a session's process; it is not an error if there is none."""
+        if self.ready:
+            self._send(pack_request(END_SESSION, 0, session), [])
 
     def cpu_seconds(self) -> float:
         """Processor time of the process and of the children it has reaped; 0 when it is gone."""
@@ -122,72 +197,117 @@ class Interpreter:
             self._process.kill()
 
     def _start(self, directory: str, link: int) -> subprocess.Popen[bytes]:
+        config = self.config
         packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-        config = {
+        ours = [f"{ROOT}/agent_rl", f"{ROOT}/actors"] if config.checker else []
+        seen = visible((*packages, *ours), ROOT)
+        settings = {
             "owner": os.getpid(),
             "directory": directory,
             "root": ROOT,
-            "paths": [ROOT, *packages] if self._checker else packages,
-            "modules": self._modules,
-            "checker": self._checker,
+            "paths": [ROOT, *packages] if config.checker else packages,
+            "modules": config.modules,
+            "checker": config.checker,
+            "children": config.children,
+            "namespaces": config.level == "strong",
+            "filter": filter_program(config.level).hex(),
+            "plan": seen.plan,
+            "readable": seen.readable,
+            "outer_user": outer_user(),
+            "scratch": config.scratch.options,
         }
         # -I and -S: nothing of the user's and no site-packages hooks; -B: code that is not trusted writes no bytecode.
         boot = BOOT.format(root=ROOT)
-        command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, json.dumps(config)]
+        command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, json.dumps(settings)]
         # From this thread, not from a worker: Linux sends the parent-death signal when the starting *thread* ends.
         return subprocess.Popen(
-            command, stdin=link, stdout=link, env=ENVIRONMENT, cwd=directory, start_new_session=True
+            command, stdin=link, stdout=link, env=ENVIRONMENT, cwd=directory or None, start_new_session=True
         )
 
-    async def _serve(self, link: trio.SocketStream, task_status: trio.TaskStatus[None]) -> None:
-        received = bytearray()
+    async def _serve(self, link: socket.socket, task_status: trio.TaskStatus[None]) -> None:
+        with trio.move_on_after(self.config.warm_seconds) as warming:
+            hello = await _receive(link)
+            if not hello:
+                raise WarmUpError("the interpreter died while it warmed up")
+            if REPLY.unpack_from(hello)[0] == FAILED:
+                said = json.loads(hello[REPLY.size :])
+                if said["stage"] == "isolation":
+                    raise NoIsolationError(said["text"])
+                raise WarmUpError(f"the interpreter could not warm up:\n{said['text']}")
+        if warming.cancelled_caught:
+            raise WarmUpError(f"the interpreter was not warm within {self.config.warm_seconds} s")
+        self.ready = True
+        task_status.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link)
-            with trio.move_on_after(self._warm_seconds) as warming:
-                hello = await self._read(link, received)
-                if hello is None:
-                    raise WarmUpError("the interpreter died while it warmed up")
-                if "failed" in hello:
-                    raise WarmUpError(f"the interpreter could not warm up:\n{hello['failed']}")
-            if warming.cancelled_caught:
-                raise WarmUpError(f"the interpreter was not warm within {self._warm_seconds} s")
-            self.ready = True
-            task_status.started()
-            while (reply := await self._read(link, received)) is not None:
-                pending = self._pending.pop(reply["id"], None)
+            while data := await _receive(link):
+                _, number, verdict, status, seconds = REPLY.unpack(data)
+                pending = self._pending.pop(number, None)
                 if pending is not None:  # otherwise it was cancelled meanwhile
-                    pending.reply = reply
+                    pending.ended = (verdict, status, seconds)
                     pending.done.set()
             nursery.cancel_scope.cancel()
 
-    async def _write(self, link: trio.SocketStream) -> None:
-        async for message in self._to_send:
-            data = json.dumps(message).encode()
-            try:
-                await link.send_all(LENGTH.pack(len(data)) + data)
-            except trio.BrokenResourceError:
-                return  # the reader sees the end too, and judges it
+    def _send(self, data: bytes, fds: list[int]) -> None:
+        """Send now what the socket takes now. The descriptors of what must wait are duplicated: their call may be cancelled."""
+        if not self._outgoing and self._send_now(data, fds):
+            return
+        self._outgoing.append((data, [os.dup(fd) for fd in fds]))
+        self._writable.set()
 
-    async def _read(self, link: trio.SocketStream, received: bytearray) -> dict[str, Any] | None:
-        """One frame; None at the end of the link."""
-        end = LENGTH.size
-        while len(received) < end or len(received) < (end := LENGTH.size + LENGTH.unpack_from(received)[0]):
-            try:
-                data = await link.receive_some(1 << 16)
-            except trio.BrokenResourceError:
-                return None
-            if not data:
-                return None
-            received += data
-        message: dict[str, Any] = json.loads(received[LENGTH.size : end])
-        del received[:end]
-        return message
+    def _send_now(self, data: bytes, fds: list[int]) -> bool:
+        assert self._link is not None
+        try:
+            socket.send_fds(self._link, [data], fds)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the reader sees the end too, and judges it
+        return True
+
+    async def _write(self, link: socket.socket) -> None:
+        while True:
+            await self._writable.wait()
+            while self._outgoing:
+                data, fds = self._outgoing[0]
+                if not self._send_now(data, fds):
+                    await trio.lowlevel.wait_writable(link)
+                    continue
+                self._outgoing.popleft()
+                for fd in fds:
+                    os.close(fd)
+            self._writable = trio.Event()
 
     def _lose(self) -> None:
-        """Wake every call in flight without a reply."""
+        """Wake every call in flight without an end, and forget what was not sent."""
         for pending in self._pending.values():
             pending.done.set()
         self._pending.clear()
+        for _, fds in self._outgoing:
+            for fd in fds:
+                os.close(fd)
+        self._outgoing.clear()
+
+
+def memory_file(data: bytes) -> int:
+    """A descriptor to read ``data`` from, however long, without anybody having to feed a pipe."""
+    fd = os.memfd_create("call")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+async def _receive(link: socket.socket) -> bytes:
+    """The next datagram; empty at the end of the link."""
+    while True:
+        try:
+            return link.recv(1 << 16)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(link)
+        except ConnectionResetError:
+            return b""
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,61 +1,66 @@
-"""A warm interpreter: forks one child per call, watches over it, and tells its owner how it ended.
+"""The program of a warm interpreter: it forks a child for each call and watches over it.
 
-Runs as the main program of a fresh interpreter with an empty environment, on the standard library alone::
+It is a fresh ``exec`` and has never held more of the system than the modules it was told to import: no key, no token, no
+environment, and no call's code, input or output, which reach the children in files in memory that this process doesn't
+read. It stays small, in few modules and with a single thread, since every call is a fork of it.
 
-    owner  <-- one socket, on stdin and stdout: frames of 4-byte length and JSON -->  server (one thread, one poll loop)
-                                                                                         |  fork, once per call
-           stdin, report: files in memory | stdout, stderr: pipes | exit: pidfd <--   child: limits, then the code
+::
 
-A child reports for itself only success, error and memory_limit. Whether it ran too long, wrote too much or was killed
-is judged here, by this process's clock and the exit status. Every child leads a session of its own, so killing its
-group takes along what it started; processes that left the group become children of this one (it is a sub-reaper) and
-are killed once they are orphans. Needs Linux 5.3 or newer (pidfd).
+    owner --socket--> requests --> Server.start --fork--> child.run
+                                     ^   |                  |
+                    a free slot -----+   |                  v
+    owner <--socket-- verdicts <-- Server.finish <-- pidfd, exit status
 
-What is not covered: there are no namespaces, no seccomp filter and no change of user. Code can read the user's files,
-use the network, signal any process of the user, and see in its copy of this process's memory what calls beside it
-wrote. The limit on processes does not bind for root. If this process is killed (not closed), its children die with it,
-but not what they started.
+Children are killed here, at their deadlines; what they say themselves is read, and judged, by the owner. When the owner closes
+the link, or dies, everything below this process is killed.
 """
 
-# pathlib and contextlib are memory that every fork would pay for:
-# ruff: noqa: PTH101, PTH102, PTH106, PTH114, PTH118, PTH123, SIM105
+# pathlib is memory that every fork would pay for:
+# ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
 
-import gc
-import importlib
-import json
+import contextlib
+import heapq
 import os
 import resource
 import select
 import signal
-import struct
-import sys
+import socket
 import time
-import traceback
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from actors.sandbox.child import (
     BROKEN_OFF,
-    MAIN,
-    PR_SET_PDEATHSIG,
-    Request,
+    SESSION_CPU_SECONDS,
+    Bounds,
     Work,
-    check_answer,
-    cut,
+    die_with_parent,
     leave_server,
-    prctl,
     run,
-    run_code,
+    run_session,
     set_limits,
-    set_signal,
+)
+from actors.sandbox.directories import Directories, Directory
+from actors.sandbox.namespaces import Slot
+from actors.sandbox.wire import (
+    CALL,
+    CANCEL,
+    CANCELLED,
+    CPU_TIMEOUT,
+    DONE,
+    END_SESSION,
+    NO_VERDICT,
+    NOT_RUN,
+    REPLY,
+    REQUEST,
+    SESSION_GOES_ON,
+    SESSION_LEFT_PROCESSES,
+    TIMEOUT,
 )
 
-LENGTH = struct.Struct("!I")
-READ_BYTES = 1 << 16
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
-WARM_PAIRS = (("\\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "(1, 2]"), ("3\\sqrt{2}", "\\sqrt{18}"))
-"""Answers a checker compares before its first call, so that every fork inherits what parser and sympy build lazily."""
+Place: TypeAlias = Slot | Directory
+SPARE_FDS = 16
 
 
 class OwnerGone(BaseException):
@@ -78,323 +83,317 @@ class Farewell:
 
 
 class Call:
-    """A child that runs: its process, what it has written so far, and what the server has decided about it."""
+    """A call that runs, or waits for a slot: its descriptors, its process, and what was decided about it."""
 
-    def __init__(self, request: Request, directory: str) -> None:
-        self.id: int = request["id"]
-        self.directory = directory
-        self.output_bytes: int = request["limits"]["output_bytes"]
-        self.started = time.monotonic()
-        self.deadline: float = self.started + request["limits"]["wall_seconds"]
-        self.pid = self.pidfd = -1
-        self.report = os.memfd_create("report")
-        self.streams: dict[int, bytearray] = {}  # stdout and stderr
-        self.verdict = ""
+    def __init__(self, number: int, session: int, bounds: Bounds, fds: list[int]) -> None:
+        self.id, self.session, self.bounds, self.fds = number, session, bounds, fds
+        self.started = self.deadline = 0.0
+        self.verdict = NO_VERDICT
 
-    def take(self, fd: int) -> bool:
-        """Read once; False when nothing more is to come, now or at all. Too much of it kills the child."""
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        held = self.streams[fd]
-        held += data
-        if len(held) > self.output_bytes:
-            self.verdict = self.verdict or "output_limit"
-            self.kill()
-            return False
-        return bool(data)
+
+class Child:
+    """A process that runs a call, or the cells of a session one after the other."""
+
+    def __init__(self, pid: int, pidfd: int, place: Place, control: socket.socket | None) -> None:
+        self.pid, self.pidfd, self.place, self.control = pid, pidfd, place, control
+        self.call: Call | None = None
+        self.session = 0
 
     def kill(self) -> None:
-        """Kill the child and its group, as long as it is not reaped."""
+        """Kill it and its group, as long as it is not reaped."""
         os.kill(self.pid, signal.SIGKILL)
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead a group yet
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it does not lead a group yet
 
 
 class Server:
-    """The poll loop: requests in, children watched, replies out."""
+    """The loop: requests in, children watched, verdicts out."""
 
-    def __init__(self, link: int, farewell: Farewell, directory: str, work: Work) -> None:
-        self.link = link
-        self.farewell = farewell
-        self.directory = directory
-        self.work = work
-        self.pid = os.getpid()
-        self.incoming, self.outgoing = bytearray(), bytearray()
-        self.running: dict[int, Call] = {}  # by pid
-        self.by_pidfd: dict[int, Call] = {}
-        self.by_stream: dict[int, Call] = {}
-        self.cleaners: set[int] = set()
-        self.directories = 0
+    def __init__(self, link: socket.socket, farewell: Farewell, work: Work, most: int) -> None:
+        self.link, self.farewell, self.work, self.most = link, farewell, work, most
+        self.slots: Any = None  # NamespaceSlots or Directories, once isolated
+        self.waiting: list[Call] = []
+        self.outgoing: list[bytes] = []
+        self.deadlines: list[tuple[float, int, Child, Call]] = []
+        self.running: dict[int, Child] = {}  # by pidfd: with a call, or a session between two
+        self.by_control: dict[int, Child] = {}
+        self.sessions: dict[int, Child] = {}
         self.null = os.open(os.devnull, os.O_RDONLY)
-        self.children_file = os.open(f"/proc/self/task/{self.pid}/children", os.O_RDONLY)
+        self.tasks = os.open("/proc/self/task", os.O_PATH)
+        self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         self.inherited_bytes = 0
-        os.set_blocking(link, False)
-        self.poll = select.poll()
-        self.poll.register(link, select.POLLIN)
+        self.blocked = False
+        self.epoll = select.epoll()
+        self.epoll.register(link, select.EPOLLIN)
 
     def serve(self) -> NoReturn:
         """Run until the owner is gone (raises OwnerGone)."""
-        with open("/proc/self/statm") as statm:
+        with open(os.open("self/statm", os.O_RDONLY, dir_fd=self.proc)) as statm:
             self.inherited_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-        self.reply({"ready": True})
+        link, slots = self.link.fileno(), self.slots.fileno
         while True:
-            ready = [fd for fd, _ in self.poll.poll(self.milliseconds_to_deadline())]
-            for fd in ready:  # ends first: they read what is left in the streams
-                if fd in self.by_pidfd:
-                    self.finish(self.by_pidfd[fd])
+            ready = [fd for fd, _ in self.epoll.poll(self.seconds_to_deadline())]
             for fd in ready:
-                if fd in self.by_stream and not self.by_stream[fd].take(fd):
-                    self.unwatch(fd)
-            now = time.monotonic()
-            for call in self.running.values():
-                if now >= call.deadline and not call.verdict:
-                    call.verdict = "timeout"
-                    call.kill()
-            if self.link in ready:  # last: a descriptor opened now may have the number of one that was ready
-                self.receive()
+                if fd in self.running:
+                    self.finish(self.running[fd])
+                elif fd in self.by_control:
+                    self.cell_done(self.by_control[fd])
+            self.kill_late()
+            if slots in ready:
+                self.slot_arrived()
+            if link in ready:  # last: a descriptor opened now may have the number of one that was ready
                 self.send()
+                self.receive()
 
-    def milliseconds_to_deadline(self) -> int | None:
+    def seconds_to_deadline(self) -> float | None:
         """How long to wait for events; None without end."""
-        deadlines = [call.deadline for call in self.running.values() if not call.verdict]
-        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1) if deadlines else None
+        while self.deadlines:
+            deadline, _, child, call = self.deadlines[0]
+            if child.call is call and call.verdict == NO_VERDICT:
+                return max(0.0, deadline - time.monotonic())
+            heapq.heappop(self.deadlines)
+        return None
+
+    def kill_late(self) -> None:
+        """Kill the children whose time is up."""
+        now = time.monotonic()
+        while self.deadlines and self.deadlines[0][0] <= now:
+            _, _, child, call = heapq.heappop(self.deadlines)
+            if child.call is call and call.verdict == NO_VERDICT:
+                call.verdict = TIMEOUT
+                child.kill()
+
+    def watch(self, child: Child, call: Call) -> None:
+        """``child`` runs ``call`` from here on."""
+        child.call = call
+        heapq.heappush(self.deadlines, (call.deadline, call.id, child, call))
 
     def receive(self) -> None:
         """Take requests off the link and act on them."""
-        try:
-            data = os.read(self.link, READ_BYTES)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self.farewell.say()
-        self.incoming += data
-        while len(self.incoming) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self.incoming)[0]
-            if len(self.incoming) < end:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.link, REQUEST.size, 4)
+            except BlockingIOError:
                 return
-            request = json.loads(self.incoming[LENGTH.size : end])
-            del self.incoming[:end]
-            if "cancel" not in request:
-                self.start(request)
-            for call in self.running.values():
-                if call.id == request.get("cancel"):
-                    call.verdict = "cancelled"
-                    call.kill()
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self.farewell.say()
+                return
+            kind, number, session, *bounds = REQUEST.unpack(data)
+            if kind == CALL:
+                call = Call(number, session, Bounds(*bounds), fds)
+                if session in self.sessions:
+                    self.next_cell(self.sessions[session], call)
+                else:
+                    self.start(call)
+            elif kind == CANCEL:
+                self.cancel(number)
+            elif kind == END_SESSION and session in self.sessions:
+                self.sessions[session].kill()
 
-    def reply(self, message: dict[str, Any]) -> None:
+    def cancel(self, number: int) -> None:
+        """Stop a call whose result nobody wants any more."""
+        for call in self.waiting:
+            if call.id == number:
+                call.verdict = CANCELLED
+        for child in self.running.values():
+            if child.call is not None and child.call.id == number:
+                child.call.verdict = CANCELLED
+                child.kill()
+
+    def reply(self, kind: int, number: int, verdict: int, status: int, seconds: float, text: bytes = b"") -> None:
         """Put a message on the link, sent as the owner takes it."""
-        data = json.dumps(message).encode()
-        self.outgoing += LENGTH.pack(len(data)) + data
+        self.outgoing.append(REPLY.pack(kind, number, verdict, status, seconds) + text)
         self.send()
 
     def send(self) -> None:
-        """Write what fits: a slow owner must not hold up deadlines."""
+        """Send what fits: a slow owner must not hold up deadlines."""
+        while self.outgoing:
+            try:
+                self.link.send(self.outgoing[0])
+            except BlockingIOError:
+                if not self.blocked:
+                    self.epoll.modify(self.link, select.EPOLLIN | select.EPOLLOUT)
+                self.blocked = True
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self.farewell.say()
+                return
+            self.outgoing.pop(0)
+        if self.blocked:
+            self.epoll.modify(self.link, select.EPOLLIN)
+            self.blocked = False
+
+    def start(self, call: Call) -> None:
+        """Fork the child of a call, or keep the call until there is a slot for it."""
+        place = self.slots.get()
+        if place is None:
+            self.waiting.append(call)
+            self.slots.want(len(self.waiting))
+            return
+        self.require_single_thread()
+        ours = theirs = None
+        fds = [call.fds[3] if len(call.fds) > 3 else self.null, call.fds[1], call.fds[2], call.fds[0]]
+        if call.session:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            fds.append(theirs.fileno())
+        call.started = time.monotonic()
+        call.deadline = call.started + call.bounds.wall_seconds
+        processes = self.slots.process_limit(call.bounds.processes)
         try:
-            while self.outgoing:
-                del self.outgoing[: os.write(self.link, self.outgoing)]
-        except BlockingIOError:
-            self.poll.modify(self.link, select.POLLIN | select.POLLOUT)
-        except (BrokenPipeError, ConnectionResetError):
-            self.farewell.say()
-        else:
-            self.poll.modify(self.link, select.POLLIN)
-
-    def start(self, request: Request) -> None:
-        """Fork the child of one call."""
-        self.directories += 1
-        call = Call(request, f"{self.directory}/{self.directories}")
-        os.mkdir(call.directory, 0o700)
-        stdin = memory_file(request["stdin"]) if request.get("stdin") else self.null
-        pipes = os.pipe(), os.pipe()
-        try:
-            call.pid = os.fork()
-            if call.pid == 0:
-                leave_server(self.pid, (stdin, pipes[0][1], pipes[1][1], call.report), call.directory)
-                set_limits(request["limits"], self.inherited_bytes)
-                run(self.work, request)
-        finally:
-            if os.getpid() != self.pid:
-                os._exit(BROKEN_OFF)  # whatever happens, a child never returns into the server's loop
-        if stdin != self.null:
-            os.close(stdin)
-        for read, write in pipes:
-            os.close(write)
-            os.set_blocking(read, False)
-            call.streams[read] = bytearray()
-            self.by_stream[read] = call
-            self.poll.register(read, select.POLLIN)
-        call.pidfd = os.pidfd_open(call.pid)
-        self.running[call.pid] = self.by_pidfd[call.pidfd] = call
-        self.poll.register(call.pidfd, select.POLLIN)
-
-    def unwatch(self, fd: int) -> None:
-        """Wait for ``fd`` no longer."""
-        if self.by_stream.pop(fd, None) is not None:
-            self.poll.unregister(fd)
-
-    def finish(self, call: Call) -> None:
-        """The child has exited: end its group, read what is left, judge, reply."""
-        call.kill()  # before it is reaped: until then its number can't name another group
-        for fd in call.streams:
-            while call.take(fd):
-                pass
-            self.unwatch(fd)
-            os.close(fd)
-        status = os.waitstatus_to_exitcode(os.waitpid(call.pid, 0)[1])
-        seconds = time.monotonic() - call.started
-        self.poll.unregister(call.pidfd)
-        os.close(call.pidfd)
-        del self.running[call.pid], self.by_pidfd[call.pidfd]
-        self.kill_orphans()
-        reply = judge(call, status)
-        os.close(call.report)
-        if call.verdict != "cancelled":
-            self.reply(reply | {"id": call.id, "run_seconds": seconds})
-        try:
-            os.rmdir(call.directory)
-        except FileNotFoundError:
-            pass  # the code removed it
-        except OSError:
-            self.clean(call.directory)
-
-    def clean(self, directory: str) -> None:
-        """Remove what the code left, in a process of its own: a large tree takes long, and the loop has deadlines."""
-        pid = os.fork()
+            place.prepare()
+            pid = os.fork()
+        except OSError:  # whatever lived in the slot was killed from outside
+            self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
+            self.slots.discard(place)
+            pid = -1
         if pid == 0:
             try:
-                set_signal(int(signal.SIGTERM), None)
-                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-                remove_tree(directory)
+                self.be_child(call, place, fds, processes)
             finally:
-                os._exit(0)
-        self.cleaners.add(pid)
+                os._exit(BROKEN_OFF)  # whatever happens, a child never returns into the server's loop
+        for fd in call.fds:
+            os.close(fd)
+        if theirs is not None:
+            theirs.close()
+        if pid < 0:
+            return
+        child = Child(pid, os.pidfd_open(pid), place, ours)
+        self.watch(child, call)
+        self.running[child.pidfd] = child
+        self.epoll.register(child.pidfd, select.EPOLLIN)
+        if ours is not None:
+            child.session = call.session
+            self.sessions[call.session] = self.by_control[ours.fileno()] = child
+            self.epoll.register(ours, select.EPOLLIN)
 
-    def kill_orphans(self, wait: int = os.WNOHANG) -> bool:
-        """Kill and reap what children of ended calls left behind; False when there was nothing."""
-        children = map(int, os.pread(self.children_file, READ_BYTES, 0).split())
-        orphans = [pid for pid in children if pid not in self.running]
-        for pid in orphans:
-            if pid not in self.cleaners:
-                os.kill(pid, signal.SIGKILL)
-            if os.waitpid(pid, wait)[0]:
-                self.cleaners.discard(pid)
-        return bool(orphans)
+    def require_single_thread(self) -> None:
+        """Raise RuntimeError when a module has started a thread: a fork would be without it, and what it holds locked."""
+        threads = os.fstat(self.tasks).st_nlink - 2
+        if threads != 1:
+            raise RuntimeError(f"the warm interpreter has {threads} threads: warm modules must start none")
+
+    def be_child(self, call: Call, place: Place, fds: list[int], processes: int | None) -> NoReturn:
+        """The child's side of the fork."""
+        place.enter()
+        leave_server(fds)
+        cpu_seconds = SESSION_CPU_SECONDS if call.session else call.bounds.cpu_seconds
+        set_limits(call.bounds, self.inherited_bytes, processes, cpu_seconds)
+        die_with_parent()
+        if call.session:
+            run_session(self.work, call.bounds)
+        run(self.work, call.bounds.output_bytes)
+
+    def next_cell(self, child: Child, call: Call) -> None:
+        """Give a session its next cell."""
+        if child.call is not None or child.control is None:  # the owner sends one at a time
+            self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
+        else:
+            while child.call is None:
+                try:
+                    child.control.recv(16)  # what the code may have said unasked
+                except BlockingIOError:
+                    break
+                except ConnectionResetError:
+                    break
+            call.started = time.monotonic()
+            call.deadline = call.started + call.bounds.wall_seconds
+            self.watch(child, call)
+            os.kill(child.pid, signal.SIGCONT)
+            try:
+                socket.send_fds(child.control, [b"c"], call.fds)
+            except OSError:
+                child.kill()  # it does not listen: its end is reported as that of the cell
+        for fd in call.fds:
+            os.close(fd)
+
+    def cell_done(self, child: Child) -> None:
+        """A session says that its cell has ended: stop it until the next."""
+        assert child.control is not None
+        try:
+            said = child.control.recv(16)
+        except (BlockingIOError, ConnectionResetError):
+            said = b""
+        call = child.call
+        if not said or call is None:
+            if not said:
+                self.epoll.unregister(child.control)
+                del self.by_control[child.control.fileno()]
+            return
+        seconds = time.monotonic() - call.started
+        if call.verdict != NO_VERDICT:
+            return  # it is being killed
+        os.kill(child.pid, signal.SIGSTOP)
+        if self.descendants(child):
+            call.verdict = SESSION_LEFT_PROCESSES
+            child.kill()
+            return
+        child.call = None
+        self.reply(DONE, call.id, SESSION_GOES_ON, 0, seconds)
+
+    def descendants(self, child: Child) -> bool:
+        """Whether a session has processes beside its own, which would go on running between its cells."""
+        if child.place.processes():
+            return True
+        tasks = os.open(f"{child.pid}/task", os.O_RDONLY, dir_fd=self.proc)
+        try:
+            for task in os.listdir(tasks):
+                fd = os.open(f"{task}/children", os.O_RDONLY, dir_fd=tasks)
+                try:
+                    if os.read(fd, 16):
+                        return True
+                finally:
+                    os.close(fd)
+            return False
+        finally:
+            os.close(tasks)
+
+    def finish(self, child: Child) -> None:
+        """A child has exited: end its group, judge its end, give its slot back, reply, and start what waited."""
+        call = child.call
+        seconds = time.monotonic() - call.started if call is not None else 0.0
+        child.kill()  # before it is reaped: until then its number can't name another group
+        status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        child.call = None
+        del self.running[child.pidfd]
+        self.epoll.unregister(child.pidfd)  # closing it would not do: other children may hold it for a moment more
+        os.close(child.pidfd)
+        if child.control is not None:
+            del self.sessions[child.session]
+            if self.by_control.pop(child.control.fileno(), None) is not None:
+                self.epoll.unregister(child.control)
+            child.control.close()
+        if isinstance(self.slots, Directories):
+            self.slots.kill_orphans({other.pid for other in self.running.values()})
+        self.slots.put_back(child.place)
+        if call is not None and call.verdict != CANCELLED:
+            verdict = CPU_TIMEOUT if call.verdict == NO_VERDICT and status == -signal.SIGXCPU else call.verdict
+            self.reply(DONE, call.id, verdict, status, seconds)
+        self.start_waiting()
+
+    def slot_arrived(self) -> None:
+        """The maker has made a slot, or says why it can't."""
+        self.slots.arrive()
+        self.start_waiting()
+
+    def start_waiting(self) -> None:
+        """Start the calls there are slots for."""
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            if call.verdict == CANCELLED:
+                for fd in call.fds:
+                    os.close(fd)
+            else:
+                self.start(call)
 
     def kill_all(self) -> None:
         """Kill every process below this one, and wait for them."""
-        for call in self.running.values():
-            call.kill()
+        for child in self.running.values():
+            child.kill()
+        for child in self.running.values():
+            os.waitpid(child.pid, 0)
         self.running.clear()
-        self.cleaners.clear()
-        while self.kill_orphans(wait=0):
-            pass  # the next generation has become ours
-
-
-def judge(call: Call, status: int) -> dict[str, Any]:
-    """The outcome: the server's own verdict, then the exit status, then the child's report.
-
-    ``status`` is the exit code, or minus the signal that ended the child.
-    """
-    stdout, stderr = (cut(held.decode("utf-8", "replace"), call.output_bytes) for held in call.streams.values())
-    report = os.pread(call.report, 5 * call.output_bytes + READ_BYTES, 0).decode("utf-8", "replace")
-    outcome, _, result = report.partition("\n")
-    if call.verdict:
-        outcome = call.verdict
-    elif status == -signal.SIGXCPU:
-        outcome = "timeout"
-    elif status < 0:
-        outcome = "killed"
-        stderr += f"The process was ended by signal {-status} ({signal.strsignal(-status)}).\n"
-    elif outcome not in ("success", "error", "memory_limit"):
-        outcome = "error"
-        stderr += f"The process ended with status {status} before the code did.\n"
-    value = result if outcome == "success" else ""
-    return {"outcome": outcome, "stdout": stdout, "stderr": stderr, "value": value, "signal": max(0, -status)}
-
-
-def memory_file(text: str) -> int:
-    """A descriptor to read ``text`` from, however long, without anybody having to feed a pipe."""
-    fd = os.memfd_create("stdin")
-    with os.fdopen(fd, "wb", closefd=False) as file:
-        file.write(text.encode("utf-8", "replace"))
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-def remove_tree(directory: str) -> None:
-    """Remove a directory, whatever the code made of its permissions."""
-    import shutil
-
-    shutil.rmtree(directory, ignore_errors=True)
-    if os.path.lexists(directory):
-        for parent, names, _ in os.walk(directory):
-            for path in (os.path.join(parent, name) for name in names):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def warm_up(modules: list[str], *, checker: bool) -> None:
-    """Import what calls will need, and make everything so far exempt from their garbage collections."""
-    for module in modules:
-        importlib.import_module(module)
-    if checker:
-        importlib.import_module("logging").disable()  # math-verify says once per process that it sets no alarm
-        for gold, prediction in WARM_PAIRS:
-            check_answer({"gold": gold, "prediction": prediction})
-    gc.collect()
-    gc.freeze()
-
-
-def prepare(owner: int, farewell: Farewell, root: str, paths: list[str]) -> int:
-    """Make this process a server; the descriptor of the link to its owner. Raises OwnerGone when that has died."""
-    signal.signal(signal.SIGTERM, farewell.say)
-    prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))  # and not SIGKILL: the directory is still to be removed
-    if os.getppid() != owner:
-        farewell.say()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("500")  # when memory runs out, better a call than the owner
-    link = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)  # what modules print when imported must not get between the frames
-    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=True)  # type: ignore[union-attr]
-    sys.path.remove(root)
-    sys.path += paths
-    sys.modules["__main__"] = MAIN
-    # A call's home and its place for temporary files are its own directory: "./" is made absolute when it is used.
-    os.environ["HOME"] = os.environ["TMPDIR"] = "./"
-    return link
-
-
-def main() -> None:
-    """Warm up, say so, and serve. ``argv[1]`` is a JSON object: owner, directory, root, paths, modules, checker."""
-    config = json.loads(sys.argv.pop())
-    server, farewell = None, Farewell()
-    try:
-        link = prepare(config["owner"], farewell, config["root"], config["paths"])
-        server = Server(link, farewell, config["directory"], check_answer if config["checker"] else run_code)
-        try:
-            warm_up(config["modules"], checker=config["checker"])
-        except Exception:  # noqa: BLE001  the owner raises it
-            server.reply({"failed": traceback.format_exc()})
-        else:
-            server.serve()
-    except OwnerGone:
-        pass
-    finally:
-        if server is None or server.pid == os.getpid():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if server is not None:
-                server.kill_all()
-            remove_tree(config["directory"])
+        if self.slots is not None:
+            self.slots.end()

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import pytest
 import trio
 
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
 from actors.sandbox.interpreter import WarmUpError
+from tests.actors.sandbox.running import execute_all, require, run_with
 
 SHORT = ExecutionLimits(wall_seconds=0.4)
 
 
-def run_with(sandbox: Sandbox, main: Callable[[Sandbox], Awaitable[Any]]) -> Any:
-    async def body() -> Any:
-        with trio.fail_after(30):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(sandbox.run)
-                result = await main(sandbox)
-                nursery.cancel_scope.cancel()
-                return result
-
-    return trio.run(body)
-
-
 def execute(code: str, stdin: str = "", limits: ExecutionLimits | None = None) -> ExecutionResult:
     return run_with(Sandbox(), lambda sandbox: sandbox.execute(code, stdin, limits=limits))
-
-
-def execute_all(codes: list[str], limits: ExecutionLimits | None = None) -> list[ExecutionResult]:
-    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
-        return [await sandbox.execute(code, limits=limits) for code in codes]
-
-    return run_with(Sandbox(), main)
 
 
 def test_what_is_printed_and_the_value_of_the_last_expression_come_back() -> None:
@@ -168,8 +147,8 @@ def test_a_flood_of_output_is_stopped_and_cut() -> None:
     )
     assert flood.outcome == errors.outcome == "output_limit"
     assert flood.run_seconds < 2
-    assert flood.stdout == ("x" * 99 + "\n") * 10 + "\n[cut after 1000 characters]\n"
-    assert errors.stderr.endswith("[cut after 1000 characters]\n")
+    assert flood.stdout == ("x" * 99 + "\n") * 10 + "\n[cut after 1000 bytes]\n"
+    assert errors.stderr.endswith("[cut after 1000 bytes]\n")
     assert (value.outcome, len(value.value)) == ("success", 1000 + len("\n[cut after 1000 characters]\n"))
 
 
@@ -187,18 +166,22 @@ def test_files_and_descriptors_are_limited() -> None:
     assert core.value == "(0, 0)"
 
 
-def test_a_call_sees_only_its_own_descriptors_directory_and_environment() -> None:
+@pytest.mark.parametrize("level", ["strong", "filtered", "limits"])
+def test_a_call_sees_only_its_own_descriptors_directory_and_environment(level: str) -> None:
+    require(level)
     code = (
-        "import os, sys, tempfile\n"
-        "print(sorted(map(int, os.listdir('/proc/self/fd')))[:4], len(os.listdir('/proc/self/fd')))\n"
+        "import errno, os, sys, tempfile\n"
+        "def is_open(fd):\n"
+        "    try: os.fstat(fd)\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "print([fd for fd in range(2000) if is_open(fd)])\n"
         "print(os.listdir(), tempfile.gettempdir() == os.getcwd(), sorted(os.environ))\n"
         "print([name for name in ('trio', 'torch', 'numpy') if name in sys.modules])"
     )
-    assert execute(code).stdout == (
-        "[0, 1, 2, 3] 5\n"  # 3 is the report; the fifth is the listing itself
-        "[] True ['HOME', 'LC_CTYPE', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'TMPDIR']\n"
-        "[]\n"
-    )
+    [result] = execute_all([code], isolation=level)
+    environment = [] if level == "strong" else ["HOME", "TMPDIR"]
+    assert result.stdout == f"[0, 1, 2, 3]\n[] True {environment}\n[]\n"  # 3 is the request and report
 
 
 def test_calls_share_neither_state_nor_random_numbers() -> None:

@@ -1,0 +1,140 @@
+"""Slots where there are no namespaces: a directory for each call, and a search for what it leaves running.
+
+Standard library only.
+"""
+
+# pathlib is memory that every fork would pay for:
+# ruff: noqa: PTH102, PTH106, PTH118, PTH114, PTH101
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+from actors.sandbox import kernel
+
+
+class Directory:
+    """One place for a call: a directory of its own."""
+
+    def __init__(self, path: str, readable: list[int], landlock_version: int) -> None:
+        self.path, self._readable, self._landlock_version = path, readable, landlock_version
+        os.mkdir(path, 0o700)
+
+    def prepare(self) -> None:
+        """Nothing is to be done before the fork."""
+
+    def enter(self) -> None:
+        """In the child: confine it to its directory, where the kernel can."""
+        os.chdir(self.path)
+        if self._landlock_version:
+            own = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
+            kernel.landlock(self._landlock_version, self._readable, [own, *devices()])
+
+    def processes(self) -> list[int]:
+        """Nothing is adopted here: see ``Directories.kill_orphans``."""
+        return []
+
+
+def devices() -> list[int]:
+    """Descriptors of the devices that calls may write to as well as read."""
+    return [os.open(f"/dev/{name}", os.O_PATH) for name in ("null", "zero", "full")]
+
+
+class Directories:
+    """Directories as slots, up to ``most`` at once. The process must be the subreaper of what its children leave."""
+
+    fileno = -1
+
+    def __init__(self, parent: str, most: int, readable: list[str], landlock_version: int) -> None:
+        self._parent, self._room = parent, most
+        self._made = 0
+        self._landlock_version = landlock_version
+        self._readable = [os.open(path, os.O_PATH) for path in readable] if landlock_version else []
+        self._cleaners: set[int] = set()
+        pid = os.getpid()
+        self._children = os.open(f"/proc/self/task/{pid}/children", os.O_RDONLY)
+
+    def get(self) -> Directory | None:
+        """A new directory; None when there are as many as may be."""
+        if not self._room:
+            return None
+        self._room -= 1
+        self._made += 1
+        return Directory(f"{self._parent}/{self._made}", self._readable, self._landlock_version)
+
+    def want(self, count: int) -> None:
+        """Nothing can be had that ``get`` would not give."""
+
+    def arrive(self) -> None:
+        """Nothing arrives later."""
+
+    def put_back(self, slot: Directory) -> bool:
+        """A call has ended: remove its directory. Says whether it was empty."""
+        self._room += 1
+        try:
+            os.rmdir(slot.path)
+        except FileNotFoundError:
+            return False  # the code removed it
+        except OSError:
+            self._clean(slot.path)
+            return False
+        return True
+
+    discard = put_back
+
+    def process_limit(self, limit: int) -> int | None:
+        """The kernel counts all of the user's tasks: room for what the machine has now, and the limit on top."""
+        if os.geteuid() == 0:
+            return None  # root is exempt from it
+        with open("/proc/loadavg") as load:  # noqa: PTH123
+            return int(load.read().split()[3].split("/")[1]) + limit
+
+    def _clean(self, directory: str) -> None:
+        """Remove what the code left, in a process of its own: a large tree takes long, and the loop has deadlines."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                kernel.set_signal(int(signal.SIGTERM), None)
+                kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
+                remove_tree(directory)
+            finally:
+                os._exit(0)
+        self._cleaners.add(pid)
+
+    def kill_orphans(self, running: set[int], wait: int = os.WNOHANG) -> bool:
+        """Kill and reap what children of ended calls left behind; False when there was nothing."""
+        children = map(int, os.pread(self._children, 1 << 16, 0).split())
+        orphans = [pid for pid in children if pid not in running]
+        for pid in orphans:
+            if pid not in self._cleaners:
+                os.kill(pid, signal.SIGKILL)
+            if os.waitpid(pid, wait)[0]:
+                self._cleaners.discard(pid)
+        return bool(orphans)
+
+    def end(self) -> None:
+        """Kill every process below this one, and wait for them."""
+        self._cleaners.clear()
+        while self.kill_orphans(set(), wait=0):
+            pass  # the next generation has become ours
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory, whatever the code made of its permissions."""
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
+    if os.path.lexists(directory):
+        for parent, names, _ in os.walk(directory):
+            for path in (os.path.join(parent, name) for name in names):
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def open_files_limit() -> None:
+    """Allow this process as many descriptors as it may have."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,173 @@
+"""The kernel's isolation calls that the standard library lacks, over libc: namespaces, mounts, capabilities, Landlock.
+
+Standard library only: warm interpreters import it, and every fork pays for what they hold. Each function raises OSError with
+the name of the call that failed. Numbers are those of Linux' headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 1024, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+SECCOMP_MODE_FILTER = 2
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+SYS_MOUNT_SETATTR = 442
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_CREATE_RULESET_VERSION = 1
+LANDLOCK_RULE_PATH_BENEATH = 1
+LANDLOCK_READ = 0b1101
+"""Execute files, read files, read directories."""
+LANDLOCK_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
+"""Every right over files, by version of the interface; from 3 on what sandboxed code may need has not changed."""
+LANDLOCK_FILE = 0b111 | 1 << 14
+"""The rights that a rule about a single file may name: execute, write, read, truncate."""
+LANDLOCK_SCOPES = 3
+"""From version 6: no abstract Unix sockets and no signals to outside of the domain."""
+CAPABILITY_VERSION = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+prctl = libc.prctl
+set_signal = libc.signal
+"""C's signal(): for a handler of None the default, without Python's bookkeeping."""
+
+
+class MountAttributes(ctypes.Structure):
+    """``struct mount_attr``."""
+
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns", ctypes.c_uint64),
+    )
+
+
+class Ruleset(ctypes.Structure):
+    """``struct landlock_ruleset_attr``."""
+
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64))
+
+
+class PathBeneath(ctypes.Structure):
+    """``struct landlock_path_beneath_attr``."""
+
+    _pack_ = 1
+    _fields_ = (("access", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+class CapabilityHeader(ctypes.Structure):
+    """``struct __user_cap_header_struct``."""
+
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class FilterProgram(ctypes.Structure):
+    """``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+ALL_CAPABILITIES = (ctypes.c_uint32 * 6)(0xFFFFFFFF, 0xFFFFFFFF, 0, 0, 0, 0)
+CAPABILITY_HEADER = CapabilityHeader(CAPABILITY_VERSION, 0)
+
+
+def _checked(result: int, name: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leave the given namespaces for new ones."""
+    _checked(libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the given namespaces of the process that ``fd`` is a pidfd of."""
+    _checked(libc.setns(fd, flags), "setns")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """The system call of that name."""
+    values = [None if value is None else value.encode() for value in (source, target, kind, options)]
+    _checked(libc.mount(values[0], values[1], values[2], ctypes.c_ulong(flags), values[3]), f"mount of {target}")
+
+
+def make_read_only(path: str) -> None:
+    """Make a mount and all below it read-only and deaf to set-user-ID bits (Linux 5.12)."""
+    attributes = MountAttributes(set=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    result = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(attributes), size)
+    _checked(result, "mount_setattr")
+
+
+def pivot_root(path: str) -> None:
+    """Make the mount at ``path`` the root directory, and detach what was mounted before."""
+    os.chdir(path)
+    _checked(libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    _checked(libc.umount2(b".", MNT_DETACH), "umount2")
+    os.chdir("/")
+
+
+def control(option: int, value: int) -> None:
+    """prctl(2)."""
+    _checked(prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def keep_capabilities_through_change_of_user(uid: int) -> None:
+    """Become ``uid``, keeping what root may do."""
+    control(PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    current = (ctypes.c_uint32 * 6)()
+    _checked(libc.capget(ctypes.byref(CAPABILITY_HEADER), current), "capget")
+    current[0], current[3] = current[1], current[4]  # what is permitted becomes effective
+    _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), current), "capset")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability."""
+    _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), NO_CAPABILITIES), "capset")
+
+
+def install_filter(program: bytes) -> None:
+    """Put every later system call of this process and its children under a seccomp filter."""
+    control(PR_SET_NO_NEW_PRIVS, 1)
+    held = FilterProgram(len(program) // 8, program)
+    _checked(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(held), 0, 0), "seccomp")
+
+
+def landlock_version() -> int:
+    """Version of the Landlock interface; 0 where there is none."""
+    result: int = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION)
+    return max(0, result)
+
+
+def landlock(version: int, readable: list[int], writable: list[int]) -> None:
+    """Confine this process and its children to the given files and what is beneath the given directories (descriptors)."""
+    rights = LANDLOCK_ALL[min(version, 3)]
+    ruleset = Ruleset(files=rights, scopes=LANDLOCK_SCOPES if version >= 6 else 0)
+    size = ctypes.c_size_t(24 if version >= 6 else 8)
+    fd = _checked(libc.syscall(SYS_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), size, 0), "landlock_create_ruleset")
+    for paths, access in ((readable, LANDLOCK_READ), (writable, rights)):
+        for path in paths:
+            is_directory = stat.S_ISDIR(os.fstat(path).st_mode)
+            rule = PathBeneath(access if is_directory else access & rights & LANDLOCK_FILE, path)
+            _checked(
+                libc.syscall(SYS_LANDLOCK_ADD_RULE, fd, LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(rule), 0),
+                "landlock_add_rule",
+            )
+    _checked(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, fd, 0), "landlock_restrict_self")
+    os.close(fd)

@@ -1,0 +1,56 @@
+"""What one call may use, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_rl.messages import ToolOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionLimits:
+    """What one call may use. Beyond a limit it ends as ``timeout`` (wall, CPU), ``memory_limit`` or ``output_limit``.
+
+    ``cpu_seconds`` is rounded up to whole seconds. ``memory_bytes`` is address space on top of the warm interpreter's, for
+    each process. ``output_bytes`` holds for stdout, stderr and the value each; ``file_bytes`` for each file, also
+    those that catch the output. ``processes`` does not bind where there are no namespaces and the user is root.
+    """
+
+    wall_seconds: float = 4.0
+    cpu_seconds: float = 4.0
+    memory_bytes: int = 512 << 20
+    output_bytes: int = 256 << 10
+    file_bytes: int = 16 << 20
+    open_files: int = 64
+    processes: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """How a call ended. ``value`` is the representation of the last expression's value, empty for None.
+
+    A traceback stands at the end of ``stderr``. ``run_seconds`` is the wall time of the child, ``queue_seconds`` all
+    else between asking and getting the result. ``kept``: it was a session's cell, and the session has its state.
+    """
+
+    outcome: ToolOutcome
+    stdout: str = ""
+    stderr: str = ""
+    value: str = ""
+    queue_seconds: float = 0.0
+    run_seconds: float = 0.0
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """A judgement. ``failure`` names a fault of the checker itself; then ``equal`` says nothing.
+
+    ``method`` is ``exact`` or ``symbolic``, or why the answer could not be judged within its limits and so counts as
+    not equal: ``timeout``, ``memory_limit``, ``output_limit`` or ``crashed``.
+    """
+
+    equal: bool
+    method: str
+    failure: str
+    seconds: float

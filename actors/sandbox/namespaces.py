@@ -1,0 +1,295 @@
+"""A warm interpreter's namespaces and its read-only root, and the slots that calls run in. Standard library only.
+
+::
+
+    owner (host) --exec--> interpreter: user, mount, network, IPC and UTS namespaces of its own, root = a few read-only mounts
+                             |- maker: forked before the warm-up, small; makes slots on request, through a middleman:
+                             |    `- init of a slot: user, PID and mount namespace, /tmp of its own; sleeps until the maker ends
+                             `- child of a call: forked into a free slot's PID namespace, enters its user and mount namespace
+
+Entering a slot costs a fortieth of a millisecond, making one over a millisecond. So a slot is used again as long as a call left
+nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it is killed, and a fresh one takes its place.
+"""
+
+# pathlib is memory that every fork would pay for:
+# ruff: noqa: PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from typing import Any, NoReturn
+
+from actors.sandbox import kernel
+
+FIRST_SLOT_FD = 512
+"""Slots' pidfds are kept from here on, where no child may have descriptors: the filter lets only these be entered."""
+INSIDE = 1000
+"""The user and group that calls are in their own namespace."""
+HOME = "/tmp"  # noqa: S108  a call's own
+STAGING = "/proc"
+"""Where the new root is put together: a directory that every host has, and that nothing is bound from."""
+DEVICES = ("null", "zero", "full", "random", "urandom")
+ALL_NAMESPACES = (
+    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+)
+SLOT_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID
+
+
+def enter_namespaces(plan: list[list[str]], outer_user: int) -> int:
+    """Leave the host's namespaces and root; a descriptor of the host's /proc, which is not there any more.
+
+    ``plan`` says what of the host is to be seen (see ``build_root``). Root becomes ``outer_user``, since limits on processes do not bind root; capabilities are kept within the new namespace.
+    """
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    root = os.geteuid() == 0
+    if root:
+        kernel.unshare(kernel.CLONE_NEWNS)  # while directories that only root may pass can be reached
+        build_root(plan)
+        kernel.keep_capabilities_through_change_of_user(outer_user)
+    user, group = os.geteuid(), os.getegid()
+    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
+    kernel.unshare(ALL_NAMESPACES)
+    write_maps(proc, user, group)
+    if not root:
+        build_root(plan)
+    return proc
+
+
+def write_maps(proc: int, user: int, group: int) -> None:
+    """Make the outer ``user`` and ``group`` the only ones of this process' new user namespace, named INSIDE there."""
+    for name, text in (("setgroups", "deny"), ("gid_map", f"{INSIDE} {group} 1"), ("uid_map", f"{INSIDE} {user} 1")):
+        fd = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def build_root(plan: list[list[str]]) -> None:
+    """Mount what ``plan`` says, read-only, and make that the root.
+
+    Each step is (kind, path): ``bind`` shows the host's path, ``hide`` puts an empty directory over one, ``link`` copies a
+    symbolic link.
+    """
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    for kind, path in plan:
+        target = STAGING + path
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if kind == "link":
+            os.symlink(os.readlink(path), target)
+        elif kind == "hide":
+            kernel.mount("tmpfs", target, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+        else:
+            bind(path, target)
+    os.makedirs(f"{STAGING}/dev")
+    for device in DEVICES:
+        bind(f"/dev/{device}", f"{STAGING}/dev/{device}")
+    os.symlink(HOME, f"{STAGING}/dev/shm")  # noqa: S108  where semaphores of multiprocessing are
+    os.makedirs(f"{STAGING}{HOME}", exist_ok=True)
+    os.makedirs(f"{STAGING}/etc", exist_ok=True)
+    with open(f"{STAGING}/etc/passwd", "w") as passwd:
+        passwd.write(f"tool:x:{INSIDE}:{INSIDE}::{HOME}:/bin/sh\n")
+    kernel.make_read_only(STAGING)
+    kernel.pivot_root(STAGING)
+
+
+def bind(path: str, target: str) -> None:
+    """Show ``path``, and all that is mounted in it, at ``target``."""
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+class Maker:
+    """The small process that makes slots, and the link to it."""
+
+    def __init__(self, proc: int, scratch: str) -> None:
+        """Fork it, from a process with a single thread and before anything large is loaded. ``scratch``: options of /tmp."""
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.link.close()
+                kernel.set_signal(int(signal.SIGTERM), None)
+                kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
+                if os.getppid() == server:
+                    close_all_but(theirs.fileno(), proc)
+                    make_slots(theirs, proc, scratch)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def ask(self) -> None:
+        """Ask for a slot; the link becomes readable when it is there."""
+        self.link.send(b"s")
+
+    def take(self, fd: int) -> Slot:
+        """The slot that was asked for, its pidfd kept at ``fd``. Raises OSError where it could not be made."""
+        data, fds, _, _ = socket.recv_fds(self.link, 512, 3)
+        if len(fds) != 3:
+            raise OSError(data.decode() or "the maker of slots has ended")
+        os.dup2(fds[0], fd)
+        os.close(fds[0])
+        return Slot(fd, fds[1], fds[2])
+
+
+def close_all_but(*fds: int) -> None:
+    """Close every descriptor but standard ones and these."""
+    low = 3
+    for fd in sorted(fds):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 20)
+
+
+def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
+    """The maker's loop: a slot for each request, until the interpreter is gone."""
+    lifeline, held = os.pipe()
+    while link.recv(1):
+        middleman = os.fork()
+        if middleman == 0:
+            try:
+                os.close(held)
+                make_slot(link, lifeline, proc, scratch)
+            except OSError as error:
+                link.send(str(error).encode()[:500])
+            finally:
+                os._exit(0)
+        os.waitpid(middleman, 0)
+
+
+def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str) -> None:
+    """Enter new namespaces and leave a process there as their init. The middleman ends; the slot lives with the maker."""
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(SLOT_NAMESPACES)
+    write_maps(proc, user, group)
+    kernel.mount("tmpfs", HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME, f"mode=700,{scratch}")
+    os.chdir(HOME)
+    os.umask(0o077)
+    pid = os.fork()
+    if pid == 0:
+        be_init(lifeline)
+    fds = [
+        os.pidfd_open(pid),
+        os.open(HOME, os.O_PATH | os.O_DIRECTORY),
+        os.open(f"{pid}/task/{pid}/children", os.O_RDONLY, dir_fd=proc),
+    ]
+    socket.send_fds(link, [b"s"], fds)
+
+
+def be_init(lifeline: int) -> NoReturn:
+    """Init of a slot: adopts and forgets what calls leave, until the maker ends; its own end ends all in the slot."""
+    try:
+        set_aside = os.dup2(lifeline, 3)
+        os.closerange(4, 1 << 20)
+        os.closerange(0, 3)
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while os.read(set_aside, 1):
+            pass
+    finally:
+        os._exit(0)
+
+
+class Slot:
+    """One place for a call, in namespaces of its own."""
+
+    def __init__(self, pidfd: int, directory: int, children: int) -> None:
+        self.pidfd, self.directory, self.children = pidfd, directory, children
+        self.made = os.fstat(directory).st_ctime_ns
+
+    def prepare(self) -> None:
+        """Before the fork: the next child is born into the slot's PID namespace."""
+        kernel.setns(self.pidfd, kernel.CLONE_NEWPID)
+
+    def enter(self) -> None:
+        """In the child: enter the slot's other namespaces, and give up what that took."""
+        kernel.setns(self.pidfd, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        os.chdir(HOME)
+        kernel.drop_capabilities()
+
+    def is_clean(self) -> bool:
+        """Whether a call that has ended left nothing. Everything it started has the slot's init as its parent now."""
+        if os.pread(self.children, 64, 0):
+            return False
+        state = os.fstatvfs(self.directory)
+        return state.f_files - state.f_ffree == 1 and os.fstat(self.directory).st_ctime_ns == self.made
+
+    def processes(self) -> list[int]:
+        """What the slot's init has adopted."""
+        return [int(pid) for pid in os.pread(self.children, 1 << 16, 0).split()]
+
+    def end(self) -> None:
+        """Kill whatever is in it, and forget it."""
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        for fd in (self.pidfd, self.directory, self.children):
+            os.close(fd)
+
+
+class NamespaceSlots:
+    """The slots of one interpreter: made on demand, up to ``most``."""
+
+    def __init__(self, maker: Maker, most: int, epoll: select.epoll) -> None:
+        self.maker, self.most = maker, most
+        self.free: list[Slot] = []
+        self.numbers = list(range(FIRST_SLOT_FD + most - 1, FIRST_SLOT_FD - 1, -1))
+        self.asked = 0
+        epoll.register(maker.link, select.EPOLLIN)
+
+    @property
+    def fileno(self) -> int:
+        """What becomes readable when ``arrive`` is to be called."""
+        return self.maker.link.fileno()
+
+    def get(self) -> Slot | None:
+        """A free slot, or None."""
+        return self.free.pop() if self.free else None
+
+    def want(self, count: int) -> None:
+        """So many calls wait for a slot: ask for what is not on its way yet, as far as that is allowed."""
+        while self.asked < min(count, len(self.numbers)):
+            self.asked += 1
+            self.maker.ask()
+
+    def arrive(self) -> None:
+        """Take a slot that was asked for. Raises OSError where none can be made."""
+        self.asked -= 1
+        self.free.append(self.maker.take(self.numbers[-1]))
+        self.numbers.pop()
+
+    def put_back(self, slot: Slot) -> bool:
+        """A call has ended: its slot may be used again, or is replaced. Says which."""
+        if slot.is_clean():
+            self.free.append(slot)
+            return True
+        self.discard(slot)
+        return False
+
+    def discard(self, slot: Slot) -> None:
+        """End a slot and all in it."""
+        fd = slot.pidfd
+        slot.end()
+        self.numbers.append(fd)
+
+    def process_limit(self, limit: int) -> int | None:
+        """Tasks that the call's user may have: its own and the slot's init."""
+        return limit + 1
+
+    def end(self) -> None:
+        """Kill everything in every free slot; the maker's end kills the rest."""
+        for slot in self.free:
+            slot.end()
+        self.free.clear()
+        self.maker.link.close()
+        os.kill(self.maker.pid, signal.SIGKILL)
+
+    def report(self) -> dict[str, Any]:
+        """Figures."""
+        return {"slots": self.most - len(self.numbers)}

@@ -1,0 +1,105 @@
+"""The start of a warm interpreter's process: isolate, warm up, say so, serve."""
+
+# pathlib is memory that every fork would pay for:
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from actors.sandbox import kernel
+from actors.sandbox.child import MAIN, check_answer, run_code
+from actors.sandbox.directories import Directories, open_files_limit, remove_tree
+from actors.sandbox.namespaces import FIRST_SLOT_FD, Maker, NamespaceSlots, enter_namespaces
+from actors.sandbox.server import Farewell, OwnerGone, Server
+from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
+from actors.sandbox.wire import FAILED, READY
+
+
+def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
+    """Make this process a server; the link to its owner. Raises OwnerGone when that has died."""
+    signal.signal(signal.SIGTERM, farewell.say)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # and not SIGKILL: there is something to clean up
+    if os.getppid() != config["owner"]:
+        farewell.say()
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    open_files_limit()
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("500")  # when memory runs out, better a call than the owner
+    link = socket.socket(fileno=os.dup(0))
+    link.setblocking(False)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what modules print when imported must not get between the frames
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=True)  # type: ignore[union-attr]
+    sys.path.remove(config["root"])
+    sys.path += config["paths"]
+    sys.modules["__main__"] = MAIN
+    return link
+
+
+def isolate(server: Server, config: dict[str, Any]) -> None:
+    """Enter namespaces, if this level has them, and provide the slots. Raises OSError."""
+    if config["namespaces"]:
+        most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FIRST_SLOT_FD) // 8)
+        proc = enter_namespaces(config["plan"], config["outer_user"])
+        os.close(server.proc)
+        server.proc = proc
+        server.slots = NamespaceSlots(Maker(proc, config["scratch"]), most, server.epoll)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
+        server.slots.want(1)
+        server.slots.arrive()  # the first, to see that it can be had
+        slot = server.slots.get()
+        assert slot is not None
+        server.slots.put_back(slot)
+    else:
+        version = kernel.landlock_version() if config["filter"] else 0
+        server.slots = Directories(config["directory"], server.most, config["readable"], version)
+
+
+def main() -> None:
+    """Isolate, warm up, say so, and serve. ``argv[1]`` is a JSON object (see ``Interpreter``)."""
+    config = json.loads(sys.argv.pop())
+    server, farewell = None, Farewell()
+    try:
+        link = prepare(config, farewell)
+        server = Server(link, farewell, check_answer if config["checker"] else run_code, config["children"])
+        try:
+            stage = "isolation"
+            isolate(server, config)
+            stage = "warm_up"
+            warm_up(config["modules"], checker=config["checker"])
+            server.require_single_thread()
+            os.environ.clear()
+            if not config["namespaces"]:
+                # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.
+                os.environ["HOME"] = os.environ["TMPDIR"] = "./"
+            stage = "isolation"
+            kernel.control(kernel.PR_SET_DUMPABLE, 0)
+            if config["filter"]:
+                kernel.install_filter(bytes.fromhex(config.pop("filter")))
+        except Exception as error:  # noqa: BLE001  the owner raises it
+            text = str(error) if stage == "isolation" else traceback.format_exc()
+            server.reply(FAILED, 0, 0, 0, 0.0, json.dumps({"stage": stage, "text": text}).encode()[:60000])
+        else:
+            collapse_into_huge_pages(server.proc)
+            gc.collect()
+            gc.freeze()
+            server.reply(READY, 0, 0, 0, 0.0)
+            server.serve()
+    except OwnerGone:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if server is not None:
+            server.kill_all()
+        if config["directory"]:
+            remove_tree(config["directory"])

@@ -1,0 +1,37 @@
+"""What owner and warm interpreter say to each other, one datagram each, over a socket pair.
+
+A call's code, input and output never pass through the interpreter, or every later fork of it would inherit them: they are in
+files in memory, whose descriptors travel with the request. A request carries those of the call itself (JSON; the child
+writes its report over it), standard output, standard error, and standard input where there is any.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+REQUEST = struct.Struct("!BQQdIQQQII")
+"""Kind, id, session (0: none), wall seconds, CPU seconds, bytes of memory, output and files, open files, processes."""
+REPLY = struct.Struct("!BQBid")
+"""Kind, id, verdict, exit status (minus the signal), seconds. READY and FAILED are followed by JSON."""
+CALL, CANCEL, END_SESSION = range(3)
+READY, FAILED, DONE = range(3)
+NO_VERDICT, TIMEOUT, CANCELLED, NOT_RUN, SESSION_GOES_ON, SESSION_LEFT_PROCESSES, CPU_TIMEOUT = range(7)
+"""What the interpreter decided about a call; without a verdict the exit status and the child's report do."""
+
+
+def pack_request(kind: int, number: int, session: int = 0, limits: dict[str, Any] | None = None) -> bytes:
+    """A request as bytes; ``limits`` as ``ExecutionLimits`` names them."""
+    bound = limits or {}
+    return REQUEST.pack(
+        kind,
+        number,
+        session,
+        bound.get("wall_seconds", 0.0),
+        max(1, int(-(-bound.get("cpu_seconds", 0.0) // 1))),
+        bound.get("memory_bytes", 0),
+        bound.get("output_bytes", 0),
+        bound.get("file_bytes", 0),
+        bound.get("open_files", 0),
+        bound.get("processes", 0),
+    )

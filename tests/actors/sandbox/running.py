@@ -1,0 +1,93 @@
+"""Sandboxes for tests: run one, know what the host allows, look for processes by the name they gave themselves."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.isolation import IsolationError
+
+
+def run_with(sandbox: Sandbox, main: Callable[[Sandbox], Awaitable[Any]]) -> Any:
+    async def body() -> Any:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(sandbox.run)
+                result = await main(sandbox)
+                nursery.cancel_scope.cancel()
+                return result
+
+    return trio.run(body)
+
+
+def execute_all(codes: list[str], limits: ExecutionLimits | None = None, **settings: Any) -> list[ExecutionResult]:
+    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+        return [await sandbox.execute(code, limits=limits) for code in codes]
+
+    return run_with(Sandbox(**settings), main)
+
+
+@functools.cache
+def lacking(level: Any) -> str:
+    """Why the host can't have a level of isolation; empty when it can."""
+
+    async def nothing(sandbox: Sandbox) -> str:
+        return ""
+
+    try:
+        return run_with(Sandbox(isolation=level), nothing)
+    except BaseExceptionGroup as group:
+        refusals, rest = group.split(IsolationError)
+        if rest is not None or refusals is None:
+            raise
+        return str(refusals.exceptions[0])
+
+
+def require(level: str) -> None:
+    """Skip the test where the host lacks what it tests, saying so."""
+    reason = lacking(level)
+    if reason:
+        pytest.skip(f"this host does not allow it: {reason}")
+
+
+def named(name: str) -> str:
+    """Code that gives its process, and those it forks later, a name of at most 15 letters, which ``living`` finds."""
+    return f"import ctypes\n_ = ctypes.CDLL(None).prctl(15, b{name!r})\n"
+
+
+def living(name: str) -> int:
+    """How many processes of the host have the name."""
+    count = 0
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                count += alive and (path / "comm").read_text() == f"{name}\n"
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return count
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel's business: there is no event for processes of others
+    return condition()
+
+
+async def eventually(condition: Callable[[], bool]) -> bool:
+    return await trio.to_thread.run_sync(wait_until, condition)
