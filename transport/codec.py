@@ -1,15 +1,18 @@
-"""Messages to frames and back: a msgpack header with the fields, then the raw bytes of each array as its own frame.
+"""Messages to frames and back: the fields in msgpack, then the raw bytes of each large array as a frame of its own.
 
-Frame 0 is ``[version, type name, {field: value}]``. An array's value there is ``[dtype, shape]``; the k-th array met in
-field order is frame k. Decoding trusts nothing: whatever the bytes are, it returns a message that fits its annotations
-or raises DecodeError. Nothing that can run code crosses the wire.
+Frame 0 is ``[version, type name, fingerprint, [value, ...]]``, the values in the order of the fields. Small arrays lie among
+them; the k-th large one met is frame k. The fingerprint stands for all names and annotations: a message is read only as
+what it was written as. Decoding trusts nothing: whatever the bytes are, it returns a message that fits its
+annotations or raises DecodeError. Nothing that can run code crosses the wire.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +23,7 @@ from transport.errors import DecodeError, EncodeError
 from transport.limits import DEFAULT_LIMITS, Limits
 from transport.schema import Buffer, Cursor, Invalid, Plan
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 
 class Registry:
@@ -31,14 +34,14 @@ class Registry:
 
     def __init__(self, *types: type) -> None:
         self._types: dict[str, type] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, tuple[Plan, int]] = {}
         for cls in types:
             if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
                 raise TypeError(f"{cls!r} is no dataclass")
             if cls.__name__ in self._types:
                 raise ValueError(f"two message types are named {cls.__name__}")
             self._types[cls.__name__] = cls
-            self._plans[cls.__name__] = compile_dataclass(cls)
+            self._plans[cls.__name__] = _compiled(cls)
 
     @classmethod
     def of(cls, module: ModuleType) -> Registry:
@@ -46,8 +49,8 @@ class Registry:
         members = (member for _, member in inspect.getmembers(module, inspect.isclass))
         return cls(*(each for each in members if dataclasses.is_dataclass(each) and each.__module__ == module.__name__))
 
-    def plan(self, name: str) -> Plan | None:
-        """How messages of the type ``name`` travel; None when there is no such type."""
+    def plan(self, name: str) -> tuple[Plan, int] | None:
+        """How messages of the type ``name`` travel, and its fingerprint; None when there is no such type."""
         return self._plans.get(name)
 
     def __iter__(self) -> Iterator[type]:
@@ -57,40 +60,64 @@ class Registry:
         return isinstance(cls, type) and self._types.get(cls.__name__) is cls
 
 
-def encode(message: Any) -> list[Buffer]:
-    """The frames of a message: the header, then one frame an array, which shares the array's memory when contiguous.
-
-    So an array must not be changed after it is handed over. Raises EncodeError naming the field that does not fit.
-    """
-    cls = type(message)
+@functools.cache
+def _compiled(cls: type) -> tuple[Plan, int]:
+    """The plan of a dataclass and the fingerprint of its layout. Raises EncodeError when it is none."""
     if not dataclasses.is_dataclass(cls):
         raise EncodeError(cls.__name__, "is no dataclass")
+    plan = compile_dataclass(cls)
+    return plan, zlib.crc32(plan.layout.encode())
+
+
+def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
+    """The frames of a message: the fields, then one frame a large array, which shares the array's memory when contiguous.
+
+    So an array must not be changed after it is handed over. Raises EncodeError naming the field that does not fit, and for
+    a message that no receiver with these limits would accept.
+    """
+    cls = type(message)
+    plan, fingerprint = _compiled(cls)  # type: ignore[arg-type]  # classes are hashable
     frames: list[Buffer] = [b""]
     try:
-        fields = compile_dataclass(cls).encode(message, frames)
+        fields = plan.encode(message, frames)
     except Invalid as invalid:
         raise EncodeError(invalid.field(cls.__name__), invalid.reason) from invalid
     try:
-        frames[0] = msgpack.packb((WIRE_VERSION, cls.__name__, fields))
+        frames[0] = msgpack.packb((WIRE_VERSION, cls.__name__, fingerprint, fields))
     except (ValueError, TypeError, OverflowError) as error:
-        field, reason = _unpackable(fields, cls.__name__, str(error))
-        raise EncodeError(field, reason) from error
+        raise EncodeError(_unpackable(message, cls.__name__) or cls.__name__, str(error)) from error
+    excess = _excess(frames, limits)
+    if excess is not None:
+        raise EncodeError(cls.__name__, excess)
     return frames
 
 
-def _unpackable(value: Any, path: str, reason: str) -> tuple[str, str]:
-    """Where in plain data the value stands that msgpack refuses: a string with a lone surrogate, as a rule."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        parts = [(f"{path}.{key!s}", item) for key, item in value.items()]
-    elif isinstance(value, list):
-        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    for where, item in parts:
+def _excess(frames: Sequence[Buffer], limits: Limits) -> str | None:
+    """Why frames are too many or too large; None when they are not."""
+    if len(frames) == 1 and len(frames[0]) <= limits.message_bytes and limits.message_frames > 0:
+        return None
+    if len(frames) > limits.message_frames:
+        return f"{len(frames)} frames, the limit is {limits.message_frames}"
+    size = size_of(frames)
+    return f"{size} bytes, the limit is {limits.message_bytes}" if size > limits.message_bytes else None
+
+
+def _unpackable(value: Any, path: str) -> str | None:
+    """Where in a message the text stands that has no UTF-8, a lone surrogate: the one thing a plan lets pass to msgpack."""
+    if isinstance(value, str):
         try:
-            msgpack.packb(item)
-        except (ValueError, TypeError, OverflowError) as error:
-            return _unpackable(item, where, str(error))
-    return path, reason
+            value.encode()
+        except UnicodeEncodeError:
+            return path
+        return None
+    parts: Iterable[tuple[str, Any]] = ()
+    if dataclasses.is_dataclass(value):
+        parts = ((f"{path}.{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value))
+    elif isinstance(value, dict):
+        parts = ((f"{path}[{key!r:.80}]", each) for item in value.items() for key, each in ((item[0], item[0]), item))
+    elif isinstance(value, (list, tuple)):
+        parts = ((f"{path}[{index}]", each) for index, each in enumerate(value))
+    return next((found for where, part in parts if (found := _unpackable(part, where)) is not None), None)
 
 
 def size_of(frames: Sequence[Buffer]) -> int:
@@ -102,11 +129,9 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     """The message in ``frames``. Its arrays are read-only views of the frames' memory. Raises DecodeError only."""
     if not frames:
         raise DecodeError("message", "no frames")
-    if len(frames) > limits.message_frames:
-        raise DecodeError("message", f"{len(frames)} frames, the limit is {limits.message_frames}")
-    size = size_of(frames)
-    if size > limits.message_bytes:
-        raise DecodeError("message", f"{size} bytes, the limit is {limits.message_bytes}")
+    excess = _excess(frames, limits)
+    if excess is not None:
+        raise DecodeError("message", excess)
     try:
         header = msgpack.unpackb(frames[0])
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException) as error:
@@ -115,15 +140,18 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
         raise DecodeError("header", "not a message")
     if type(header[0]) is not int or header[0] != WIRE_VERSION:
         raise DecodeError("header", f"wire version {header[0]!r:.40}, this is version {WIRE_VERSION}")
-    if len(header) != 3 or type(header[1]) is not str:
+    if len(header) != 4 or type(header[1]) is not str:
         raise DecodeError("header", "not a message")
-    name = header[1]
-    plan = registry.plan(name)
-    if plan is None:
+    _, name, sent_fingerprint, values = header
+    known = registry.plan(name)
+    if known is None:
         raise DecodeError("header", f"unknown message type {name!r:.80}")
+    plan, fingerprint = known
+    if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
+        raise DecodeError(name, "the sender's definition of it is another one: use one version everywhere")
     cursor = Cursor(frames, limits)
     try:
-        message = plan.decode(header[2], cursor)
+        message = plan.decode(values, cursor)
     except Invalid as invalid:
         raise DecodeError(invalid.field(name), invalid.reason) from invalid
     if cursor.position != len(frames):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import types
 import typing
 from typing import Any, Literal, Union, get_args, get_origin
@@ -15,8 +14,11 @@ from transport.schema import (
     SIMPLE,
     Buffer,
     Cursor,
+    Decoder,
+    Encoder,
     Invalid,
     Plan,
+    Same,
     WrongType,
     fixed_tuple,
     literal,
@@ -24,8 +26,11 @@ from transport.schema import (
     sequence,
     wrong,
 )
+from transport.shortcut import shortcuts
 
 _MAX_DIMENSION = 1 << 40
+FRAME_FROM = 16 << 10
+"""Bytes from which an array is a frame of its own, shared rather than copied. Below, copies cost less than frames do."""
 
 
 def compile_hint(hint: Any, within: tuple[type, ...] = ()) -> Plan:
@@ -57,7 +62,7 @@ def compile_hint(hint: Any, within: tuple[type, ...] = ()) -> Plan:
 
 
 def compile_dataclass(cls: type, within: tuple[type, ...] = ()) -> Plan:
-    """The plan of a dataclass: a map of its fields by name. Raises TypeError naming the field that cannot travel."""
+    """The plan of a dataclass: the list of its fields' values. Raises TypeError naming the field that cannot travel."""
     if cls in within:
         raise TypeError(f"{cls.__name__} contains itself: the nesting of a message must be finite")
     return _compile_dataclass(cls) if not within else _build(cls, within)
@@ -69,58 +74,57 @@ def _compile_dataclass(cls: type) -> Plan:
 
 
 def _build(cls: type, within: tuple[type, ...]) -> Plan:
+    plans = field_plans(cls, within)
+    layout = f"{cls.__name__}({', '.join(f'{name}: {plan.layout}' for name, plan in plans.items())})"
+    encode, decode = shortcuts(cls, plans, careful(cls, plans))
+    return Plan(encode, decode, "array", cls.__name__, layout)
+
+
+def field_plans(cls: type, within: tuple[type, ...] = ()) -> dict[str, Plan]:
+    """The plans of a dataclass's fields, in their order. Raises TypeError naming the field that cannot travel."""
     hints = typing.get_type_hints(cls)
     plans: dict[str, Plan] = {}
-    keyword_only = False
     for field in dataclasses.fields(cls):
-        keyword_only = keyword_only or field.kw_only is True
         if not field.init:
             raise TypeError(f"{cls.__name__}.{field.name}: a field with init=False cannot be rebuilt")
         try:
             plans[field.name] = compile_hint(hints[field.name], (*within, cls))
         except TypeError as error:
             raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
+    return plans
+
+
+def careful(cls: type, plans: dict[str, Plan]) -> tuple[Encoder, Decoder]:
+    """The way for every value: field by field, and an error names the field."""
+    keyword_only = any(field.kw_only for field in dataclasses.fields(cls))
+    names = tuple(plans)
     encoders = tuple((name, plan.encode) for name, plan in plans.items())
-    decoders = tuple((name, plan.decode) for name, plan in plans.items())
-    names = frozenset(plans)
+    decoders = tuple(plan.decode for plan in plans.values())
     name_of_type = cls.__name__
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
         if type(value) is not cls:
             raise wrong(name_of_type, value)
-        result: dict[str, Any] = {}
-        name = ""
+        result: list[Any] = []
         try:
             for name, step in encoders:
-                result[name] = step(getattr(value, name), frames)
+                result.append(step(getattr(value, name), frames))
         except Invalid as invalid:
-            invalid.path.append(f".{name}")
+            invalid.path.append(f".{names[len(result)]}")
             raise
         return result
 
-    def mismatch(value: dict[Any, Any]) -> Invalid:
-        missing = sorted(names - value.keys())
-        if missing:
-            invalid = Invalid("missing field")
-            invalid.path.append(f".{missing[0]}")
-        else:
-            invalid = Invalid("unknown field")
-            invalid.path.append(f".{min(map(str, value.keys() - names)):.80}")
-        return invalid
-
     def decode(value: Any, cursor: Cursor) -> Any:
-        if type(value) is not dict:
+        if type(value) is not list:
             raise wrong(name_of_type, value)
-        if value.keys() != names:
-            raise mismatch(value)
+        if len(value) != len(decoders):
+            raise Invalid(f"expected {len(decoders)} fields, got {len(value)}")
         arguments: list[Any] = []
-        append = arguments.append
-        name = ""
         try:
-            for name, step in decoders:
-                append(step(value[name], cursor))
+            for step, each in zip(decoders, value, strict=True):
+                arguments.append(step(each, cursor))
         except Invalid as invalid:
-            invalid.path.append(f".{name}")
+            invalid.path.append(f".{names[len(arguments)]}")
             raise
         try:
             if keyword_only:
@@ -129,7 +133,7 @@ def _build(cls: type, within: tuple[type, ...]) -> Plan:
         except (ValueError, TypeError) as error:  # the type's own __post_init__ refused
             raise Invalid(str(error)) from error
 
-    return Plan(encode, decode, "map", name_of_type)
+    return encode, decode
 
 
 def _union(members: tuple[Plan, ...], describe: str) -> Plan:
@@ -142,8 +146,9 @@ def _union(members: tuple[Plan, ...], describe: str) -> Plan:
     ordered = tuple(sorted(members, key=lambda member: member.wire == "float"))
     without_none = tuple(member for member in ordered if member.wire != "nil")
     optional = len(without_none) < len(ordered)
+    layout = " | ".join(member.layout for member in members)
     if optional and len(without_none) == 1:
-        return _optional(without_none[0], describe)
+        return _optional(without_none[0], describe, layout)
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
         held = len(frames)
@@ -167,10 +172,10 @@ def _union(members: tuple[Plan, ...], describe: str) -> Plan:
                 cursor.position = position
         raise wrong(describe, value)
 
-    return Plan(encode, decode, "union", describe)
+    return Plan(encode, decode, "union", describe, layout)
 
 
-def _optional(member: Plan, describe: str) -> Plan:
+def _optional(member: Plan, describe: str, layout: str) -> Plan:
     encode_member, decode_member = member.encode, member.decode
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
@@ -179,11 +184,14 @@ def _optional(member: Plan, describe: str) -> Plan:
     def decode(value: Any, cursor: Cursor) -> Any:
         return None if value is None else decode_member(value, cursor)
 
-    return Plan(encode, decode, "union", describe)
+    same = None
+    if member.same is not None:
+        same = Same(f"({{v}} is None or {member.same.encode})", f"({{v}} is None or {member.same.decode})")
+    return Plan(encode, decode, "union", describe, layout, same)
 
 
 def _array(hint: Any) -> Plan:
-    """An array: the message's map carries dtype and shape, the bytes are the next frame."""
+    """An array travels as ``[bytes, *shape]``; a large one as ``[None, *shape]``, its bytes being the next frame."""
     shape_hint, dtype_hint = get_args(hint)
     dimensions = get_args(shape_hint)
     if get_origin(shape_hint) is not tuple or Ellipsis in dimensions:
@@ -194,50 +202,48 @@ def _array(hint: Any) -> Plan:
         raise TypeError(f"{hint}: only boolean and numeric arrays travel")
     ndim = len(dimensions)
     describe = f"array of {dtype.name} with {ndim} dimensions"
-    code, itemsize = dtype.str, dtype.itemsize
+    itemsize = dtype.itemsize
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
         if not isinstance(value, np.ndarray):
             raise wrong(describe, value)
         if value.dtype != dtype or value.ndim != ndim:
             raise Invalid(f"expected {describe}, got {value.dtype.name} with {value.ndim}")
-        contiguous = np.ascontiguousarray(value)
-        if contiguous.size:
-            frames.append(contiguous.reshape(-1).view(np.uint8).data.toreadonly())
-        else:
-            frames.append(b"")  # memoryview cannot cast a view with a zero in its shape
-        return [code, list(value.shape)]
+        if value.nbytes < FRAME_FROM:
+            return [value.tobytes(), *value.shape]
+        frames.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data.toreadonly())
+        return [None, *value.shape]
 
-    def shape_of(value: Any) -> tuple[int, ...]:
-        if type(value) is not list or len(value) != 2:
+    def decode(value: Any, cursor: Cursor) -> Any:
+        if type(value) is not list:
             raise wrong(describe, value)
-        sent, shape = value
-        if sent != code:
-            raise Invalid(f"expected {describe}, got dtype {sent!r:.40}")
-        if type(shape) is not list or len(shape) != ndim:
-            raise Invalid(f"expected {describe}, got shape {shape!r:.80}")
+        if len(value) != ndim + 1:
+            raise Invalid(f"expected {describe}, got shape {value[1:]!r:.80}")
+        data, *shape = value
+        size = itemsize
         for length in shape:
             if type(length) is not int or not 0 <= length <= _MAX_DIMENSION:
                 raise Invalid(f"impossible shape {shape!r:.80}")
-        return tuple(shape)
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        shape = shape_of(value)
-        if cursor.position >= len(cursor.frames):
-            raise Invalid("its frame is missing")
-        frame = cursor.frames[cursor.position]
-        cursor.position += 1
-        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-        expected = math.prod(shape) * itemsize
-        if size != expected:
-            raise Invalid(f"expected a frame of {expected} bytes for shape {shape}, got {size}")
-        try:
-            array = np.frombuffer(frame, dtype).reshape(shape) if size else np.empty(shape, dtype)
-        except ValueError as error:  # numpy's own limits on shapes
-            raise Invalid(str(error)) from error
-        if not array.flags.aligned:  # a small frame inside ZeroMQ's receive buffer; torch wants alignment
+            size *= length
+        if type(data) is bytes:  # such memory is aligned and cannot be written to
+            if len(data) != size:
+                raise Invalid(f"expected {size} bytes for shape {shape}, got {len(data)}")
+            return view(shape, data)
+        if data is not None:
+            raise Invalid(f"expected {describe}, got {type(data).__name__} for its bytes")
+        frame = cursor.next_frame()
+        if len(frame) != size:
+            raise Invalid(f"expected a frame of {size} bytes for shape {shape}, got {len(frame)}")
+        array = view(shape, frame)
+        if not array.flags.aligned:  # the frame lies somewhere in ZeroMQ's receive buffer; torch wants alignment
             array = array.copy()
         array.flags.writeable = False
         return array
 
-    return Plan(encode, decode, "array", describe)
+    def view(shape: list[int], data: Buffer) -> Any:
+        try:
+            return np.ndarray(shape, dtype, data)
+        except ValueError as error:  # numpy's own limits on shapes
+            raise Invalid(str(error)) from error
+
+    return Plan(encode, decode, "array", describe, f"array[{dtype.str}, {ndim}]")

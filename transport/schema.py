@@ -1,6 +1,7 @@
 """How values travel: for each kind of field a pair of closures, one makes plain msgpack, one checks and rebuilds it.
 
-``transport/compiler.py`` puts them together, once for each message type.
+``transport/compiler.py`` puts them together, once for each message type, and ``transport/shortcut.py`` writes the way most
+messages take.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ class Cursor:
         self.limits = limits
         self.position = 1
 
+    def next_frame(self) -> Buffer:
+        """The frame of the next large array. Raises Invalid when there is none."""
+        if self.position >= len(self.frames):
+            raise Invalid("its frame is missing")
+        frame = self.frames[self.position]
+        self.position += 1
+        return frame
+
 
 Decoder: TypeAlias = Callable[[Any, Cursor], Any]
 
@@ -46,13 +55,30 @@ class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or D
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Same:
+    """Two Python expressions over ``{v}``: such a value travels, and such a value is accepted, exactly as it is.
+
+    They may be narrower than what the closures accept, never wider. ``{longest}`` stands for the limit on strings.
+    """
+
+    encode: str
+    decode: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How values of one annotation travel. ``wire`` names the msgpack family, to keep unions unambiguous."""
+    """How values of one annotation travel. ``wire`` names the msgpack family, to keep unions unambiguous.
+
+    ``layout`` is the annotation in full, its dataclasses' fields included: two processes that disagree on it do not
+    understand each other.
+    """
 
     encode: Encoder
     decode: Decoder
     wire: str
     describe: str
+    layout: str
+    same: Same | None = None
 
 
 class WrongType(Invalid):
@@ -185,14 +211,25 @@ def _decode_json(value: Any, cursor: Cursor) -> Any:
     return value
 
 
+def _simple(encode: Encoder, decode: Decoder, wire: str, describe: str, same: Same | None) -> Plan:
+    return Plan(encode, decode, wire, describe, describe, same)
+
+
+_IS_NONE = Same("{v} is None", "{v} is None")
+_IS_BOOL = Same("({v} is True or {v} is False)", "({v} is True or {v} is False)")
+_IS_INT = Same(f"type({{v}}) is int and {INT_MIN} <= {{v}} <= {INT_MAX}", f"type({{v}}) is int and {{v}} <= {INT_MAX}")
+_IS_FLOAT = Same("type({v}) is float", "type({v}) is float")
+_IS_STR = Same("type({v}) is str", "type({v}) is str and len({v}) <= {longest}")
+_IS_BYTES = Same("type({v}) is bytes", "type({v}) is bytes and len({v}) <= {longest}")
+
 SIMPLE: dict[object, Plan] = {
-    type(None): Plan(_check_none, _check_none, "nil", "None"),
-    bool: Plan(_check_bool, _check_bool, "bool", "bool"),
-    int: Plan(_encode_int, _decode_int, "int", "int"),
-    float: Plan(_encode_float, _decode_float, "float", "float"),
-    str: Plan(_encode_str, _decode_str, "str", "str"),
-    bytes: Plan(_encode_bytes, _decode_bytes, "bin", "bytes"),
-    Any: Plan(_encode_json, _decode_json, "any", "Any"),
+    type(None): _simple(_check_none, _check_none, "nil", "None", _IS_NONE),
+    bool: _simple(_check_bool, _check_bool, "bool", "bool", _IS_BOOL),
+    int: _simple(_encode_int, _decode_int, "int", "int", _IS_INT),
+    float: _simple(_encode_float, _decode_float, "float", "float", _IS_FLOAT),
+    str: _simple(_encode_str, _decode_str, "str", "str", _IS_STR),
+    bytes: _simple(_encode_bytes, _decode_bytes, "bin", "bytes", _IS_BYTES),
+    Any: _simple(_encode_json, _decode_json, "any", "Any", None),
 }
 
 
@@ -212,7 +249,8 @@ def literal(hint: Any) -> Plan:
             raise Invalid(f"{value!r:.80} is none of {', '.join(map(repr, choices))}")
         return value
 
-    return Plan(check, check, kind.__name__, str(hint))
+    among = f"type({{v}}) is {kind.__name__} and {{v}} in {{{{{', '.join(map(repr, choices))}}}}}"
+    return Plan(check, check, kind.__name__, str(hint), str(hint), Same(among, among))
 
 
 def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: str) -> Plan:
@@ -247,7 +285,7 @@ def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: st
             raise
         return result if python is list else tuple(result)
 
-    return Plan(encode, decode, "array", describe)
+    return Plan(encode, decode, "array", describe, f"{python.__name__}[{item.layout}, ...]")
 
 
 def fixed_tuple(items: tuple[Plan, ...], describe: str) -> Plan:
@@ -275,7 +313,7 @@ def fixed_tuple(items: tuple[Plan, ...], describe: str) -> Plan:
             raise wrong(describe, value)
         return tuple(run(value, lambda item, each: item.decode(each, cursor)))
 
-    return Plan(encode, decode, "array", describe)
+    return Plan(encode, decode, "array", describe, f"tuple[{', '.join(item.layout for item in items)}]")
 
 
 def mapping(item: Plan, describe: str) -> Plan:
@@ -306,4 +344,4 @@ def mapping(item: Plan, describe: str) -> Plan:
             raise Invalid(f"{len(value)} items, the limit is {cursor.limits.container}")
         return run(value, lambda each: item.decode(each, cursor))
 
-    return Plan(encode, decode, "map", describe)
+    return Plan(encode, decode, "map", describe, f"dict[str, {item.layout}]")

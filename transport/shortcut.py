@@ -1,0 +1,123 @@
+"""The way most messages take: for each dataclass a function written out in source, each field checked in place.
+
+The functions accept only values of exactly the annotated types, which need no conversion. Whatever else comes, they start
+over with the careful way (``compiler.py``), which converts, or raises the error that names the field. So nothing is
+accepted or refused here that is not there; tests hold the two against each other. For a class Point(x: int, label: str) the
+source is, but for the choice of names::
+
+    def encode(value, frames):
+        if type(value) is cls:
+            v0 = value.x
+            v1 = value.label
+            if type(v0) is int and MIN <= v0 <= MAX and type(v1) is str:
+                return [v0, v1]
+        return careful(value, frames)
+
+    def decode(value, cursor):
+        if type(value) is list and len(value) == 2:
+            v0, v1 = value
+            longest = cursor.limits.string
+            if type(v0) is int and v0 <= MAX and type(v1) is str and len(v1) <= longest:
+                made = blank()
+                made.x = v0
+                made.label = v1
+                made.__class__ = cls
+                return made
+        return careful(value, cursor)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transport.schema import Decoder, Encoder, Invalid, Plan
+
+
+def shortcuts(cls: type, plans: Mapping[str, Plan], careful: tuple[Encoder, Decoder]) -> tuple[Encoder, Decoder]:
+    """An encoder and a decoder that do what the careful ones do, sooner."""
+    return _encoder(cls, plans, careful[0]), _decoder(cls, plans, careful[1])
+
+
+def _encoder(cls: type, plans: Mapping[str, Plan], careful: Encoder) -> Any:
+    tests = [plan.same.encode.format(v=f"v{i}") for i, plan in enumerate(plans.values()) if plan.same is not None]
+    steps = {f"step{i}": plan.encode for i, plan in enumerate(plans.values()) if plan.same is None}
+    values = [f"step{i}(v{i}, frames)" if f"step{i}" in steps else f"v{i}" for i in range(len(plans))]
+    result = [f"return [{', '.join(values)}]"]
+    lines = [
+        "def encode(value, frames):",
+        " if type(value) is cls:",
+        *(f"  v{i} = value.{name}" for i, name in enumerate(plans)),
+        f"  if {' and '.join(tests) or 'True'}:",
+        *_attempt(result, "held = len(frames)", "Invalid", "del frames[held:]", needed=bool(steps)),
+        " return careful(value, frames)",
+    ]
+    return _function("encode", lines, {"cls": cls, "careful": careful, "Invalid": Invalid, **steps})
+
+
+def _decoder(cls: type, plans: Mapping[str, Plan], careful: Decoder) -> Any:
+    tests = [
+        plan.same.decode.format(v=f"v{i}", longest="longest")
+        for i, plan in enumerate(plans.values())
+        if plan.same is not None
+    ]
+    steps = {f"step{i}": plan.decode for i, plan in enumerate(plans.values()) if plan.same is None}
+    values = [f"step{i}(v{i}, cursor)" if f"step{i}" in steps else f"v{i}" for i in range(len(plans))]
+    blank = _blank(cls, tuple(plans))
+    if blank is not None:
+        fill = [f"made.{name} = {value}" for name, value in zip(plans, values, strict=True)]
+        make = ["made = blank()", *fill, "made.__class__ = cls", "return made"]
+    else:
+        make = [f"return cls({', '.join(f'{name}={value}' for name, value in zip(plans, values, strict=True))})"]
+    errors = "(Invalid, ValueError, TypeError)"  # the latter two from the type's own __post_init__
+    lines = [
+        "def decode(value, cursor):",
+        f" if type(value) is list and len(value) == {len(plans)}:",
+        f"  [{', '.join(f'v{i}' for i in range(len(plans)))}] = value",
+        "  longest = cursor.limits.string",
+        f"  if {' and '.join(tests) or 'True'}:",
+        *_attempt(
+            make,
+            "position = cursor.position",
+            errors,
+            "cursor.position = position",
+            needed=bool(steps) or blank is None,
+        ),
+        " return careful(value, cursor)",
+    ]
+    namespace = {"cls": cls, "careful": careful, "Invalid": Invalid, "blank": blank, **steps}
+    return _function("decode", lines, namespace)
+
+
+def _attempt(lines: list[str], before: str, errors: str, restore: str, *, needed: bool) -> list[str]:
+    """The lines, three deep; where one of them may fail, what was begun is taken back before the careful way is gone."""
+    if not needed:
+        return [f"   {line}" for line in lines]
+    return [f"   {before}", "   try:", *(f"    {line}" for line in lines), f"   except {errors}:", f"    {restore}"]
+
+
+def _function(name: str, lines: list[str], namespace: dict[str, Any]) -> Any:
+    """The function that the lines define. They hold field names, which are identifiers, and constants."""
+    exec("\n".join(lines), namespace)  # noqa: S102 - as dataclasses itself makes __init__; no input is in it
+    return namespace[name]
+
+
+def _blank(cls: type, names: tuple[str, ...]) -> Callable[[], Any] | None:
+    """A class like ``cls`` whose instances can be filled and then become ``cls``, or None where that would skip something.
+
+    A frozen dataclass sets each field through a call; filling a blank one costs a fifth. Only for classes that are no
+    more than their slots and are constructed as dataclasses are.
+    """
+    constructor = getattr(cls.__dict__.get("__init__"), "__code__", None)
+    own = "__post_init__" in cls.__dict__ or "__new__" in cls.__dict__
+    if own or constructor is None or cls.__bases__ != (object,) or cls.__dict__.get("__slots__") != names:
+        return None
+    if "__dataclass_builtins_object__" not in (*constructor.co_freevars, *constructor.co_names):
+        return None  # not frozen, so not slow, or somebody's own constructor
+    blank: Any = type(cls.__name__, (), {"__slots__": names})
+    try:
+        blank().__class__ = cls
+    except TypeError:
+        return None
+    made: Callable[[], Any] = blank
+    return made
