@@ -24,12 +24,11 @@ class _SendBack(Protocol):
 
 
 class Dispatcher:
-    """Runs the handler for each delivery. ``mark`` is told whose stream changed, ``send_back`` carries answers."""
+    """Runs the handler for each delivery. ``send_back`` carries answers."""
 
-    def __init__(self, mark: Callable[[Inbound], None], send_back: _SendBack) -> None:
+    def __init__(self, send_back: _SendBack) -> None:
         self.handled = 0
         self.handling = 0
-        self._mark = mark
         self._send_back = send_back
         self._queue = Queue()
         self._announcements = Queue()
@@ -99,9 +98,7 @@ class Dispatcher:
     def _take(self, delivery: Delivery) -> None:
         if delivery.kind != "announce":
             self.handling += 1
-        if delivery.kind == "push":
-            delivery.inbound.stream(delivery.link).take()
-            self._mark(delivery.inbound)
+        delivery.taken()
 
     async def _handle(self, delivery: Delivery) -> None:
         assert self._handler is not None
@@ -116,7 +113,7 @@ class Dispatcher:
         self.handled += 1
         if delivery.kind != "announce":
             self.handling -= 1
-        if delivery.kind == "push" and not delivery.deferred:
+        if not delivery.deferred:
             delivery.release()
 
     async def _answer(self, delivery: Delivery, handler: Handler) -> None:

@@ -1,4 +1,8 @@
-"""What travels around the messages: one small msgpack frame in front, checked on arrival.
+"""What travels around the messages: an envelope in front of them, checked on arrival.
+
+Frame 0 is the envelope's length (4 bytes, big-endian), the envelope ``[version, kind, [size of each body], field, ...]`` in
+msgpack, and the bodies one after the other. A body is frame 0 of an encoded message; the message's other frames, if it has
+any, follow, and then it is the last. A Push may carry many messages; everything else that carries one carries one.
 
 To a peer's inbox go Push, Call, Cancel, Announce, Heartbeat and Goodbye; back over the same connection come Progress,
 Reply, Refused and HeartbeatBack. Whatever is addressed to a process carries its incarnation, so that a frame meant for
@@ -8,7 +12,7 @@ doubling any one control frame changes nothing that the next heartbeat does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
@@ -22,7 +26,9 @@ class MalformedFrame(Exception):  # noqa: N818
 
 
 class Push(NamedTuple):
-    """Message ``sequence`` of a stream (sender's incarnation, link, receiver's incarnation); counts from 1."""
+    """Messages of a stream (sender's incarnation, link, receiver's incarnation), the first of which is number
+    ``sequence``, counted from 1; the others follow without a hole.
+    """
 
     link: str
     incarnation: int
@@ -86,11 +92,13 @@ class HeartbeatBack(NamedTuple):
 
 
 class StreamProgress(NamedTuple):
-    """What changed in a stream since the last frame: the total taken, and newly acknowledged sequence numbers."""
+    """What changed in a stream since the last frame: the total taken, and newly acknowledged sequence numbers, as
+    ranges (first, last).
+    """
 
     link: str
     taken: int
-    acknowledged: list[int]
+    acknowledged: list[tuple[int, int]]
     rejected: list[tuple[int, str]]
 
 
@@ -113,6 +121,13 @@ class Refused(NamedTuple):
 
     request: int
     reason: str
+
+
+class Received(NamedTuple):
+    """What frame 0 holds."""
+
+    envelope: Envelope
+    bodies: list[memoryview]
 
 
 Envelope: TypeAlias = Push | Call | Cancel | Announce | Heartbeat | Goodbye | HeartbeatBack | Progress | Reply | Refused
@@ -158,34 +173,40 @@ def _row(make: Callable[[Any], Any], *checks: Callable[[Any], Any]) -> Callable[
 
 _reasons = _list(_row(tuple, _count, _text))
 _stream_state = _row(StreamState._make, _text, _count, _count, _count, _list(_count), _reasons)
-_stream_progress = _row(StreamProgress._make, _text, _count, _list(_count), _reasons)
+_ranges = _list(_row(tuple, _count, _count))
+_stream_progress = _row(StreamProgress._make, _text, _count, _ranges, _reasons)
 
-# The position is the code on the wire.
-_KINDS: tuple[tuple[Any, tuple[Callable[[Any], Any], ...]], ...] = (
-    (Push, (_text, _count, _count)),
-    (Call, (_text, _count, _count, _seconds)),
-    (Cancel, (_count, _count)),
-    (Announce, (_text, _count, _text, _count)),
-    (Heartbeat, (_count, _list(_row(tuple, _text, _count)))),
-    (Goodbye, ()),
-    (HeartbeatBack, (_count, _list(_stream_state))),
-    (Progress, (_count, _list(_stream_progress), _list(_row(tuple, _text, _text, _count)))),
-    (Reply, (_count,)),
-    (Refused, (_count, _text)),
+# The position is the code on the wire. In the middle, how many bodies there are; Push has at least one.
+_KINDS: tuple[tuple[Any, int, tuple[Callable[[Any], Any], ...]], ...] = (
+    (Push, 1, (_text, _count, _count)),
+    (Call, 1, (_text, _count, _count, _seconds)),
+    (Cancel, 0, (_count, _count)),
+    (Announce, 1, (_text, _count, _text, _count)),
+    (Heartbeat, 0, (_count, _list(_row(tuple, _text, _count)))),
+    (Goodbye, 0, ()),
+    (HeartbeatBack, 0, (_count, _list(_stream_state))),
+    (Progress, 0, (_count, _list(_stream_progress), _list(_row(tuple, _text, _text, _count)))),
+    (Reply, 1, (_count,)),
+    (Refused, 0, (_count, _text)),
 )
-_CODES = {kind: code for code, (kind, _) in enumerate(_KINDS)}
+_CODES = {kind: code for code, (kind, _, _) in enumerate(_KINDS)}
+_LENGTH = 4
 
 
-def pack(envelope: Envelope) -> bytes:
-    """The envelope's bytes."""
-    packed: bytes = msgpack.packb((WIRE_VERSION, _CODES[type(envelope)], *envelope))
-    return packed
+def pack(envelope: Envelope, bodies: Sequence[Buffer] = ()) -> bytes:
+    """Frame 0: the envelope and the bodies it carries."""
+    packed = msgpack.packb((WIRE_VERSION, _CODES[type(envelope)], [len(body) for body in bodies], *envelope))
+    return b"".join((len(packed).to_bytes(_LENGTH, "big"), packed, *bodies))
 
 
-def unpack(frame: Buffer) -> Envelope:
-    """The envelope in ``frame``. Raises MalformedFrame, and nothing else, whatever the bytes are."""
+def unpack(frame: Buffer) -> Received:
+    """What is in ``frame``; the bodies are views of it. Raises MalformedFrame, and nothing else, whatever the bytes are."""
+    view = memoryview(frame)
+    start = _LENGTH + int.from_bytes(view[:_LENGTH], "big")
+    if not _LENGTH < start <= len(view):
+        raise MalformedFrame("not an envelope")
     try:
-        values = msgpack.unpackb(frame)
+        values = msgpack.unpackb(view[_LENGTH:start])
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise MalformedFrame("envelope is not msgpack") from error
     if type(values) is not list or len(values) < 2 or type(values[0]) is not int or type(values[1]) is not int:
@@ -195,11 +216,23 @@ def unpack(frame: Buffer) -> Envelope:
         raise MalformedFrame(f"wire version {version}, this is version {WIRE_VERSION}")
     if not 0 <= code < len(_KINDS):
         raise MalformedFrame(f"unknown kind of frame {code}")
-    if code == 0 and len(values) == 5:  # the frame in front of every push, spelled out because it is the most frequent
-        _, _, link, incarnation, sequence = values
-        return Push(_text(link), _count(incarnation), _count(sequence))
-    kind, checks = _KINDS[code]
-    if len(values) != len(checks) + 2:
-        raise MalformedFrame(f"{kind.__name__} with {len(values) - 2} fields")
-    envelope: Envelope = kind._make(check(value) for check, value in zip(checks, values[2:], strict=True))
-    return envelope
+    kind, count, checks = _KINDS[code]
+    if len(values) != len(checks) + 3:
+        raise MalformedFrame(f"{kind.__name__} with {len(values) - 3} fields")
+    envelope: Envelope = kind._make(check(value) for check, value in zip(checks, values[3:], strict=True))
+    bodies = _bodies(view, start, values[2])
+    if len(bodies) != count and not (kind is Push and bodies):
+        raise MalformedFrame(f"{kind.__name__} with {len(bodies)} messages")
+    return Received(envelope, bodies)
+
+
+def _bodies(view: memoryview, start: int, sizes: Any) -> list[memoryview]:
+    bodies = []
+    for size in _list(_count)(sizes):
+        if not size:
+            raise MalformedFrame("an empty message")
+        bodies.append(view[start : start + size])
+        start += size
+    if start != len(view):
+        raise MalformedFrame("the messages' sizes are not the frame's")
+    return bodies

@@ -18,7 +18,7 @@ DeliveryKind: TypeAlias = Literal["push", "call", "announce"]
 class Inbound:
     """One process that is connected to this node's inbox: its streams, its calls, what it announced."""
 
-    def __init__(self, identity: bytes, peer: str, incarnation: int) -> None:
+    def __init__(self, identity: bytes, peer: str, incarnation: int, on_change: Callable[[Inbound], None]) -> None:
         self.identity = identity
         self.peer = peer
         self.incarnation = incarnation
@@ -26,20 +26,26 @@ class Inbound:
         self.calls: dict[int, Delivery] = {}
         self.last_request = 0
         self.announced: dict[tuple[str, str], int] = {}
+        self._on_change = on_change
         self._changed: dict[str, PushReceiver] = {}
         self._new_announced: dict[tuple[str, str], int] = {}
 
     def stream(self, link: str) -> PushReceiver:
-        """The stream of a link; marks it as changed, so that the next Progress tells of it."""
+        """The stream of a link."""
         stream = self.streams.get(link)
         if stream is None:
             stream = self.streams[link] = PushReceiver(link)
-        self._changed[link] = stream
         return stream
+
+    def changed(self, stream: PushReceiver) -> None:
+        """The stream moved: the next Progress tells of it."""
+        self._changed[stream.link] = stream
+        self._on_change(self)
 
     def announce(self, link: str, kind: str, version: int) -> bool:
         """Whether this version is news; that it arrived is told back either way."""
         self._new_announced[link, kind] = version
+        self._on_change(self)
         if version <= self.announced.get((link, kind), 0):
             return False
         self.announced[link, kind] = version
@@ -62,7 +68,6 @@ class Delivery:
     """A message on its way to the handler: ``message``, and its ``sender`` (a node), ``link`` and ``kind``."""
 
     __slots__ = (
-        "_on_release",
         "_released",
         "deadline",
         "deferred",
@@ -73,6 +78,7 @@ class Delivery:
         "number",
         "scope",
         "sender",
+        "stream",
         "withdrawn",
     )
 
@@ -81,10 +87,9 @@ class Delivery:
         message: Any,
         kind: DeliveryKind,
         link: str,
-        *,
         inbound: Inbound,
         number: int,
-        on_release: Callable[[Delivery], None],
+        stream: PushReceiver | None = None,
     ) -> None:
         self.message = message
         self.sender = inbound.peer
@@ -93,10 +98,16 @@ class Delivery:
         # The rest is the node's. ``number``: of the push in its stream, of the call at its caller.
         self.inbound = inbound
         self.number = number
+        self.stream = stream
         self.deferred = self.withdrawn = self._released = False
         self.deadline = 0.0
         self.scope: trio.CancelScope | None = None
-        self._on_release = on_release
+
+    def taken(self) -> None:
+        """It leaves the queue: there is room for another."""
+        if self.stream is not None:
+            self.stream.take()
+            self.inbound.changed(self.stream)
 
     def defer(self) -> Callable[[], None]:
         """Let the push be acknowledged when the returned function is called, not when the handler returns.
@@ -111,9 +122,10 @@ class Delivery:
 
     def release(self) -> None:
         """Acknowledge the push, once."""
-        if not self._released:
+        if self.stream is not None and not self._released:
             self._released = True
-            self._on_release(self)
+            self.stream.acknowledge(self.number)
+            self.inbound.changed(self.stream)
 
     def withdraw(self) -> None:
         """The caller no longer waits: skip the call, or cancel its handler."""

@@ -8,8 +8,9 @@ was not acknowledged is numbered anew, so the successor sees a stream without ho
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from transport.frames import StreamProgress, StreamState
@@ -98,7 +99,9 @@ class PushSender:
     def progressed(self, progress: StreamProgress) -> tuple[list[Unsettled], list[str]]:
         """Credit and acknowledgements came back: what is now acknowledged, and why others were rejected."""
         self._taken = max(self._taken, min(progress.taken, self._transmitted))
-        return self._settle(progress.acknowledged, progress.rejected)
+        start, end = self.settled_through + 1, self._transmitted + 1
+        ranges = (range(max(first, start), min(last + 1, end)) for first, last in progress.acknowledged)
+        return self._settle(chain.from_iterable(ranges), progress.rejected)
 
     def heard(self, state: StreamState) -> tuple[list[Unsettled], list[str]]:
         """A heartbeat came back with the whole state. Decides as well whether frames were lost: see to_transmit."""
@@ -119,10 +122,11 @@ class PushSender:
         return self._settle([*settled, *state.beyond], state.rejected)
 
     def _settle(
-        self, acknowledged: Sequence[int], rejected: Sequence[tuple[int, str]]
+        self, acknowledged: Iterable[int], rejected: Sequence[tuple[int, str]]
     ) -> tuple[list[Unsettled], list[str]]:
-        reasons = [reason for number, reason in rejected if self._unsettled.pop(number, None) is not None]
-        settled = [self._unsettled.pop(number) for number in acknowledged if number in self._unsettled]
+        pop = self._unsettled.pop
+        reasons = [reason for number, reason in rejected if pop(number, None) is not None]
+        settled = [message for number in acknowledged if (message := pop(number, None)) is not None]
         return settled, reasons
 
     def replaced(self) -> None:
@@ -137,12 +141,12 @@ class PushReceiver:
     """The receiving end of a stream: takes each number once and in order."""
 
     def __init__(self, link: str) -> None:
-        self._link = link
+        self.link = link
         self._received = 0
         self._taken = 0
         self._acknowledged = SequenceSet()
         self._rejected: dict[int, str] = {}
-        self._new_acknowledged: list[int] = []
+        self._new_acknowledged: list[tuple[int, int]] = []
         self._new_rejected: list[tuple[int, str]] = []
 
     def accept(self, sequence: int) -> bool:
@@ -159,7 +163,10 @@ class PushReceiver:
     def acknowledge(self, sequence: int) -> None:
         """The message is handled, or durable."""
         if self._acknowledged.add(sequence):
-            self._new_acknowledged.append(sequence)
+            first = sequence
+            if self._new_acknowledged and self._new_acknowledged[-1][1] == sequence - 1:
+                first, _ = self._new_acknowledged.pop()
+            self._new_acknowledged.append((first, sequence))
 
     def reject(self, sequence: int, reason: str) -> None:
         """The message cannot be decoded: it is not to be sent again."""
@@ -174,7 +181,7 @@ class PushReceiver:
 
     def progress(self) -> StreamProgress:
         """What changed since the last call."""
-        progress = StreamProgress(self._link, self._taken, self._new_acknowledged, self._new_rejected)
+        progress = StreamProgress(self.link, self._taken, self._new_acknowledged, self._new_rejected)
         self._new_acknowledged, self._new_rejected = [], []
         return progress
 
@@ -183,7 +190,7 @@ class PushReceiver:
         """The whole state, for a heartbeat."""
         done = self._acknowledged
         return StreamState(
-            self._link, self._received, self._taken, done.through, sorted(done.beyond), list(self._rejected.items())
+            self.link, self._received, self._taken, done.through, sorted(done.beyond), list(self._rejected.items())
         )
 
 

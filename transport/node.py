@@ -91,8 +91,9 @@ class Node:
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._changed: dict[Inbound, None] = {}
         self._announcing: dict[Outbound, None] = {}
+        self._pushing: dict[Outbound, None] = {}
         self._flush_wanted = trio.lowlevel.ParkingLot()
-        self._dispatcher = Dispatcher(self._mark, self._send_back)
+        self._dispatcher = Dispatcher(self._send_back)
 
     def push(self, link: str, targets: Sequence[str], *, window: int) -> PushLink:
         """A push link: at most ``window`` messages to each target are sent and not yet taken off its queue."""
@@ -127,7 +128,9 @@ class Node:
         outbound = self._outbound.get(peer)
         if outbound is None:
             self._port.connect(peer)
-            outbound = self._outbound[peer] = Outbound(peer, self._port.send, self._decode, self._on_event)
+            outbound = self._outbound[peer] = Outbound(
+                peer, self._port.send, self._decode, self._on_event, self._push_waits
+            )
             if self._running:
                 self._liveness.expect(peer, trio.current_time())
                 outbound.send_heartbeat(self.incarnation)
@@ -162,7 +165,7 @@ class Node:
 
     async def _flush_forever(self) -> None:
         while True:
-            if not self._changed and not self._announcing:
+            if not (self._changed or self._pushing or self._announcing):
                 await self._flush_wanted.park()
             self._flush()
 
@@ -170,6 +173,9 @@ class Node:
         for inbound in self._changed:
             self._send_back(inbound, inbound.progress(self.incarnation))
         self._changed.clear()
+        for outbound in self._pushing:
+            outbound.flush()
+        self._pushing.clear()
         for outbound in self._announcing:
             outbound.send_announcements()
         self._announcing.clear()
@@ -211,8 +217,12 @@ class Node:
             self._flush_wanted.unpark()
         self._changed[inbound] = None
 
-    def _send_back(self, inbound: Inbound, envelope: Envelope, frames: Sequence[Buffer] = ()) -> None:
-        self._port.send_back(inbound.identity, [pack(envelope), *frames])
+    def _push_waits(self, outbound: Outbound) -> None:
+        self._pushing[outbound] = None
+        self._flush_wanted.unpark()
+
+    def _send_back(self, inbound: Inbound, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
+        self._port.send_back(inbound.identity, [pack(envelope, message[:1]), *message[1:]])
 
     # Arrivals at the inbox
 
@@ -222,7 +232,7 @@ class Node:
         if inbound is None:
             return
         try:
-            envelope = unpack(frames[0] if frames else b"")
+            envelope, bodies = unpack(frames[0] if frames else b"")
         except MalformedFrame as error:
             self._malformed(inbound.peer, str(error))
             return
@@ -231,11 +241,11 @@ class Node:
             if envelope.incarnation != self.incarnation:
                 self._counts["frames_for_another_incarnation"] += 1
             elif isinstance(envelope, Push):
-                self._push(inbound, envelope, frames[1:])
+                self._push(inbound, envelope, bodies, frames[1:])
             elif isinstance(envelope, Call):
-                self._call(inbound, envelope, frames[1:])
+                self._call(inbound, envelope, [*bodies, *frames[1:]])
             elif isinstance(envelope, Announce):
-                self._announced(inbound, envelope, frames[1:])
+                self._announced(inbound, envelope, [*bodies, *frames[1:]])
             else:
                 self._cancel(inbound, envelope)
         elif isinstance(envelope, Heartbeat):
@@ -257,7 +267,9 @@ class Node:
                 self._counts["frames_of_replaced_processes"] += 1
                 return None
             self._forget(before)
-        inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(identity, peer, incarnation)
+        inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
+            identity, peer, incarnation, self._mark
+        )
         self._liveness.expect(peer, trio.current_time())
         self._send_back(inbound, inbound.heartbeat(self.incarnation))
         return inbound
@@ -277,23 +289,23 @@ class Node:
             if link in inbound.streams:
                 inbound.streams[link].settled(through)
 
-    def _push(self, inbound: Inbound, push: Push, frames: Sequence[Buffer]) -> None:
+    def _push(self, inbound: Inbound, push: Push, bodies: Sequence[Buffer], frames: Sequence[Buffer]) -> None:
         stream = inbound.stream(push.link)
-        if not stream.accept(push.sequence):
-            self._counts["duplicates_dropped"] += 1
-            self._mark(inbound)
-            return
-        try:
-            message = self._decode(frames)
-        except DecodeError as error:
-            stream.take()
-            stream.reject(push.sequence, str(error))
-            self._mark(inbound)
-            self._malformed(inbound.peer, str(error))
-            return
-        self._dispatcher.put(
-            Delivery(message, "push", push.link, inbound=inbound, number=push.sequence, on_release=self._acknowledge)
-        )
+        last = push.sequence + len(bodies) - 1
+        for sequence, body in enumerate(bodies, push.sequence):
+            if not stream.accept(sequence):
+                self._counts["duplicates_dropped"] += 1
+                inbound.changed(stream)
+                continue
+            try:
+                message = self._decode([body, *frames] if sequence == last else [body])
+            except DecodeError as error:
+                stream.take()
+                stream.reject(sequence, str(error))
+                inbound.changed(stream)
+                self._malformed(inbound.peer, str(error))
+                continue
+            self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
 
     def _call(self, inbound: Inbound, call: Call, frames: Sequence[Buffer]) -> None:
         if call.request <= inbound.last_request:
@@ -306,9 +318,7 @@ class Node:
             self._send_back(inbound, Refused(call.request, f"undecodable request: {error}"))
             self._malformed(inbound.peer, str(error))
             return
-        delivery = Delivery(
-            message, "call", call.link, inbound=inbound, number=call.request, on_release=self._acknowledge
-        )
+        delivery = Delivery(message, "call", call.link, inbound, call.request)
         delivery.deadline = trio.current_time() + call.timeout
         inbound.calls[call.request] = delivery
         self._dispatcher.put(delivery)
@@ -319,32 +329,22 @@ class Node:
             delivery.withdraw()
 
     def _announced(self, inbound: Inbound, announce: Announce, frames: Sequence[Buffer]) -> None:
-        news = inbound.announce(announce.link, announce.type, announce.version)
-        self._mark(inbound)
-        if not news:
+        if not inbound.announce(announce.link, announce.type, announce.version):
             return
         try:
             message = self._decode(frames)
         except DecodeError as error:
             self._malformed(inbound.peer, str(error))
             return
-        self._dispatcher.put(
-            Delivery(
-                message,
-                "announce",
-                announce.link,
-                inbound=inbound,
-                number=announce.version,
-                on_release=self._acknowledge,
-            )
-        )
+        self._dispatcher.put(Delivery(message, "announce", announce.link, inbound, announce.version))
 
     # Arrivals from peers this node is connected to
 
     def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Something flowed back over the connection to ``peer``."""
         try:
-            self._outbound[peer].receive(unpack(frames[0] if frames else b""), frames[1:])
+            envelope, bodies = unpack(frames[0] if frames else b"")
+            self._outbound[peer].receive(envelope, [*bodies, *frames[1:]])
         except MalformedFrame as error:
             self._malformed(peer, str(error))
             return
@@ -371,11 +371,6 @@ class Node:
         if whom not in self._reported:
             self._reported.add(whom)
             self._on_event(event)
-
-    def _acknowledge(self, delivery: Delivery) -> None:
-        inbound = delivery.inbound
-        inbound.stream(delivery.link).acknowledge(delivery.number)
-        self._mark(inbound)
 
     def _decode(self, frames: Sequence[Buffer]) -> Any:
         return decode(frames, self._registry, self._limits)

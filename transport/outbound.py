@@ -20,6 +20,7 @@ from transport.frames import (
     Push,
     Refused,
     Reply,
+    StreamState,
     pack,
 )
 from transport.link import AnnounceSender, PushSender, Unsettled
@@ -27,6 +28,10 @@ from transport.schema import Buffer
 
 if TYPE_CHECKING:
     from transport.handles import CallLink, PushLink
+
+
+_TOGETHER = 64 << 10
+"""Bytes of messages that leave in one frame: enough that the frame costs little, and few enough to be read in one go."""
 
 
 class PendingCall:
@@ -63,6 +68,7 @@ class Outbound:
         transmit: Callable[[str, Sequence[Buffer]], None],
         decode: Callable[[Sequence[Buffer]], Any],
         report: Callable[[LinkEvent], None],
+        on_waiting: Callable[[Outbound], None],
     ) -> None:
         self.peer = peer
         self.incarnation: int | None = None
@@ -75,6 +81,8 @@ class Outbound:
         self._transmit = transmit
         self._decode = decode
         self._report = report
+        self._on_waiting = on_waiting
+        self._to_flush: dict[str, None] = {}
 
     @property
     def unacknowledged(self) -> int:
@@ -95,8 +103,10 @@ class Outbound:
             texts.append(f"{self.announcements.pending} announcements")
         return tuple(texts)
 
-    def _send(self, envelope: Envelope, frames: Sequence[Buffer] = ()) -> None:
-        self._transmit(self.peer, [pack(envelope), *frames])
+    def _send(self, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
+        if self._to_flush:
+            self.flush()  # what was sent before arrives before
+        self._transmit(self.peer, [pack(envelope, message[:1]), *message[1:]])
 
     def send_heartbeat(self, incarnation: int) -> None:
         """Tell the peer that this process lives."""
@@ -104,10 +114,37 @@ class Outbound:
         self._send(Heartbeat(incarnation, settled))
 
     def send_pushes(self, link: str) -> None:
-        """Transmit what the window allows."""
+        """Transmit what the window allows, at the end of this turn of the loop: what gathers until then leaves together."""
+        if not self._to_flush:
+            self._on_waiting(self)
+        self._to_flush[link] = None
+
+    def flush(self) -> None:
+        """Transmit the pushes that wait for the end of the turn."""
+        links, self._to_flush = self._to_flush, {}
         if self.incarnation is not None:
-            for sequence, frames in self.pushes[link][0].to_transmit():
-                self._send(Push(link, self.incarnation, sequence), frames)
+            for link in links:
+                self._flush(link, self.incarnation)
+
+    def _flush(self, link: str, incarnation: int) -> None:
+        first = size = 0
+        bodies: list[Buffer] = []
+
+        def leave(frames: Sequence[Buffer] = ()) -> None:
+            self._transmit(self.peer, [pack(Push(link, incarnation, first), bodies), *frames])
+            bodies.clear()
+
+        for sequence, (body, *frames) in self.pushes[link][0].to_transmit():
+            if bodies and (sequence != first + len(bodies) or size + len(body) > _TOGETHER):
+                leave()
+            if not bodies:
+                first, size = sequence, 0
+            bodies.append(body)
+            size += len(body)
+            if frames:
+                leave(frames)
+        if bodies:
+            leave()
 
     def send_announcements(self) -> None:
         """Transmit the newest values that the peer does not have; for a silent one they wait, or they would pile up."""
@@ -150,14 +187,14 @@ class Outbound:
                 self._send_call(call)
         self.send_announcements()
 
-    def receive(self, envelope: Envelope, frames: Sequence[Buffer]) -> None:
-        """Something flowed back; ``frames`` are those after the envelope. Raises MalformedFrame."""
+    def receive(self, envelope: Envelope, message: Sequence[Buffer]) -> None:
+        """Something flowed back, with the frames of the message it carries. Raises MalformedFrame."""
         if isinstance(envelope, Progress):
             self._progressed(envelope)
         elif isinstance(envelope, Reply):
             call = self.calls.pop(envelope.request, None)
             if call is not None:  # else it was abandoned, or this reply is a duplicate
-                self._replied(call, frames)
+                self._replied(call, message)
         elif isinstance(envelope, Refused):
             call = self.calls.pop(envelope.request, None)
             if call is not None:
@@ -186,10 +223,11 @@ class Outbound:
             for link in self.pushes:
                 self.send_pushes(link)
         if heartbeat.incarnation == self.incarnation:
-            for state in heartbeat.streams:
-                if state.link in self.pushes:
-                    sender, _ = self.pushes[state.link]
-                    self._settled(state.link, *sender.heard(state))
+            # a stream that is not among them has lost its very first messages: nothing of it was seen
+            states = {state.link: state for state in heartbeat.streams}
+            for link, (sender, _) in self.pushes.items():
+                state = states.get(link) or StreamState(link, 0, 0, 0, [], [])
+                self._settled(link, *sender.heard(state))
 
     def _replaced(self) -> None:
         assert self.incarnation is not None

@@ -29,6 +29,10 @@ _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
+# plain integers: pyzmq's enumerations cost more than the call they are arguments of
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
 
 
 class ZmqNetwork:
@@ -94,7 +98,7 @@ class _Channel:
                 self._waiting = None
 
     def _readable(self) -> bool:
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def _drain(self) -> None:
         for _ in range(_READ_BETWEEN_CHECKPOINTS):
@@ -106,9 +110,10 @@ class _Channel:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send without waiting; a peer that has vanished loses it. Wakes the reader if the send took its edge."""
-        large = any(len(frame) >= _COPY_BELOW for frame in frames)
+        last = len(frames) - 1
         try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=not large)
+            for index, frame in enumerate(frames):
+                self.socket.send(frame, _LAST if index == last else _MORE, len(frame) < _COPY_BELOW)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -122,7 +127,7 @@ def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
     more = True
     while more:
         # asking the frame whether more follow is cheaper than asking the socket
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        frame = socket.recv(_LAST, copy=False)
         frames.append(frame.bytes if len(frame) < _COPY_BELOW else frame.buffer)
         more = frame.more
     return frames

@@ -33,43 +33,75 @@ ENVELOPES = [
     Heartbeat(2, [("link", 5)]),
     Goodbye(),
     HeartbeatBack(1, [StreamState("link", 5, 4, 2, [4], [(3, "why")])]),
-    Progress(1, [StreamProgress("link", 4, [2, 3], [(3, "why")])], [("link", "Item", 9)]),
+    Progress(1, [StreamProgress("link", 4, [(2, 3)], [(3, "why")])], [("link", "Item", 9)]),
     Reply(8),
     Refused(8, "why"),
 ]
 
 
+WITH_MESSAGE = (Push, Call, Announce, Reply)
+
+
+def bodies_of(envelope):
+    return [b"message"] if isinstance(envelope, WITH_MESSAGE) else []
+
+
 @pytest.mark.parametrize("envelope", ENVELOPES, ids=lambda envelope: type(envelope).__name__)
 def test_round_trip(envelope):
-    assert unpack(pack(envelope)) == envelope
-    assert type(unpack(pack(envelope))) is type(envelope)
+    received = unpack(pack(envelope, bodies_of(envelope)))
+    assert received == (envelope, bodies_of(envelope))
+    assert type(received.envelope) is type(envelope)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5))
+def test_a_push_carries_any_number_of_messages(bodies):
+    assert unpack(pack(Push("link", 3, 7), bodies)) == (Push("link", 3, 7), bodies)
+
+
+@pytest.mark.parametrize("envelope", ENVELOPES, ids=lambda envelope: type(envelope).__name__)
+def test_the_wrong_number_of_messages_is_refused(envelope):
+    wrong = [[], [b"one", b"two"]] if isinstance(envelope, WITH_MESSAGE) else [[b"one"]]
+    for bodies in wrong[: 1 if isinstance(envelope, Push) else 2]:
+        with pytest.raises(MalformedFrame, match="messages"):
+            unpack(pack(envelope, bodies))
 
 
 @given(st.sampled_from(ENVELOPES), st.integers(0, 40), st.integers(0, 255), st.binary(max_size=3))
 @settings(max_examples=150, deadline=None)
 def test_damaged_envelopes_raise_malformed_frame_only(envelope, at, byte, more):
-    frame = bytearray(pack(envelope))
+    frame = bytearray(pack(envelope, bodies_of(envelope)))
     frame[at % len(frame)] = byte
     with contextlib.suppress(MalformedFrame):
-        pack(unpack(bytes(frame) + more))
+        pack(*unpack(bytes(frame) + more))
+
+
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_raise_malformed_frame_only(frame):
+    with pytest.raises(MalformedFrame):
+        unpack(frame)
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        [2, 0, "link", 3, 7],
-        [1, 99, 3],
-        [1, 0, "link", 3],
-        [1, 0, "link", 3, -1],
-        [1, 0, "link", True, 7],
-        [1, 0, b"link", 3, 7],
-        [1, 1, "link", 3, 8, float("nan")],
-        [1, 4, 2, [["link"]]],
-        [1],
+        [1, 0, [1], "link", 3, 7],
+        [2, 99, [1], 3],
+        [2, 0, [1], "link", 3],
+        [2, 0, [1], "link", 3, -1],
+        [2, 0, [1], "link", True, 7],
+        [2, 0, [1], b"link", 3, 7],
+        [2, 0, [2], "link", 3, 7],
+        [2, 0, [1, 0], "link", 3, 7],
+        [2, 0, [-1, 2], "link", 3, 7],
+        [2, 0, 1, "link", 3, 7],
+        [2, 1, [1], "link", 3, 8, float("nan")],
+        [2, 4, [1], 2, [["link"]]],
+        [2],
         {},
         7,
     ],
 )
 def test_what_is_no_envelope_is_refused(values):
+    packed = msgpack.packb(values)
     with pytest.raises(MalformedFrame):
-        unpack(msgpack.packb(values))
+        unpack(len(packed).to_bytes(4, "big") + packed + b"x")

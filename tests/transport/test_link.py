@@ -32,7 +32,7 @@ def test_the_window_bounds_what_is_not_taken_and_acknowledging_gives_no_room():
     sender.offer(message(1))
     assert sender.room == 0
     assert transmitted(sender) == [(1, 0), (2, 1)]
-    settled, rejected = sender.progressed(StreamProgress("link", 0, [2], []))
+    settled, rejected = sender.progressed(StreamProgress("link", 0, [(2, 2)], []))
     assert [each.frames for each in settled] == [(b"1",)]
     assert rejected == []
     assert sender.room == 0
@@ -47,11 +47,11 @@ def test_a_replaced_receiver_is_sent_what_is_unacknowledged_numbered_anew():
     for number in range(6):
         sender.offer(message(number))
         transmitted(sender)
-        sender.progressed(StreamProgress("link", number + 1, [number + 1] if number in (1, 3) else [], []))
+        sender.progressed(StreamProgress("link", number + 1, [(number + 1,) * 2] if number in (1, 3) else [], []))
     sender.replaced()
     assert sender.room == -2
     assert transmitted(sender) == [(1, 0), (2, 2)]
-    sender.progressed(StreamProgress("link", 2, [1, 2], []))
+    sender.progressed(StreamProgress("link", 2, [(1, 2)], []))
     assert transmitted(sender) == [(3, 4), (4, 5)]
 
 
