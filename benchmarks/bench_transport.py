@@ -113,7 +113,11 @@ def trajectory(seed: int, tokens: int) -> Trajectory:
 def trajectories(size: Size) -> list[Trajectory]:
     """Different trajectories that are as near to the size as whole tokens allow, encoded."""
     empty, some = size_of(encode(trajectory(0, 0))), size_of(encode(trajectory(0, 1000)))
-    tokens = max(1, round((size.bytes - empty) / (some - empty) * 1000))
+    guess = round((size.bytes - empty) / (some - empty) * 1000)  # small arrays take a little less than large ones
+    tokens = min(
+        range(max(1, guess - 4), guess + 5),
+        key=lambda count: abs(size_of(encode(trajectory(0, count))) - size.bytes),
+    )
     return [trajectory(seed, tokens) for seed in range(VARIANTS)]
 
 
