@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from glob import glob
 from os.path import normpath
@@ -19,6 +20,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 """File systems whose locks or shared memory SQLite's write-ahead log cannot rely on."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
@@ -65,12 +68,26 @@ def _model_faults(topology: Topology, source: Source) -> list[Fault]:
     if not path.is_dir():
         return [source.fault(place, f"there is no directory {path}", "it is relative to the working directory")]
     faults = []
-    if not (path / "config.json").is_file():
+    config = path / "config.json"
+    if not config.is_file():
         faults.append(source.fault(place, f"{path} has no config.json", "it must be a Hugging Face model directory"))
+    elif not _is_json(config):
+        faults.append(source.fault(place, f"{config} is not JSON", "save the model again, or copy it whole"))
+    if not any(found for pattern in WEIGHT_FILES for found in path.glob(pattern)):
+        message = f"{path} has no weights ({' or '.join(WEIGHT_FILES)})"
+        faults.append(source.fault(place, message, "save the model's weights beside its config.json"))
     if not any((path / file).is_file() for file in TOKENIZER_FILES):
         message = f"{path} has no tokenizer ({' or '.join(TOKENIZER_FILES)})"
         faults.append(source.fault(place, message, "save the tokenizer beside the model"))
     return faults
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _directory_faults(topology: Topology, source: Source) -> list[Fault]:

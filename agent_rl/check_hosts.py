@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import stat
 from pathlib import Path
 
-from agent_rl.addresses import actor_nodes, is_loopback
+from agent_rl.addresses import actor_nodes, addresses, is_loopback, runtime_directory, supervisor_node
 from agent_rl.load import Fault, Source
+from agent_rl.run_directory import is_supervised
 from agent_rl.topology import Topology
 
 HIGHEST_PORT = 65535
@@ -36,9 +39,40 @@ def host_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         if host.address in {"0.0.0.0", "::", "*"}:  # noqa: S104 - refused here, not bound
             message = f"other hosts cannot reach {host.address!r}"
             faults.append(source.fault((*place, "address"), message, "name the address they reach it by"))
+    if not faults:
+        faults += _taken_ports(topology, source)
     if not all(is_loopback(topology.hosts[name].address) for name in hosts):
         faults += _key_faults(topology, path, source)
     return faults
+
+
+def _taken_ports(topology: Topology, source: Source) -> list[Fault]:
+    """Ports of this machine that some other process listens on; those of a run that is under way are its own."""
+    table = addresses(topology, runtime_directory(topology))
+    faults = []
+    for host in topology.hosts_in_use:
+        if is_supervised(topology.run.directory, host):
+            continue
+        nodes = [supervisor_node(host), *(node for node, _ in actor_nodes(topology, host))]
+        tcp = [(node, table[node].removeprefix("tcp://")) for node in nodes if table[node].startswith("tcp://")]
+        taken = [f"{address} ({node})" for node, address in tcp if _is_taken(address)]
+        if taken:
+            message = f"another process listens at {', '.join(taken)}"
+            faults.append(source.fault(("hosts", host, "base_port"), message, "stop it, or choose another base_port"))
+    return faults
+
+
+def _is_taken(address: str) -> bool:
+    """Whether ``host:port`` is an address of this machine that somebody listens at."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does: old connections are no harm
+            probe.bind(found[0][4])
+    except OSError as error:  # another machine's address cannot be bound either, nor can an unknown name
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def _key_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.toml_lines import KeyPath, key_lines, nearest_line
+from agent_rl.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest_line
 from agent_rl.topology import Topology
 
 
@@ -81,19 +81,19 @@ class Source:
     def read(cls, path: Path, overrides: Sequence[str] = ()) -> Source:
         """Read and parse the file. Raises TopologyError when it is not readable or not TOML."""
         try:
-            return cls(path.read_text(encoding="utf-8"), overrides)
+            return cls(path.read_text(encoding="utf-8-sig"), overrides)
         except OSError as error:
             raise TopologyError(path, [Fault(None, "", f"cannot be read: {error.strerror}")]) from error
         except UnicodeDecodeError as error:
             raise TopologyError(path, [Fault(None, "", f"is not UTF-8: {error.reason}")]) from error
         except tomllib.TOMLDecodeError as error:
-            raise TopologyError(path, [_syntax_fault(error, path.read_text(encoding="utf-8"))]) from error
+            raise TopologyError(path, [_syntax_fault(error, path.read_text(encoding="utf-8-sig"))]) from error
 
     def fault(self, path: KeyPath, message: str, remedy: str = "") -> Fault:
         """A fault at a key, with the line of the key or of the table it is missing from."""
         if any(path[: len(key)] == key for key in self.overridden):
-            return Fault(None, dotted(path), f"{message} (from --set)", remedy)
-        return Fault(nearest_line(self.lines, path), dotted(path), message, remedy)
+            return Fault(None, dotted_key(path), f"{message} (from --set)", remedy)
+        return Fault(nearest_line(self.lines, path), dotted_key(path), message, remedy)
 
     def _override(self, override: str) -> None:
         key, equals, value = override.partition("=")
@@ -110,16 +110,16 @@ class Source:
             step: str | int = part
             if isinstance(here, list):
                 if not part.isdecimal() or int(part) >= len(here):
-                    self._refuse(key, f"{dotted(path)} has no entry {part!r}", _entries(len(here)))
+                    self._refuse(key, f"{dotted_key(path)} has no entry {part!r}", _entries(len(here)))
                     return
                 step = int(part)
             elif not isinstance(here, dict):
-                self._refuse(key, f"{dotted(path)} is a value and has no keys")
+                self._refuse(key, f"{dotted_key(path)} is a value and has no keys")
                 return
             elif part not in here:
                 names = _names(annotation, here, path)
                 if names is not None and part not in names:
-                    where = dotted(path) or "a topology"
+                    where = dotted_key(path) or "a topology"
                     self._refuse(key, f"{where} has no key {part!r}", suggest(part, names))
                     return
                 if not last:
@@ -145,11 +145,6 @@ def parse_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
-
-
-def dotted(path: KeyPath) -> str:
-    """``("stages", 1, "steps")`` as ``stages.1.steps``."""
-    return ".".join(str(part) for part in path)
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
@@ -302,7 +297,7 @@ def _names(annotation: Any, data: Mapping[str, Any], path: KeyPath) -> list[str]
         return [field.alias or name for name, field in model.model_fields.items()]
     annotation = _plain(annotation)
     if get_origin(annotation) is dict and _model(get_args(annotation)[1], {}) is not None:
-        field = Topology.model_fields.get(dotted(path))
+        field = Topology.model_fields.get(dotted_key(path))
         return list(data or (field.default if field is not None and isinstance(field.default, dict) else ()))
     return None
 
@@ -313,6 +308,11 @@ def _entries(count: int) -> str:
 
 def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
     message = str(error)
+    if message.startswith(("Cannot overwrite", "Cannot declare", "Duplicate", "Cannot mutate", "Cannot redefine")):
+        twice = duplicate(text)
+        if twice is not None:
+            path, first, second = twice
+            return Fault(second, dotted_key(path), f"is given twice, first in line {first}", "remove one of them")
     place = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
     if place is not None:
         return Fault(int(place[1]), "", f"not TOML: {message[: place.start()]} (column {place[2]})")

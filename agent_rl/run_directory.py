@@ -20,13 +20,29 @@ class RunRefused(Exception):  # noqa: N818 - named for what it is
     """The run cannot start, for a reason the user can mend; the message says which."""
 
 
+def is_supervised(directory: Path, host: str) -> bool:
+    """Whether a supervisor holds the run directory for this host now."""
+    try:
+        with _lock_file(directory, host).open("r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or it is another user's
+        return False
+    return False
+
+
+def _lock_file(directory: Path, host: str) -> Path:
+    return directory / f"supervisor.{host}.lock"
+
+
 @contextlib.contextmanager
 def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
     """Hold the run directory for these hosts' supervisor. Raises RunRefused, naming the process that holds it."""
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         for host in hosts:
-            file = stack.enter_context((directory / f"supervisor.{host}.lock").open("a+", encoding="utf-8"))
+            file = stack.enter_context(_lock_file(directory, host).open("a+", encoding="utf-8"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

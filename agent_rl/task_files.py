@@ -73,8 +73,8 @@ def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 def _open_text(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8-sig"))
+    return path.open(encoding="utf-8-sig")
 
 
 def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -35,6 +35,29 @@ def nearest_line(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
     return None
 
 
+def duplicate(text: str) -> tuple[KeyPath, int, int] | None:
+    """The first key or table given a second time, with both its lines; None when there is none.
+
+    ``text`` must be valid TOML up to there.
+    """
+    try:
+        _Scanner(text).scan()
+    except _DuplicateError as found:
+        return found.path, found.first, found.second
+    return None
+
+
+class _DuplicateError(Exception):
+    def __init__(self, path: KeyPath, first: int, second: int) -> None:
+        super().__init__(dotted_key(path))
+        self.path, self.first, self.second = path, first, second
+
+
+def dotted_key(path: KeyPath) -> str:
+    """``("stages", 1, "steps")`` as ``stages.1.steps``."""
+    return ".".join(str(part) for part in path)
+
+
 class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
@@ -43,6 +66,10 @@ class _Scanner:
         self.lines: dict[KeyPath, int] = {}
         self.entries: dict[KeyPath, int] = {}
         """How many entries each array of tables has so far."""
+        self.given: dict[KeyPath, int] = {}
+        """The keys with a value and the tables with a header: what may not be given again."""
+        self.dotted: dict[KeyPath, int] = {}
+        """The tables that dotted keys made: only dotted keys may add to them."""
 
     def scan(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
@@ -67,9 +94,12 @@ class _Scanner:
         for part in outer:
             path = self.enter(path, part)
         if brackets == 1:
+            self.give((*path, last), line)
             path = self.enter(path, last)
         else:
             array = (*path, last)
+            if array not in self.entries:
+                self.give(array, line)
             self.lines.setdefault(array, line)
             index = self.entries.get(array, 0)
             self.entries[array] = index + 1
@@ -83,13 +113,27 @@ class _Scanner:
         self.lines.setdefault(inner, self.line())
         return (*inner, self.entries[inner] - 1) if inner in self.entries else inner
 
+    def give(self, path: KeyPath, line: int) -> None:
+        """A key gets a value, or a table its header: once."""
+        for given in (self.given, self.dotted):
+            if path in given:
+                raise _DuplicateError(path, given[path], line)
+        self.given[path] = line
+
     def pair(self, table: KeyPath) -> None:
         """Read ``key = value``."""
         line = self.line()
         path = table
-        for part in self.dotted_key():
+        *outer, last = self.dotted_key()
+        for part in outer:
             path = (*path, part)
+            if path in self.given:
+                raise _DuplicateError(path, self.given[path], line)
             self.lines.setdefault(path, line)
+            self.dotted.setdefault(path, line)
+        path = (*path, last)
+        self.give(path, line)
+        self.lines.setdefault(path, line)
         self.skip(_BLANK)
         self.at += 1  # the equals sign
         self.skip(_BLANK)

@@ -258,13 +258,23 @@ def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
     assert check(folder, text, ["tasks.evaluation_files=['held_out.jsonl']"]) == []
 
 
-def test_a_model_directory_needs_config_and_tokenizer(folder):
+def test_a_model_directory_needs_config_weights_and_tokenizer(folder):
     model = folder / "model"
     model.mkdir()
     text = SOUND.replace("initialise = {}", f'path = "{model}"')
-    assert [fault.key for fault in check(folder, text)] == ["model.path", "model.path"]
-    (model / "config.json").write_text("{}")
+    faults = check(folder, text)
+    assert {fault.key for fault in faults} == {"model.path"}
+    assert [fault.message.split(" has no ")[1].split()[0] for fault in faults] == [
+        "config.json",
+        "weights",
+        "tokenizer",
+    ]
+    (model / "config.json").write_text("{")
+    (model / "model-00001-of-00002.safetensors").touch()
     (model / "tokenizer.json").write_text("{}")
+    (fault,) = check(folder, text)
+    assert fault.message == f"{model / 'config.json'} is not JSON"
+    (model / "config.json").write_text("{}")
     assert check(folder, text) == []
     assert check(folder, SOUND.replace("initialise = {}", 'path = "Qwen/Qwen3-14B"')) == []
 

@@ -136,6 +136,36 @@ def test_broken_toml_names_its_line(tmp_path):
     assert fault.line == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "first", "second"),
+    [
+        ('[run]\nname = "a"\nseed = 1\nname = "b"\n', "run.name", 2, 4),
+        ("[run]\nseed = 1\n[model]\n[run]\nname = 'b'\n[broken", "run", 1, 4),
+        ("a.b = 1\n[a]\nc = 1", "a", 1, 2),
+        ("t = { x = 1, x = 2 }\n", "t.x", 1, 1),
+        ('[x]\n"na me" = 1\n"na me" = 2', "x.na me", 2, 3),
+        ("[[s]]\nx = 1\n[s]\ny = 1", "s", 1, 3),
+        ("a = 1\n[[a]]\nb = 1", "a", 1, 2),
+        ("[run]\nt = { a = 1 }\n[run.t]\nb = 2", "run.t", 2, 3),
+        ("[run]\nt = { a = 1 }\nt.b = 2", "run.t", 2, 3),
+        ("[[s]]\nx = 1\n[[s]]\nx = 1\nx = 2", "s.1.x", 4, 5),
+    ],
+)
+def test_what_is_given_twice_is_named_with_both_lines(tmp_path, text, key, first, second):
+    (fault,) = faults_of(tmp_path, text)
+    assert fault == Fault(second, key, f"is given twice, first in line {first}", "remove one of them")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SOUND.encode())
+    assert load_topology(path).run.name == "demo"
+    path.write_bytes(b"\xef\xbb\xbf[run]\nname = = 1")
+    with pytest.raises(TopologyError) as caught:
+        load_topology(path)
+    assert caught.value.faults[0].line == 2
+
+
 def test_a_file_that_cannot_be_read_is_a_fault_not_a_traceback(tmp_path):
     with pytest.raises(TopologyError, match="No such file"):
         load_topology(tmp_path / "none.toml")
