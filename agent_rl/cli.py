@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_rl.interrupts import INTERRUPTED, raise_from_now_on
+
 if TYPE_CHECKING:
     from agent_rl.topology import Topology
 
 MISTAKE = 2
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,13 +31,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if working_directory not in sys.path:
         sys.path.insert(0, working_directory)
     options = _parser().parse_args(arguments)
+    if options.command is not _run:  # which has something to end in order, and says when
+        raise_from_now_on()
     try:
         return int(options.command(options))
     except KeyboardInterrupt:
+        print("agent-rl: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+        _drop_output()
         return 1
+
+
+def _drop_output() -> None:
+    """Nobody can read our output: what is left of it goes nowhere, or the interpreter would fail on it at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,13 +111,10 @@ def _run(options: argparse.Namespace) -> int:
     if topology is None:
         return MISTAKE
     import time
-    from math import isfinite
 
     import trio
-    from rich.console import Console
 
-    from agent_rl.live import summary_table
-    from agent_rl.run_directory import RunRefused, read_summary
+    from agent_rl.run_directory import RunRefused
     from agent_rl.supervise import run_topology
     from transport import TransportError
 
@@ -122,19 +129,40 @@ def _run(options: argparse.Namespace) -> int:
             raise
         leaves = _leaves(refusals)
         if any(isinstance(error, KeyboardInterrupt) for error in leaves):
-            return INTERRUPTED
+            raise KeyboardInterrupt from None
         return _mistake("; ".join(str(error) for error in leaves))
+    try:
+        _show_results(topology, options, started_at, exit_code)
+    except OSError as error:
+        _drop_output()
+        where = topology.run.directory / "summary.json"
+        print(f"agent-rl: the results could not be shown ({error.strerror}); they are in {where}", file=sys.stderr)
+    return exit_code
+
+
+def _show_results(topology: Topology, options: argparse.Namespace, started_at: float, exit_code: int) -> None:
+    """What the run came to; nothing for one that was refused, or ended before it did anything."""
+    from math import isfinite
+
+    from agent_rl.live import SteadyConsole, summary_table
+    from agent_rl.run_directory import read_summary
+
+    print(end="", flush=True)  # what could not be shown earlier fails here
+    summary = read_summary(topology.run.directory, started_at)
+    done = summary is not None and any(
+        name.startswith("success_") or (value and name in {"steps", "groups_opened"}) for name, value in summary.items()
+    )
+    if not done and (summary is not None or exit_code == MISTAKE):
+        return
     if exit_code != INTERRUPTED and options.host in {None, topology.main_host}:
         _leave_report(topology.run.directory)
-    summary = read_summary(topology.run.directory, started_at)
     if summary is not None:
-        Console().print(summary_table(summary))
+        SteadyConsole().print(summary_table(summary))
         for remark in summary.get("remarks", []):
             print(f"note: {remark}")
         # NaN, a figure there was nothing to compute from, is not JSON
         unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
         print(json.dumps(summary | unknown, allow_nan=False), flush=True)
-    return exit_code
 
 
 def _leave_report(directory: Path) -> None:

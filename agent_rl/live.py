@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -234,10 +234,57 @@ class PlainDisplay:
         pass
 
 
-def make_display(view: LiveView, out: TextIO) -> Display:
-    """The display that suits what ``out`` is."""
-    console = Console(file=out)
-    return TerminalDisplay(view, console) if console.is_terminal else PlainDisplay(view, out)
+class SteadyConsole(Console):
+    """A console that raises when its reader has gone; rich's own ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the BrokenPipeError is handled."""
+        raise  # noqa: PLE0704 - the error being handled
+
+
+class SteadyDisplay:
+    """A display that falls silent for good when its output fails (a full disk, a closed pipe): no run ends for that.
+
+    ``on_failure`` is called once, with the error.
+    """
+
+    def __init__(self, display: Display, on_failure: Callable[[Exception], object]) -> None:
+        self._display = display
+        self._on_failure = on_failure
+        self._failed = False
+
+    def refresh(self, now: float) -> None:
+        """Show the view, as long as that works."""
+        self._try(lambda: self._display.refresh(now))
+
+    def notice(self, text: str) -> None:
+        """Say something once, as long as that works."""
+        self._try(lambda: self._display.notice(text))
+
+    def __enter__(self) -> Self:
+        self._try(self._display.__enter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._try(lambda: self._display.__exit__(kind, error, trace))
+
+    def _try(self, show: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            show()
+        except (OSError, ValueError) as error:  # ValueError: the file is closed, or cannot write these characters
+            self._failed = True
+            self._on_failure(error)
+
+
+def make_display(view: LiveView, out: TextIO, on_failure: Callable[[Exception], object] = lambda _: None) -> Display:
+    """The display that suits what ``out`` is; ``on_failure`` is told when it cannot be written to any more."""
+    console = SteadyConsole(file=out)
+    display = TerminalDisplay(view, console) if console.is_terminal else PlainDisplay(view, out)
+    return SteadyDisplay(display, on_failure)
 
 
 def summary_table(summary: Mapping[str, object]) -> Table:

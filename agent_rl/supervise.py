@@ -75,6 +75,8 @@ async def run_topology(
     actors = [node for name in hosts for node, _ in actor_nodes(topology, name)]
     sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
     with ExitStack() as stack:
+        # From here on there is something to end in order: signals wait until the supervisor can.
+        received = stack.enter_context(trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
         stack.enter_context(run_lock(directory, hosts))
         remember(topology, directory)
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0])))
@@ -85,7 +87,10 @@ async def run_topology(
         stages = [stage.name for stage in topology.stages]
         timeline = TimelineFile(directory, trio.current_time(), time.time)
         view = LiveView(topology.run.name, actors, stages, trio.current_time())
-        display = stack.enter_context(make_display(view, sys.stdout))
+        silenced = partial(log.warning, "the display falls silent")
+        display = stack.enter_context(
+            make_display(view, sys.stdout, lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
+        )
         supervisor = Supervisor(
             topology,
             path,
@@ -97,7 +102,7 @@ async def run_topology(
             log=log,
             entry_module=entry_module,
         )
-        return await supervisor.run(_network(topology, path, table))
+        return await supervisor.run(_network(topology, path, table), received)
 
 
 class Supervisor:
@@ -149,13 +154,13 @@ class Supervisor:
             for name, role in actor_nodes(topology, host)
         }
 
-    async def run(self, network: Network) -> int:
-        """Run to the end, heard and spoken to over ``network``; return the exit code."""
+    async def run(self, network: Network, received: AsyncIterator[int]) -> int:
+        """Run to the end, heard and spoken to over ``network``, obeying the signals received; return the exit code."""
         lifeline, held = os.pipe()
         janitor = Janitor()
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._obey_signals)
+                nursery.start_soon(self._obey, received)
                 await self._open_nodes(nursery, network)
                 nursery.start_soon(self._watch)
                 for actor in self._actors.values():
@@ -254,11 +259,6 @@ class Supervisor:
     def _look(self, actor: str) -> ProcessSeen | None:
         process = self._actors.get(actor)
         return None if process is None or process.child is None else process.child.seen()
-
-    async def _obey_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-            task_status.started()
-            await self._obey(received)
 
     async def _obey(self, received: AsyncIterator[int]) -> None:
         async for number in received:

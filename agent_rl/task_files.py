@@ -91,7 +91,9 @@ def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any
                     number += 1
                     yield f"{name}:{number}", row
     except (OSError, pa.ArrowException) as error:
-        raise TaskError(f"{name}: cannot be read as parquet ({error})") from error
+        raise TaskError(
+            f"{name}: cannot be read as parquet ({error}); write it again, or convert it to JSONL"
+        ) from error
 
 
 def _problem(row: Mapping[str, Any], where: str) -> Problem:

@@ -1,9 +1,12 @@
 """The command line: exit codes, messages without tracebacks, and a quick start."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import trio
@@ -96,6 +99,80 @@ def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, 
     output = capsys.readouterr().out
     assert json.loads(output.splitlines()[-1]) == {"steps": 5, "success": None}
     assert "summary" in output
+
+
+NOTHING = {"minutes": 0.1, "steps": 0, "groups_opened": 0, "groups_trained": 0, "mean_staleness": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("code", "summary", "shown"),
+    [
+        (2, NOTHING, False),  # an actor found a mistake while the others were starting
+        (0, NOTHING, False),  # stopped before anything was done
+        (0, {**NOTHING, "steps": 1}, True),
+        (0, {**NOTHING, "success_before_greedy": 0.0}, True),
+        (2, {**NOTHING, "groups_opened": 40}, True),  # training had to be stopped
+    ],
+)
+def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch, capsys, code, summary, shown):
+    async def run_topology(topology, *_):
+        await trio.lowlevel.checkpoint()
+        topology.run.directory.mkdir()
+        (topology.run.directory / "summary.json").write_text(json.dumps(summary))
+        return code
+
+    replace_run(monkeypatch, run_topology)
+    assert main(["run", str(file)]) == code
+    output = capsys.readouterr().out
+    assert ("mean_staleness" in output) == shown
+    assert bool(output) == shown
+
+
+def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, sys, trio, agent_rl.supervise\n"
+        "async def run_topology(topology, *_):\n"
+        "    await trio.lowlevel.checkpoint()\n"
+        "    topology.run.directory.mkdir(exist_ok=True)\n"
+        "    (topology.run.directory / 'summary.json').write_text(json.dumps({'steps': 3}))\n"
+        "    return 1\n"
+        "agent_rl.supervise.run_topology = run_topology\n"
+        "from agent_rl.cli import main\n"
+        "sys.exit(main(['run', sys.argv[1]]))\n"
+    )
+    command = [sys.executable, str(script), str(file)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "agent-rl: the results could not be shown (No space left on device); "
+        f"they are in {tmp_path / 'run' / 'summary.json'}"
+    )
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        process.stdout.close()
+        assert b"(Broken pipe)" in process.stderr.read()
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.6, 1.0])
+def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
+    command = [sys.executable, "-m", "agent_rl", "run", str(file)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        time.sleep(delay)  # when a user happens to press it
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert "Traceback" not in out + err
+    if process.returncode == 0:  # it had started, and was stopped as at any other time
+        assert "SIGINT: stopping" in out
+        assert "continue with: " in out
+    else:
+        assert (process.returncode, out, err) == (130, "", "agent-rl: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 
+import pytest
 from rich.console import Console
 
 from agent_rl.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
@@ -145,7 +146,39 @@ def test_a_terminal_gets_the_table_and_notices_word_for_word():
 
 
 def test_what_is_no_terminal_gets_plain_lines():
-    assert isinstance(make_display(view(), io.StringIO()), PlainDisplay)
+    out = io.StringIO()
+    with make_display(view(), out) as display:
+        display.refresh(101.0)
+        display.notice("said")
+        display.refresh(120.0)
+    said, line = out.getvalue().splitlines()
+    assert said == "said"
+    assert line.startswith("[0:20] stage - ")
+
+
+class Full(io.StringIO):
+    """A file on a disk without room, or with a closed reader."""
+
+    def __init__(self, error, *, terminal):
+        super().__init__()
+        self.error, self.terminal = error, terminal
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        raise self.error
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")])
+def test_a_display_whose_output_fails_falls_silent_and_says_so_once(terminal, error):
+    failures = []
+    with make_display(view(), Full(error, terminal=terminal), failures.append) as display:
+        for now in range(100, 130):
+            display.refresh(float(now))
+            display.notice("unheard")
+    assert failures == [error]
 
 
 def test_a_summary_lists_every_figure():

@@ -357,6 +357,28 @@ def test_a_second_signal_kills_at_once(stage):
     assert_gone([pid, int(grandchild)])
 
 
+@pytest.mark.parametrize("output", ["a full disk", "a closed pipe"])
+def test_output_that_fails_ends_no_run(stage, output):
+    """Nothing can be shown; the supervisor goes on, restarts what dies, and ends as it is told."""
+    stage.topology(a='settings = { behaviour = "crash_once" }')
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, str(script), str(stage.path), "run"]
+    with Path("/dev/full").open("w") as full, os.fdopen(write, "w") as closed:
+        out = full if output == "a full disk" else closed
+        with subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as supervisor:
+            heard = [stage.heard(), stage.heard()]
+            supervisor.send_signal(signal.SIGTERM)
+            heard.append(stage.heard())
+            supervisor.communicate(timeout=20)
+    assert [event for event, *_ in heard] == ["up", "up", "stopped"]
+    log = (stage.folder / "run" / "logs" / "supervisor.local.jsonl").read_text()
+    assert log.count("the display falls silent") == 1
+    assert "SIGTERM: stopping" in log
+
+
 def test_cancelling_the_supervisor_leaves_no_process(stage):
     topology = stage.topology(a='replicas = 2\nsettings = { behaviour = "stubborn" }')
     heard = []

@@ -1,0 +1,272 @@
+"""Every mistake a user makes before a run, through the command line: one clear message, exit code 2, and nothing starts."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from agent_rl.cli import main
+from agent_rl.load import load_topology
+from agent_rl.run_directory import run_lock
+from tests.end_to_end.topologies import write_micro, write_two_hosts
+
+GENERATOR = 'generator = "agent_rl.arithmetic:ArithmeticTasks"'
+HELD_OUT = "evaluation_files = ['held_out.jsonl']"
+SOUND_ROW = '{"problem": "1 + 1?", "answer": "2"}\n'
+LOOP = """
+from actors.base import Call
+from actors.tool_executor import ToolExecutor
+from agent_rl.messages import ToolCall, ToolResult
+
+
+class Loop(ToolExecutor):
+    links = {"again": Call(ToolCall, ToolResult)}
+"""
+
+
+def files(named: str) -> str:
+    return f"files = ['{named}']\n{HELD_OUT}"
+
+
+MISTAKES: dict[str, tuple[str, str, list[str]]] = {
+    # what is wrong: what of the sound file becomes what, and what the message holds
+    "an unknown class": (
+        "actors.learner:Learner",
+        "actors.learner:Lerner",
+        ["actors.learner.class: actors.learner has no class 'Lerner'", "did you mean 'Learner'?"],
+    ),
+    "an unknown module": (
+        "actors.learner:Learner",
+        "actors.lerner:Learner",
+        ["actors.learner.class: there is no module 'actors.lerner'", "modules are looked for in"],
+    ),
+    "links in a circle": (
+        'class = "actors.tool_executor:ToolExecutor"',
+        'class = "loop:Loop"\nlinks = { again = "tool_executor" }',
+        ["actors.tool_executor.links: actors wait for each other in a circle: tool_executor -> tool_executor", "break"],
+    ),
+    "a link to nobody": (
+        'tools = "tool_executor"',
+        'tools = "tool_exekutor"',
+        ["rollout_generator.links.tools: no actor is named 'tool_exekutor'", "did you mean 'tool_executor'?"],
+    ),
+    "a wrong type": (
+        "groups_per_step = 2",
+        'groups_per_step = "two"',
+        ["algorithm.groups_per_step: must be a whole number, not 'two'", "write a whole number, as in 5"],
+    ),
+    "a value out of range": ("samples = 4", "samples = 0", ["algorithm.samples: must be greater than 0, not 0"]),
+    "an unknown key": ("checkpoint_every", "checkpoint_evry", ["is no known key", "did you mean 'checkpoint_every'?"]),
+    "an unknown setting": (
+        "max_rollouts = 8",
+        "max_rolouts = 8",
+        ["actors.rollout_generator.settings.max_rolouts: is no known key", "did you mean 'max_rollouts'?"],
+    ),
+    "a key given twice": (
+        "keep = 2",
+        "keep = 2\nsamples = 8",
+        ["algorithm.samples: is given twice, first in line", "remove one of them"],
+    ),
+    "broken TOML": ("keep = 2", "keep = = 2", ["not TOML: "]),
+    "a data file that is missing": (
+        GENERATOR,
+        files("none/*.jsonl"),
+        ["tasks.files.0: no file matches", "paths are relative to the topology file"],
+    ),
+    "a held-out file that is missing": (
+        GENERATOR,
+        "files = ['sound.jsonl']\nevaluation_files = ['none.jsonl']",
+        ["tasks.evaluation_files.0: no file matches", "paths are relative to the topology file"],
+    ),
+    "held-out problems that nobody names": (
+        GENERATOR,
+        "files = ['sound.jsonl']",
+        ["tasks.evaluation_files: is missing, though a stage evaluates", "name the files of held-out problems"],
+    ),
+    "a line that is not JSON": (
+        GENERATOR,
+        files("malformed.jsonl"),
+        ["malformed.jsonl:3: not JSON (", "at column", "each line must be one JSON object"],
+    ),
+    "a line that is not JSON in a gzip file": (
+        GENERATOR,
+        files("malformed.jsonl.gz"),
+        ["malformed.jsonl.gz:3: not JSON (", "each line must be one JSON object"],
+    ),
+    "a gzip file that was cut": (GENERATOR, files("cut.jsonl.gz"), ["cut.jsonl.gz: cannot be read (", "is it UTF-8"]),
+    "a gzip file that is none": (GENERATOR, files("plain.jsonl.gz"), ["plain.jsonl.gz: cannot be read", "or gzip if"]),
+    "a problem without an answer": (
+        GENERATOR,
+        files("unanswered.jsonl"),
+        ["unanswered.jsonl:2: `answer` (or `reward_model.ground_truth`) is None", "it must be text or a number"],
+    ),
+    "a parquet row without an answer": (
+        GENERATOR,
+        files("unanswered.parquet"),
+        ["unanswered.parquet:2: `answer` (or `reward_model.ground_truth`) is None", "it must be text or a number"],
+    ),
+    "a parquet file that is none": (
+        GENERATOR,
+        files("plain.parquet"),
+        ["plain.parquet: cannot be read as parquet", "write it again, or convert it to JSONL"],
+    ),
+    "a file without tasks": (GENERATOR, files("empty.jsonl"), ["empty.jsonl: the file holds no tasks", "fill it"]),
+    "a file of an unknown kind": (GENERATOR, files("tasks.csv"), ["tasks.csv: task files end in one of .jsonl,"]),
+    "a held-out problem that is trained on": (
+        GENERATOR,
+        "files = ['sound.jsonl']\nevaluation_files = ['sound.jsonl']",
+        ["held-out problem sound.jsonl:1 has the text of training problem sound.jsonl:1", "remove it from"],
+    ),
+    "a model that is not there": (
+        "[model.initialise]",
+        '[model]\npath = "./nowhere"\n[unused]',
+        ["model.path: there is no directory nowhere", "it is relative to the working directory"],
+    ),
+    "a model without tokenizer": (
+        "[model.initialise]",
+        '[model]\npath = "FOLDER/untold"\n[unused]',
+        ["model.path: ", "untold has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
+    ),
+    "a run directory that is a file": (
+        'directory = "',
+        'directory = "FOLDER/sound.jsonl" #',
+        ["run.directory: ", "sound.jsonl is a file", "name a directory"],
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
+    (tmp_path / "held_out.jsonl").write_text('{"problem": "5 + 5?", "answer": 10}\n')
+    malformed = SOUND_ROW + "\n" + '{"problem": "2 + 2?", "answer": "4"\n'
+    (tmp_path / "malformed.jsonl").write_text(malformed)
+    (tmp_path / "malformed.jsonl.gz").write_bytes(gzip.compress(malformed.encode()))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(SOUND_ROW.encode() * 50)[:-12])
+    (tmp_path / "plain.jsonl.gz").write_text(SOUND_ROW)
+    (tmp_path / "unanswered.jsonl").write_text(SOUND_ROW + '{"problem": "2 + 2?"}\n')
+    parquet.write_table(pa.table({"problem": ["1?", "2?"], "answer": ["1", None]}), tmp_path / "unanswered.parquet")
+    (tmp_path / "plain.parquet").write_text(SOUND_ROW)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "tasks.csv").write_text("problem,answer\n")
+    model = tmp_path / "untold"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("agent_rl.actor_process.start_child", start)
+    monkeypatch.setattr("agent_rl.supervise.Janitor", start)
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_mistake_is_one_message_with_its_place_and_remedy(
+    folder: Path, command: str, mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, directory = write_micro(folder)
+    old, new, told = MISTAKES[mistake]
+    text = path.read_text()
+    changed = text[: text.index(old)].count("\n") + 1
+    text = text.replace(old, new.replace("FOLDER", str(folder)), 1)
+    if "[unused]" in text:  # what was the other model's is gone
+        before, _, after = text.partition("[unused]")
+        text = before + "[tasks]" + after.partition("[tasks]")[2]
+    path.write_text(text)
+    assert main([command, str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    said = captured.err.strip()
+    assert said.startswith(f"{path}:"), said
+    line = int(said.removeprefix(f"{path}:").partition(":")[0])
+    assert abs(line - changed) <= 3, f"line {line} is named, line {changed} was changed: {said}"
+    for part in told:
+        assert part in said, said
+    assert len(said.splitlines()) == 1, said
+    assert not directory.exists() or directory.is_file()
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize(("content", "told"), [(None, "No such file or directory"), (b"[run]\xff", "is not UTF-8")])
+def test_a_file_that_cannot_be_read(
+    tmp_path: Path, command: str, content: bytes | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "topology.toml"
+    if content is not None:
+        path.write_bytes(content)
+    assert main([command, str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{path}: ")
+    assert told in line
+
+
+def free_base(count: int) -> int:
+    """The first of so many ports in a row that nobody listens at."""
+    for base in range(21000, 60000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(base, base + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return base
+    pytest.fail("no ports are free")
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.usefixtures("nothing_starts")
+def test_ports_in_use_are_named_with_who_would_listen_there(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = free_base(20)
+    path, directory = write_two_hosts(tmp_path, (base, base + 10))
+    place = next(number for number, line in enumerate(path.read_text().splitlines(), 1) if line.endswith(f"{base}"))
+    told = f"{path}:{place}: hosts.a.base_port: another process listens at 127.0.0.1:{base + 1} (kv_scheduler.0)"
+    with socket.create_server(("127.0.0.1", base + 1)):
+        assert main([command, str(path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"{told}; stop it, or choose another base_port"
+        with run_lock(directory, ["a"]):  # it is this run that listens there
+            assert main(["check", str(path)]) == 0
+    assert main(["check", str(path)]) == 0
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, directory = write_micro(tmp_path)
+    with run_lock(directory, load_topology(path).hosts_in_use):
+        assert main(["run", str(path)]) == 2
+    assert "is in use by another supervisor (process " in capsys.readouterr().err
+
+
+def test_from_a_shell_there_is_no_traceback_either(folder: Path) -> None:
+    path, _ = write_micro(folder)
+    path.write_text(path.read_text().replace(GENERATOR, files("malformed.jsonl")).replace("keep = 2", "keep = 9"))
+    for command in ("check", "run"):
+        done = subprocess.run(
+            [sys.executable, "-m", "agent_rl", command, str(path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert "algorithm.keep: keeps 9 of 4 samples" in done.stderr
+        assert json.dumps(done.stdout) == '""'
