@@ -38,24 +38,33 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Push:
-    """A push link, or what is received over one: any of these message types."""
+    """A push link, or what is received over one: any of these message types.
+
+    ``required``, of what is received, says that the actor is no use unless somebody sends it.
+    """
 
     messages: tuple[type, ...]
     awaited_in_handler: bool = True
+    required: bool = True
     kind: ClassVar[str] = "push"
 
-    def __init__(self, *messages: type, awaited_in_handler: bool = True) -> None:
+    def __init__(self, *messages: type, awaited_in_handler: bool = True, required: bool = True) -> None:
         object.__setattr__(self, "messages", messages)
         object.__setattr__(self, "awaited_in_handler", awaited_in_handler)
+        object.__setattr__(self, "required", required)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call link, or what is answered over one. ``awaited_in_handler`` False: a task of its own waits, never a handler."""
+    """A call link, or what is answered over one. ``awaited_in_handler`` False: a task of its own waits, never a handler.
+
+    ``required``, of what is answered, says that the actor is no use unless somebody asks it.
+    """
 
     request: type
     reply: type
     awaited_in_handler: bool = True
+    required: bool = True
     kind: ClassVar[str] = "call"
 
     @property
@@ -66,13 +75,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Announce:
-    """An announce link, or what is received over one."""
+    """An announce link, or what is received over one; ``required`` as of a push."""
 
     messages: tuple[type, ...]
+    required: bool = True
     kind: ClassVar[str] = "announce"
 
-    def __init__(self, *messages: type) -> None:
+    def __init__(self, *messages: type, required: bool = True) -> None:
         object.__setattr__(self, "messages", messages)
+        object.__setattr__(self, "required", required)
 
 
 LinkKind = Push | Call | Announce

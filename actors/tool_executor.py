@@ -57,7 +57,7 @@ class ToolExecutor(Actor):
     concurrency = 4096
     drain_order = 40
     Settings = ToolExecutorSettings
-    receives = (Call(ToolCall, ToolResult), Call(VerifyAnswer, Verdict))
+    receives = (Call(ToolCall, ToolResult, required=False), Call(VerifyAnswer, Verdict, required=False))
     links: ClassVar = {}
     tools: ClassVar[tuple[dict[str, Any], ...]] = TOOLS
     """What the model is told it may call, as JSON schemas: an executor with another tool adds it here, and to `execute`."""

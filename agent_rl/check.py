@@ -65,7 +65,7 @@ def check_topology(topology: Topology, path: Path, overrides: Sequence[str] = ()
         faults += _declaration_faults(topology, actor, source)
         faults += _link_faults(actor, actors, source)
     if not faults:  # else what nobody sends follows from them
-        faults += _unsent_faults(actors, source)
+        faults += _unsent_faults(actors, source) + _disagreement_faults(actors, source)
     cycle = find_cycle({role: _waits_for(actor) for role, actor in actors.items()})
     if cycle:
         message = f"actors wait for each other in a circle: {' -> '.join(cycle)}"
@@ -229,6 +229,22 @@ def _link_faults(actor: CheckedActor, actors: Mapping[str, CheckedActor], source
     return faults
 
 
+def _disagreement_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
+    """Two roles that declare different formats of episodes, or different tools: conversations have one of each."""
+    faults = []
+    for attribute, what in (("chat_format", "another format of episodes"), ("tools", "other tools")):
+        declaring = [
+            (role, getattr(actor.cls, attribute)) for role, actor in actors.items() if hasattr(actor.cls, attribute)
+        ]
+        for role, declared in declaring[1:]:
+            first, declared_first = declaring[0]
+            if declared != declared_first:
+                message = f"{actors[role].entry.class_path} declares {what} than {first} does"
+                remedy = "the model is told of one; give both the same, or put one executor in front of all tools"
+                faults.append(source.fault(("actors", role, "class"), message, remedy))
+    return faults
+
+
 def _unsent_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
     """What an actor waits for and nobody sends it."""
     faults = []
@@ -242,11 +258,11 @@ def _unsent_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[F
         }
         for received in actor.cls.receives:
             unsent = [each.__name__ for each in received.messages if (received.kind, each) not in sent]
-            if unsent:
+            if unsent and getattr(received, "required", True):
                 message = (
                     f"{actor.entry.class_path} receives {', '.join(unsent)} by {received.kind}, and nobody sends it"
                 )
-                remedy = f"lead a link to {role} that carries it, or take it out of the class' receives"
+                remedy = f"lead a link to {role} that carries it, or declare it as received with required=False"
                 faults.append(source.fault(("actors", role, "class"), message, remedy))
     return faults
 

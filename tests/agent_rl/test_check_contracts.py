@@ -109,7 +109,7 @@ REFUSED = [
             receives = (*Base.receives, Announce(PolicyPublished))
         """,
         "receives PolicyPublished by announce, and nobody sends it",
-        "lead a link to roc_filter",
+        "required=False",
     ),
     ("filter", "class Mine(Base):\n    links = {'x': Base.links['progress']}", "the link 'x' leads nowhere", "x = "),
     # How it can be called.
@@ -263,6 +263,25 @@ SOUND = [
 @pytest.mark.parametrize(("role", "source"), SOUND)
 def test_what_keeps_it_is_not(folder: Path, role: str, source: str) -> None:
     assert check(folder, role, source) == []
+
+
+def test_two_roles_that_tell_the_model_different_things_are_refused(folder: Path) -> None:
+    (folder / "other_tools.py").write_text(
+        "from actors.tool_executor import ToolExecutor\n"
+        "class Other(ToolExecutor):\n    tools = ({'function': {'name': 'x', 'parameters': {}}},)\n"
+    )
+    path = folder / "two.toml"
+    text = QUICKSTART.read_text().replace('tools = "tool_executor"', 'tools = ["tool_executor", "second"]')
+    path.write_text(text + '\n[actors.second]\nclass = "other_tools:Other"\n')
+    (fault,) = check_topology(load_topology(path), path)
+    assert "other_tools:Other declares other tools than tool_executor does" in fault.message
+
+
+def test_an_executor_for_tools_and_one_for_answers_are_sound(folder: Path) -> None:
+    path = folder / "two.toml"
+    text = QUICKSTART.read_text().replace('checks = "tool_executor"', 'checks = "checker"')
+    path.write_text(text + '\n[actors.checker]\nclass = "actors.tool_executor:ToolExecutor"\n')
+    assert check_topology(load_topology(path), path) == []
 
 
 @pytest.mark.parametrize(
