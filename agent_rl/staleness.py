@@ -4,13 +4,19 @@ Symbols: v is the version the learner trains at (the step brings v to v + 1); o 
 tokens, which the version its engines served at opening bounds from below; S the staleness budget `max_staleness`. A group
 trained at v has staleness v - o.
 
-Openings are bounded by ``counted groups opened < (S + served + 1) * groups_per_step`` (scheduling.py), where ``served`` is the
-oldest version an engine serves. So at most (S + w + 1) * groups_per_step groups can hold tokens of version w or older, and
-steps that take the oldest groups first have trained them all by version w + S: with ``on_stale = "wait"``, no group is ever
-trained beyond S. Waiting is what that costs: the step at v is not closed while an open group has o < v + 1 - S, since it
-would pass the budget at the next step.
+A group must be trained by version o + S, and g = groups_per_step groups are trained at each. So this must hold before the step at v
+is closed, and is the whole rule: for each version d >= v, at most (d - v + 1) * g of the groups not yet trained are due by d.
 
-The other choices: ``drop`` closes the step and drops such open groups; ``train_corrected`` closes it and trains them
+Opening keeps it. Openings are bounded by ``counted groups opened < (S + served + 1) * g`` (scheduling.py), where ``served <= v`` is
+the oldest version an engine serves. A new group is due by served + S at the earliest; v * g groups are trained already, so at most
+(served + S - v + 1) * g are left in all.
+
+Closing keeps it, because it takes the oldest groups first, if it waits where it must. For each d, either all g groups taken are
+due by d, which is what the bound falls by; or every decided group due by d is taken, and what is left due by d is open. If that
+is more than (d - v) * g, ``wait`` does not close the step before some of it is decided, which ends since decided groups are taken
+first. Hence no group is ever trained beyond S. (For S = 1 this only says that an open group due now is waited for.)
+
+The other choices: ``drop`` closes the step and drops such open groups instead; ``train_corrected`` closes it and trains them
 whenever they are ready, leaving the gap to the loss's correction.
 """
 
@@ -108,7 +114,9 @@ class StepAssembler:
             dropped = overdue
             for group in dropped:
                 self.forgotten(group)
-        taken = self._take()
+        taken = self._oldest()
+        gone = {item.group for item in taken}
+        self._waiting = [item for item in self._waiting if item.group not in gone]
         step = Step(
             version=self.version,
             trained=tuple(item.group for item in taken if item.signal),
@@ -127,20 +135,27 @@ class StepAssembler:
         return with_signal >= self.groups_per_step or len(self._waiting) >= self.max_refill * self.groups_per_step
 
     def _overdue(self) -> tuple[str, ...]:
-        """Open groups that this step would push over the budget."""
-        oldest_allowed = self.version + 1 - self.max_staleness
-        late = [(oldest, group) for group, oldest in self._open.items() if oldest < oldest_allowed]
-        return tuple(group for _, group in sorted(late))
+        """Open groups that this step would leave too many of to be trained in time, oldest first."""
+        taken = {item.group for item in self._oldest()}
+        # Groups that are only to be counted take places of a step like others, unless they are replaced.
+        left = [i.oldest for i in self._waiting if i.group not in taken and (i.signal or not self.refill)]
+        open_groups = sorted((oldest, group) for group, oldest in self._open.items())
+        late: list[str] = []
+        due = 0
+        for oldest in sorted({*left, *self._open.values()}):
+            room = max(0, oldest + self.max_staleness - self.version) * self.groups_per_step
+            due += left.count(oldest)
+            here = [group for version, group in open_groups if version == oldest]
+            fitting = min(len(here), max(0, room - due))
+            late += here[fitting:]
+            due += fitting
+        return tuple(late)
 
-    def _take(self) -> list[_Decided]:
-        """The oldest groups first; with refill the replaced ones leave along with the step they were decided in."""
+    def _oldest(self) -> list[_Decided]:
+        """What this step takes: the oldest groups first; with refill the replaced ones leave along with those they made room for."""
         ranked = sorted(self._waiting, key=lambda item: (item.oldest, item.order))
         if not self.refill:
-            taken = ranked[: self.groups_per_step]
-        else:
-            signal = [item for item in ranked if item.signal][: self.groups_per_step]
-            taken = [item for item in ranked if not item.signal] + signal
-            taken.sort(key=lambda item: (item.oldest, item.order))
-        gone = {item.group for item in taken}
-        self._waiting = [item for item in self._waiting if item.group not in gone]
-        return taken
+            return ranked[: self.groups_per_step]
+        signal = [item for item in ranked if item.signal][: self.groups_per_step]
+        taken = [item for item in ranked if not item.signal] + signal
+        return sorted(taken, key=lambda item: (item.oldest, item.order))

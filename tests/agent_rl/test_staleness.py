@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_rl.staleness import Step, StepAssembler
@@ -100,10 +100,28 @@ def test_training_corrected_takes_the_straggler_whenever_it_is_ready() -> None:
     assert step.staleness == (4, 0)
 
 
+def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
+    steps = assembler(groups_per_step=1, max_staleness=3)
+    for name in "abcd":  # all that may be opened at version 0: due by version 3
+        steps.opened(name, 0)
+    steps.decided("a", 0, signal=True)
+    assert steps.close() is not None
+    steps.opened("new", 1)
+    steps.decided("new", 1, signal=True)
+    # Three are due by version 3. Were the new one trained at version 1, only the steps at 2 and 3 would be left for them.
+    assert steps.close() is None
+    assert len(steps.waits_for()) == 1
+    steps.decided("b", 0, signal=True)
+    step = steps.close()
+    assert step is not None
+    assert (step.version, step.trained) == (1, ("b",))
+
+
 @settings(max_examples=200)
+@example(seed=14837, budget=3, groups_per_step=1, on_stale="wait", refill=False, lag=0)
 @given(
     seed=st.integers(0, 10**6),
-    budget=st.integers(0, 3),
+    budget=st.integers(0, 5),
     groups_per_step=st.integers(1, 4),
     on_stale=st.sampled_from(["wait", "drop"]),
     refill=st.booleans(),
