@@ -78,7 +78,7 @@ class Sandbox:
         self._ready: list[Interpreter] = []
         self._became_ready = trio.Event()
         self._needed = [trio.Event() for _ in self._weights]
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(("calls", "cells", "restarts", "retries", "sessions_rebuilt"), 0))
         self._seconds = {"run_seconds": 0.0, "queue_seconds": 0.0}
         self.level: Level | None = None
         self.reasons: list[str] = []

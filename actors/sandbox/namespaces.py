@@ -192,6 +192,7 @@ def be_init(lifeline: int) -> NoReturn:
         os.closerange(0, 3)
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler is the only one that an init would heed
         while os.read(set_aside, 1):
             pass
     finally:

@@ -355,7 +355,8 @@ class Server:
         call = child.call
         seconds = time.monotonic() - call.started if call is not None else 0.0
         child.kill()  # before it is reaped: until then its number can't name another group
-        status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        _, status, used = os.wait4(child.pid, 0)
+        status = os.waitstatus_to_exitcode(status)
         child.call = None
         del self.running[child.pidfd]
         self.epoll.unregister(child.pidfd)  # closing it would not do: other children may hold it for a moment more
@@ -369,7 +370,10 @@ class Server:
             self.slots.kill_orphans({other.pid for other in self.running.values()})
         self.slots.put_back(child.place)
         if call is not None and call.verdict != CANCELLED:
-            verdict = CPU_TIMEOUT if call.verdict == NO_VERDICT and status == -signal.SIGXCPU else call.verdict
+            verdict = call.verdict
+            spent = used.ru_utime + used.ru_stime >= call.bounds.cpu_seconds - 0.1
+            if verdict == NO_VERDICT and spent and status in (-signal.SIGXCPU, -signal.SIGKILL):
+                verdict = CPU_TIMEOUT  # the first limit sends the one, the second the other
             self.reply(DONE, call.id, verdict, status, seconds)
         self.start_waiting()
 

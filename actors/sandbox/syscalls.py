@@ -43,7 +43,7 @@ link:86: linkat:265:37 listxattr:194:11 llistxattr:195:12 lseek:8:62 lstat:6: ma
 mincore:27:232 mkdir:83: mkdirat:258:34 mknod:133: mknodat:259:33 mmap:9:222 mprotect:10:226 mremap:25:216
 msync:26:227 munmap:11:215 nanosleep:35:101 newfstatat:262:79 open:2: openat:257:56 openat2:437:437 pause:34:
 pidfd_open:434:434 pidfd_send_signal:424:424 pipe:22: pipe2:293:59 poll:7: ppoll:271:73 pread64:17:67 preadv:295:69
-preadv2:327:286 prlimit64:302:261 pselect6:270:72 pwrite64:18:68 pwritev:296:70 pwritev2:328:287 read:0:63
+preadv2:327:286 pselect6:270:72 pwrite64:18:68 pwritev:296:70 pwritev2:328:287 read:0:63
 readahead:187:213 readlink:89: readlinkat:267:78 readv:19:65 recvfrom:45:207 recvmmsg:299:243 recvmsg:47:212
 rename:82: renameat:264:38 renameat2:316:276 restart_syscall:219:128 rmdir:84: rseq:334:293 rt_sigaction:13:134
 rt_sigpending:127:136 rt_sigprocmask:14:135 rt_sigqueueinfo:129:138 rt_sigreturn:15:139 rt_sigsuspend:130:133
@@ -90,6 +90,7 @@ CONDITIONAL = {
     "clone3": (435, 435),
     "ioctl": (16, 29),
     "prctl": (157, 167),
+    "prlimit64": (302, 261),
     "setns": (308, 268),
     "socketpair": (53, 199),
 }
@@ -123,6 +124,7 @@ def _conditions(first_setns_fd: int | None) -> dict[str, bytes]:
         "clone3": _refuse(errno.ENOSYS),  # its flags lie in memory, where a filter can't look; libc then uses clone
         "ioctl": _argument(1) + _one_of(ALLOWED_IOCTLS, _refuse(errno.ENOTTY)),
         "prctl": _argument(0) + _one_of(ALLOWED_PRCTLS, no),
+        "prlimit64": _argument(0) + _one_of((0,), no),  # its own, not those of the slot's init
         "setns": no
         if first_setns_fd is None
         else _argument(0) + _instruction(_AT_LEAST, first_setns_fd, 0, 1) + _PASS + no,

@@ -1,0 +1,261 @@
+"""Attacks on what is the host's or another call's: files, processes, memory, network. Each runs beside a neighbour's call."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.sandbox.client import ExecutionLimits
+from tests.actors.sandbox.conftest import Attacked
+from tests.actors.sandbox.running import is_alive, living, named, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+REACHED = """
+def reached(path):
+    try:
+        open(path, "rb").read(1)
+    except OSError as error:
+        return type(error).__name__
+    return "READ"
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/shadow",
+        "/etc/hosts",
+        "/proc/self/environ",
+        "/proc/1/mem",
+        "/proc/kcore",
+        "/dev/mem",
+        "/dev/kmsg",
+        "/dev/vda",
+    ],
+)
+def test_reading_files_of_the_host(attacked: Attacked, path: str) -> None:
+    assert attacked.by(f"{REACHED}print(reached({path!r}))").stdout == "FileNotFoundError\n"
+
+
+def test_the_list_of_users_is_its_own(attacked: Attacked) -> None:
+    assert attacked.by("print(open('/etc/passwd').read())").stdout == "tool:x:1000:1000::/tmp:/bin/sh\n\n"
+
+
+def test_reading_the_repository(attacked: Attacked) -> None:
+    wanted = [str(ROOT / "pyproject.toml"), str(ROOT / "actors/tool_executor.py"), __file__]
+    assert attacked.by(f"{REACHED}print([reached(path) for path in {wanted!r}])").stdout.count("FileNotFoundError") == 3
+
+
+def test_reading_homes_and_temporary_files(attacked: Attacked, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    code = f"{REACHED}import os\nprint(reached({str(secret)!r}), os.listdir('/tmp'), os.path.exists('/home'), os.path.exists('/var'))"
+    assert attacked.by(code).stdout == "FileNotFoundError [] False False\n"
+
+
+def test_reading_the_environment(attacked: Attacked) -> None:
+    code = "import ctypes, os\ngetenv = ctypes.CDLL(None).getenv\nprint(dict(os.environ), getenv(b'PATH'), getenv(b'HOME'))"
+    assert attacked.by(code).stdout == "{} 0 0\n"
+
+
+def test_open_descriptors_are_the_calls_own(attacked: Attacked) -> None:
+    code = (
+        "import os\nfound = []\nfor fd in range(3000):\n"
+        "    try: os.fstat(fd)\n    except OSError: pass\n    else: found.append(fd)\nprint(found)"
+    )
+    assert attacked.by(code).stdout == "[0, 1, 2, 3]\n"
+
+
+def test_searching_memory_for_another_calls_code(attacked: Attacked) -> None:
+    code = (
+        "import gc\nmark = 'the neigh' + \"bour's\"\n"
+        "gc.unfreeze()\n"
+        "held = [x for x in gc.get_objects() if isinstance(x, (str, bytes, bytearray)) and mark in str(x)]\n"
+        "inside = [v for x in gc.get_objects() if isinstance(x, dict) for v in list(x.values())"
+        " if isinstance(v, str) and mark in v and v is not mark]\n"
+        "print(len(held), len(inside))"
+    )
+    assert attacked.by(code).stdout == "0 0\n"
+
+
+def test_searching_files_of_other_calls(attacked: Attacked) -> None:
+    code = (
+        "import os\nfound = []\nfor directory, names, files in os.walk('/'):\n"
+        "    names[:] = [name for name in names if name not in ('usr', 'lib', 'site-packages')]\n"
+        "    found += [directory for file in files if file == 'mine']\nprint(found)"
+    )
+    assert attacked.by(code, limits=ExecutionLimits(wall_seconds=10), beside=0.5).stdout == "[]\n"
+
+
+def test_leaving_a_file_for_a_later_call(attacked: Attacked) -> None:
+    assert attacked.by("open('/tmp/x', 'w').write('x')\nopen('/dev/shm/y', 'w').write('y')").outcome == "success"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.chmod('/tmp', 0o711)",
+        "os.utime('/tmp', (1, 2))",
+        "os.mkdir('x')\nos.rmdir('x')",
+        "os.setxattr('/tmp', 'user.x', b'x')",
+    ],
+)
+def test_leaving_a_message_in_what_is_kept_for_a_later_call(attacked: Attacked, code: str) -> None:
+    attacked.by(f"import os\ntry:\n    {code.replace(chr(10), chr(10) + '    ')}\nexcept OSError: pass")
+    look = "import os\ns = os.stat('/tmp')\nprint(oct(s.st_mode), s.st_mtime < 10, os.listxattr('/tmp'))"
+    for _ in range(3):
+        assert attacked.by(look).stdout == "0o40700 False []\n"
+
+
+def test_writing_outside_its_directory(attacked: Attacked) -> None:
+    code = (
+        "import os\nwritten = []\nfor directory, names, _ in os.walk('/'):\n"
+        "    if directory.count('/') > 3: names.clear()\n"
+        "    try: open(directory + '/evil', 'w').close(); written.append(directory)\n    except OSError: pass\nprint(written)"
+    )
+    assert attacked.by(code, limits=ExecutionLimits(wall_seconds=10)).stdout == "['/tmp']\n"
+
+
+def test_removing_and_changing_system_files(attacked: Attacked) -> None:
+    code = (
+        "import os\nrefused = []\nfor act in (lambda: os.remove('/etc/passwd'), lambda: os.chmod('/usr', 0o777),"
+        " lambda: os.rename('/usr/bin', '/usr/x'), lambda: open(os.__file__, 'a'), lambda: os.truncate(os.__file__, 0)):\n"
+        "    try: act()\n    except OSError as error: refused.append(error.errno)\nprint(len(refused), set(refused) <= {1, 13, 30})"
+    )
+    assert attacked.by(code).stdout == "5 True\n"
+
+
+def test_symbolic_links_out_of_its_directory(attacked: Attacked) -> None:
+    code = (
+        f"{REACHED}import os\nos.symlink('/etc/shadow', 'a')\nos.symlink('/usr', 'b')\nos.symlink('../../../../..', 'c')\n"
+        "print(reached('a'), sorted(os.listdir('c')))\n"
+        "try: open('b/evil', 'w')\nexcept OSError as error: print(error.errno)"
+    )
+    result = attacked.by(code)
+    assert result.stdout.startswith("FileNotFoundError")
+    assert "'home'" not in result.stdout
+    assert result.stdout.endswith("30\n")
+
+
+def test_hard_links_to_files_of_the_system(attacked: Attacked) -> None:
+    assert "Invalid cross-device link" in attacked.by("import os\nos.link(os.__file__, 'x')").stderr
+
+
+def test_device_nodes(attacked: Attacked) -> None:
+    code = "import os, stat\nos.mknod('disk', 0o600 | stat.S_IFBLK, os.makedev(254, 0))"
+    assert "Operation not permitted" in attacked.by(code).stderr
+
+
+def test_programs_that_give_privileges(attacked: Attacked) -> None:
+    code = "import subprocess\nprint(subprocess.run(['su', '-c', 'id'], capture_output=True).returncode != 0)"
+    assert attacked.by(code).stdout == "True\n"
+
+
+def test_connecting_to_a_port_of_loopback(attacked: Attacked) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        result = attacked.by(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)")
+        assert "PermissionError" in result.stderr
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize("address", ["path", "abstract"])
+def test_connecting_to_a_unix_socket(attacked: Attacked, tmp_path: Path, address: str) -> None:
+    name = str(tmp_path / "s") if address == "path" else f"\0agent-rl-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        result = attacked.by(f"import socket\nsocket.socket(socket.AF_UNIX).connect({name!r})")
+        assert "PermissionError" in result.stderr
+
+
+def test_network_behind_a_program_that_is_started(attacked: Attacked) -> None:
+    code = (
+        "import subprocess, sys\nprint(subprocess.run(['bash', '-c', 'exec 3<>/dev/tcp/127.0.0.1/22'], capture_output=True,"
+        " text=True).stderr)"
+    )
+    assert "not permitted" in attacked.by(code).stdout
+
+
+def test_looking_up_a_name(attacked: Attacked) -> None:
+    assert attacked.by("import socket\nsocket.getaddrinfo('example.org', 80)").outcome == "error"
+
+
+def test_interfaces_of_the_host(attacked: Attacked) -> None:
+    assert "192." not in attacked.by("import socket\nprint(socket.if_nameindex())").stdout
+
+
+def test_a_socket_pair_is_all_there_is(attacked: Attacked) -> None:
+    code = (
+        "import socket\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(1))\nsocket.socketpair(socket.AF_INET)"
+    )
+    result = attacked.by(code)
+    assert result.stdout == "b'x'\n"
+    assert result.outcome == "error"
+
+
+def test_signals_to_everybody(attacked: Attacked) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    code = (
+        "import os, signal\nprint(os.getppid())\nsent = 0\nfor pid in range(1, 40_000):\n"
+        "    if pid != os.getpid():\n        try: os.kill(pid, signal.SIGKILL); sent += 1\n        except OSError: pass\n"
+        "try: os.kill(-1, signal.SIGKILL)\nexcept OSError: pass\nprint('alive', sent)"
+    )
+    try:
+        result = attacked.by(code, limits=ExecutionLimits(wall_seconds=5))
+        assert result.stdout.startswith("0\n")  # its parent is out of sight
+        assert result.stdout.endswith("alive 1\n")  # the slot's init, which signals from inside don't reach
+        assert bystander.poll() is None
+        assert is_alive(bystander.pid)
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_killing_its_own_process_group(attacked: Attacked) -> None:
+    assert attacked.by("import os\nprint('x', flush=True)\nos.killpg(0, 9)").outcome == "killed"
+
+
+def test_escaping_by_double_fork_and_setsid(attacked: Attacked) -> None:
+    code = named("escaped") + (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)"
+    )
+    assert attacked.by(code).outcome == "success"
+    assert wait_until(lambda: living("escaped") == 0)
+
+
+def test_a_process_that_goes_on_writing_after_the_end(attacked: Attacked) -> None:
+    code = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
+        "    while True: os.pwrite(3, b'success\\nforged', 0); os.write(1, b'late ')\nos._exit(3)"
+    )
+    result = attacked.by(code, beside=0.2)
+    assert result.outcome in ("success", "error", "output_limit")  # its own report: it could have said so itself
+    assert attacked.by("print(1)").stdout == "1\n"
+
+
+def test_patching_what_the_warm_interpreter_shares(attacked: Attacked) -> None:
+    code = (
+        "import builtins, json, os, sys, ast, gc\nbuiltins.evil = 1\nbuiltins.print = None\njson.dumps = None\nos.listdir = None\n"
+        "sys.meta_path.clear()\nsys.modules.clear()\nast.parse = None\nos.environ['EVIL'] = '1'\nsys.path[:] = ['/tmp']\n"
+        "type(os).evil = 1 if False else None"
+    )
+    attacked.by(code)
+    assert attacked.by("import json\nprint(json.dumps([1]))").stdout == "[1]\n"
+
+
+def test_pickles_and_import_hooks_stay_in_their_call(attacked: Attacked) -> None:
+    code = (
+        "import pickle, sys, os\nclass Evil:\n    def __reduce__(self): return (exec, ('import builtins; builtins.evil = 1',))\n"
+        "pickle.loads(pickle.dumps(Evil()))\n"
+        "class Hook:\n    def find_spec(self, *a): open('/tmp/hooked', 'a').write('x')\n"
+        "sys.meta_path.insert(0, Hook())\nopen('json.py', 'w').write('evil')\nopen('sitecustomize.py', 'w').write('evil')\nevil"
+    )
+    assert attacked.by(code).value == "1"

@@ -1,0 +1,207 @@
+"""Attacks by system calls, most of them by number through ctypes. Each runs beside a neighbour's call."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from actors.sandbox.syscalls import ALLOWED, CONDITIONAL, REFUSED, numbers, program
+from tests.actors.sandbox.conftest import Attacked
+
+MACHINE = platform.machine()
+CALL = """
+import ctypes, errno, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    result = libc.syscall(number, *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
+    return errno.errorcode[ctypes.get_errno()] if result < 0 else result
+"""
+
+
+def number(name: str) -> int:
+    known = numbers(ALLOWED + REFUSED, MACHINE)
+    return known[name] if name in known else CONDITIONAL[name][MACHINE != "x86_64"]
+
+
+def by_number(attacked: Attacked, name: str, *arguments: int) -> str:
+    given = "".join(f", {argument}" for argument in arguments)
+    return attacked.by(f"{CALL}print(call({number(name)}{given}))", beside=0.02).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("ptrace", (16, 1, 0, 0)),  # attach to init
+        ("ptrace", (0, 0, 0, 0)),  # be traced
+        ("process_vm_readv", (1, 0, 0, 0, 0, 0)),
+        ("process_vm_writev", (1, 0, 0, 0, 0, 0)),
+        ("pidfd_getfd", (3, 0, 0)),
+        ("userfaultfd", (0,)),
+        ("keyctl", (0, -3, 0)),
+        ("add_key", (0, 0, 0, 0, -3)),
+        ("request_key", (0, 0, 0, 0)),
+        ("bpf", (0, 0, 0)),
+        ("io_uring_setup", (8, 0)),
+        ("io_uring_enter", (0, 0, 0, 0, 0)),
+        ("io_uring_register", (0, 0, 0, 0)),
+        ("io_setup", (1, 0)),
+        ("perf_event_open", (0, 0, 0, 0, 0)),
+        ("mount", (0, 0, 0, 0, 0)),
+        ("umount2", (0, 2)),
+        ("fsopen", (0, 0)),
+        ("open_tree", (-100, 0, 1)),
+        ("move_mount", (3, 0, 3, 0, 0)),
+        ("mount_setattr", (-100, 0, 0, 0, 0)),
+        ("pivot_root", (0, 0)),
+        ("chroot", (0,)),
+        ("unshare", (0x10000000,)),
+        ("unshare", (0x00020000,)),
+        ("setns", (3, 0)),
+        ("setns", (60, 0)),
+        ("seccomp", (1, 0, 0)),
+        ("personality", (0x0040000,)),
+        ("init_module", (0, 0, 0)),
+        ("kexec_load", (0, 0, 0, 0)),
+        ("reboot", (0, 0, 0, 0)),
+        ("swapon", (0, 0)),
+        ("sethostname", (0, 0)),
+        ("setdomainname", (0, 0)),
+        ("settimeofday", (0, 0)),
+        ("clock_settime", (0, 0)),
+        ("adjtimex", (0,)),
+        ("setpriority", (0, 0, -20)),
+        ("sched_setscheduler", (0, 1, 0)),
+        ("sched_setaffinity", (0, 0, 0)),
+        ("ioprio_set", (1, 0, 0)),
+        ("shmget", (0, 4096, 0o1600)),
+        ("semget", (0, 1, 0o1600)),
+        ("msgget", (0, 0o1600)),
+        ("mq_open", (0, 0, 0, 0)),
+        ("memfd_create", (0, 0)),
+        ("memfd_secret", (0,)),
+        ("open_by_handle_at", (3, 0, 0)),
+        ("name_to_handle_at", (3, 0, 0, 0, 0)),
+        ("fanotify_init", (0, 0)),
+        ("quotactl", (0, 0, 0, 0)),
+        ("acct", (0,)),
+        ("syslog", (3, 0, 0)),
+        ("kcmp", (1, 1, 0, 0, 0)),
+        ("move_pages", (0, 0, 0, 0, 0, 0)),
+        ("setxattr", (0, 0, 0, 0, 0)),
+        ("socket", (2, 1, 0)),
+        ("socket", (1, 1, 0)),
+        ("socket", (16, 3, 0)),
+        ("socketpair", (2, 1, 0, 0)),
+        ("connect", (3, 0, 0)),
+        ("bind", (3, 0, 0)),
+        ("prctl", (4, 1, 0, 0, 0)),  # dumpable
+        ("prctl", (22, 2, 0, 0, 0)),  # another filter
+        ("prctl", (23, 21, 0, 0, 0)),  # the bounding set
+        ("prctl", (36, 1, 0, 0, 0)),  # subreaper
+        ("vmsplice", (3, 0, 0, 0)),
+    ],
+)
+def test_system_calls_that_are_refused(attacked: Attacked, name: str, arguments: tuple[int, ...]) -> None:
+    assert by_number(attacked, name, *arguments) == "EPERM"
+
+
+def test_every_refused_system_call_is_refused(attacked: Attacked) -> None:
+    refused = numbers(REFUSED, MACHINE)
+    code = f"{CALL}print({{name: said for name, n in {refused!r}.items() if (said := call(n, -1, 0, 0, 0, 0, 0)) != 'EPERM'}})"
+    assert attacked.by(code).stdout == "{}\n"
+
+
+def test_system_calls_that_are_not_known_do_not_exist(attacked: Attacked) -> None:
+    assert attacked.by(f"{CALL}print(call(600), call(9999))").stdout == "ENOSYS ENOSYS\n"
+
+
+@pytest.mark.parametrize(
+    "flag", [0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x8000, 0x2000]
+)
+def test_new_namespaces_and_foreign_parents_by_clone(attacked: Attacked, flag: int) -> None:
+    assert by_number(attacked, "clone", flag | 17, 0, 0, 0, 0) == "EPERM"
+
+
+def test_clone3_whose_flags_no_filter_sees(attacked: Attacked) -> None:
+    assert by_number(attacked, "clone3", 0, 88) == "ENOSYS"
+
+
+def test_a_terminal_is_not_typed_into(attacked: Attacked) -> None:
+    assert by_number(attacked, "ioctl", 0, 0x5412, 0) == "ENOTTY"
+
+
+@pytest.mark.skipif(MACHINE != "x86_64", reason="x86-64 has two other system call interfaces")
+def test_the_32_bit_interface_of_the_kernel(attacked: Attacked) -> None:
+    code = (
+        f"{CALL}page = mmap.mmap(-1, 4096, prot=7)\npage.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')\n"  # eax = getpid; int 0x80
+        "print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())"
+    )
+    result = attacked.by(code)
+    assert (result.outcome, result.stdout) == ("killed", "")
+    assert "signal 31" in result.stderr
+
+
+@pytest.mark.skipif(MACHINE != "x86_64", reason="x86-64 has two other system call interfaces")
+def test_the_x32_interface_of_the_kernel(attacked: Attacked) -> None:
+    result = attacked.by(f"{CALL}print(call(0x40000000 + 39))")
+    assert (result.outcome, "signal 31" in result.stderr) == ("killed", True)
+
+
+def test_taking_capabilities_and_users(attacked: Attacked) -> None:
+    code = (
+        f"{CALL}import struct\nheader = struct.pack('Ii', 0x20080522, 0)\n"
+        f"print(call({number('capset')}, header, struct.pack('6I', 255, 255, 0, 0, 0, 0)))\n"
+        "for act in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgid(0), lambda: os.setgroups([0])):\n"
+        "    try: act(); print('TAKEN')\n    except OSError: print('refused')\nprint(os.getresuid())"
+    )
+    assert attacked.by(code).stdout == "EPERM\n" + "refused\n" * 4 + "(1000, 1000, 1000)\n"
+
+
+def test_raising_its_limits(attacked: Attacked) -> None:
+    code = (
+        "import resource\nfor name in ('AS', 'NPROC', 'NOFILE', 'CPU', 'FSIZE', 'CORE', 'MEMLOCK', 'MSGQUEUE'):\n"
+        "    limit = getattr(resource, 'RLIMIT_' + name)\n    hard = resource.getrlimit(limit)[1]\n"
+        "    try: resource.setrlimit(limit, (hard + 1, hard + 1)); print('RAISED', name)\n    except (ValueError, OSError): pass\n"
+        "try: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)); print('SET')\nexcept OSError: print('refused')"
+    )
+    assert attacked.by(code).stdout == "refused\n"
+
+
+def test_priority_clock_and_host_name_by_their_libraries(attacked: Attacked) -> None:
+    code = (
+        "import os, socket, time\nfor act in (lambda: os.nice(-5), lambda: os.setpriority(0, 0, -5), lambda: socket.sethostname('x'),"
+        " lambda: time.clock_settime(0, 0.0), lambda: os.sched_setscheduler(0, 1, os.sched_param(1))):\n"
+        "    try: act(); print('DONE')\n    except OSError: print('refused')"
+    )
+    assert attacked.by(code).stdout == "refused\n" * 5
+
+
+def test_proc_and_sys_are_not_there(attacked: Attacked) -> None:
+    code = "import os\nprint([os.path.exists(p) for p in ('/proc', '/sys', '/run', '/var/run/docker.sock', '/proc/sys/kernel')])"
+    assert attacked.by(code).stdout == "[False, False, False, False, False]\n"
+
+
+def test_mounting_proc_anew(attacked: Attacked) -> None:
+    code = f"{CALL}os.mkdir('p')\nprint(libc.mount(b'proc', b'p', b'proc', 0, None), libc.mount(b'tmpfs', b'p', b'tmpfs', 0, None))"
+    assert attacked.by(code).stdout == "-1 -1\n"
+
+
+def test_freezing_with_a_stopped_child(attacked: Attacked) -> None:
+    code = "import os, signal\npid = os.fork()\nif pid == 0: os.kill(os.getpid(), signal.SIGSTOP)\nprint('left')"
+    assert attacked.by(code).stdout == "left\n"
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_tables_contradict_nothing(machine: str) -> None:
+    allowed, refused = numbers(ALLOWED, machine), numbers(REFUSED, machine)
+    conditional = {name: row[machine != "x86_64"] for name, row in CONDITIONAL.items()}
+    every = [*allowed.values(), *refused.values(), *conditional.values()]
+    assert len(every) == len(set(every))
+    assert len(program(machine, 512)) % 8 == 0
+    assert len(program(machine, 512)) // 8 < 4096  # the kernel's limit
+
+
+def test_a_machine_without_a_table_is_refused() -> None:
+    with pytest.raises(KeyError):
+        program("riscv64", None)

@@ -1,0 +1,138 @@
+"""Levels of isolation: what each is, what is refused where it can't be had, and what takes its place."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.sandbox import kernel
+from actors.sandbox.isolation import LEVELS, filter_program, unavailable, visible
+from tests.actors.sandbox.running import execute_all, require
+
+ROOT = Path(__file__).resolve().parents[3]
+UNSHARE = {"x86_64": 272, "aarch64": 97}
+SCRIPT = """
+import struct, sys
+import trio
+from actors.sandbox import kernel
+from actors.sandbox.client import Sandbox
+from actors.sandbox.isolation import IsolationError
+forbidden, level = int(sys.argv[1]), sys.argv[2]
+if forbidden:  # as a container's filter does
+    rows = [(0x20, 0, 0, 0), (0x15, 0, 1, forbidden), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+    kernel.install_filter(b"".join(struct.pack("=HBBI", *row) for row in rows))
+async def main():
+    sandbox = Sandbox(isolation=level)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(sandbox.run)
+        result = await sandbox.execute("import os\\nprint(os.getuid())")
+        print(sandbox.level, sandbox.reasons, result.outcome, result.stdout)
+        nursery.cancel_scope.cancel()
+try:
+    trio.run(main)
+except* IsolationError as group:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    print("REFUSED", group)
+"""
+
+
+def run_script(forbidden: int, level: str, user: int | None = None) -> str:
+    command = [sys.executable, "-B", "-c", SCRIPT, str(forbidden), level]
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+        env=environment,
+        user=user,
+        group=user,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_where_namespaces_are_forbidden_the_next_level_is_taken_and_said() -> None:
+    require("filtered")
+    said = run_script(UNSHARE[platform.machine()], "host")
+    assert said.startswith("filtered ['strong: [Errno 1] unshare: Operation not permitted'] success")
+
+
+def test_a_level_that_was_asked_for_and_cannot_be_had_is_refused_with_its_remedy() -> None:
+    said = run_script(UNSHARE[platform.machine()], "strong")
+    assert said.startswith('REFUSED isolation = "strong" can\'t be had on this host: [Errno 1] unshare')
+    assert 'accept less with isolation = "host" or isolation = "filtered" or isolation = "limits"' in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_ordinary_user_has_strong_isolation_too() -> None:
+    require("strong")
+    try:
+        subprocess.run([sys.executable, "-c", "import trio"], user=4321, group=4321, check=True, capture_output=True)
+    except (PermissionError, subprocess.CalledProcessError):
+        pytest.skip("ordinary users can't run this Python")
+    if not os.access(ROOT / "actors", os.R_OK):
+        pytest.skip("ordinary users can't read the checkout")
+    assert run_script(0, "strong", user=4321) == "strong [] success 1000\n\n"
+
+
+def test_root_does_not_run_calls_as_root() -> None:
+    require("strong")
+    [result] = execute_all(["import os\nprint(os.getresuid(), os.getgroups())"], isolation="strong")
+    assert result.stdout in ("(1000, 1000, 1000) []\n", "(1000, 1000, 1000) [1000]\n")
+
+
+def test_the_filtered_level_has_no_network_and_no_new_namespaces() -> None:
+    require("filtered")
+    codes = [
+        "import socket\nsocket.socket()",
+        "import ctypes\nprint(ctypes.CDLL(None).unshare(0x10000000))",
+        "import ctypes\nprint(ctypes.CDLL(None).ptrace(0, 0, 0, 0))",
+        "open('x', 'w').write('x')\nprint(open('x').read())",
+    ]
+    network, namespaces, trace, file = execute_all(codes, isolation="filtered")
+    assert "PermissionError" in network.stderr
+    assert (namespaces.stdout, trace.stdout, file.stdout) == ("-1\n", "-1\n", "x\n")
+
+
+def test_the_filtered_level_reads_and_writes_little_where_there_is_landlock() -> None:
+    require("filtered")
+    if not kernel.landlock_version():
+        pytest.skip("this kernel has no Landlock")
+    code = (
+        "import os\nfor path in ('/etc/shadow', '/proc/1/environ', '/root', '/home', '/tmp'):\n"
+        "    try: (os.listdir if os.path.isdir(path) else open)(path); print('READ', path)\n"
+        "    except OSError: pass\n"
+        "try: open('/tmp/evil', 'w'); print('WRITTEN')\nexcept OSError: pass\n"
+        "open('/dev/null', 'w').write('x')\nimport decimal, sqlite3"
+    )
+    [result] = execute_all([code], isolation="filtered")
+    assert (result.outcome, result.stdout) == ("success", "")
+
+
+def test_what_is_hidden_lies_over_what_is_bound_and_packages_within_over_that() -> None:
+    plan = visible(("/usr/src/project/.venv/lib/python3/site-packages",), "/usr/src/project").plan
+    paths = [path for _, path in plan]
+    assert ("hide", "/usr/src/project") in plan
+    assert paths.index("/usr") < paths.index("/usr/src/project")
+    assert Path("/usr/src/project/.venv/lib/python3/site-packages").exists() is False  # what is not there is not bound
+    packages = str(Path(pytest.__file__).parents[1])
+    plan = visible((packages,), str(Path(packages).parents[1])).plan
+    assert ("bind", packages) in plan or any(kind == "bind" and packages.startswith(path) for kind, path in plan)
+    assert ("bind", str(Path(packages).parents[1])) not in plan
+
+
+def test_every_level_but_the_weakest_has_a_filter() -> None:
+    lengths = [len(filter_program(level)) for level in LEVELS]
+    assert lengths[0] > 1000
+    assert lengths[1] > 1000
+    assert lengths[2] == 0
+    assert 'isolation = "host"' in str(unavailable("limits", "x"))
