@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import ask
+from actors.contract.base import RL_STAGE
 from actors.contract.filter_bench import (
     EVALUATION,
     FILTER,
@@ -28,6 +29,7 @@ from agent_rl.audit import audit
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
+    GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
     Retry,
@@ -146,6 +148,44 @@ class FilterContract(FilterBench):
         in_steps = [g for m in stage["learner"].log if isinstance(m, StepReady) for g in m.groups]
         assert len(in_steps) == len(set(in_steps)), "a group is in two steps"
         assert self.may_drop or len(in_steps) == 2 * steps, f"{2 * steps} groups were due, {len(in_steps)} came"
+
+    def test_no_group_is_trained_beyond_the_staleness_budget(self, tmp_path: Path) -> None:
+        """Groups are decided in any order, some late: a step waits for those that would grow too old, and all steps come."""
+        for budget in range(4):
+            self.run(partial(self.train_at_random, tmp_path / f"budget-{budget}", budget))
+
+    async def train_at_random(self, folder: Path, budget: int) -> None:
+        """Twelve steps of two groups, opened as early as a scheduler may, decided as chance has it."""
+        rng = random.Random(budget)
+        async with self.alive(folder, algorithm={"max_staleness": budget}, stages=[{**RL_STAGE, "steps": 12}]) as stage:
+            await self.enter(stage)
+            version = number = 0
+            pending: dict[int, GroupOpened] = {}
+            while version < 12:
+                while number < 2 * min(budget + version + 1, 12):
+                    pending[number] = opened(number, version=version)
+                    await self.open(stage, pending[number])
+                    number += 1
+                assert pending, f"with max_staleness {budget}, every group is decided and step {version} does not come"
+                group = pending.pop(rng.choice(list(pending)))
+                for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):
+                    sampled_at = rng.randint(group.policy.version, version)
+                    await self.give(stage, rollout(group, sample, answer, version=sampled_at))
+                await self.settled(0.5)
+                for step in [m for m in stage["learner"].log if isinstance(m, StepReady) and m.version >= version]:
+                    await self.trained(stage, step)
+                    version = step.version + 1
+            self.check_staleness(stage.peers["learner.0"].log, budget)
+
+    def check_staleness(self, log: Sequence[Any], budget: int) -> None:
+        """How old each group was when it was trained."""
+        groups = {message.group: message for message in log if isinstance(message, TrainingGroup)}
+        for step in [message for message in log if isinstance(message, StepReady)]:
+            for name in step.groups:
+                trained = groups[name].trajectories
+                oldest = min(int(each.policies[each.loss_mask > 0, 1].min()) for each in trained)
+                age = step.version - oldest
+                assert age <= budget, f"{name} was trained at version {step.version}, {age} after its oldest token"
 
     def test_killed_at_any_time_it_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
         """Restarted, it goes on from the journal; what was not acknowledged comes again from the links."""

@@ -134,6 +134,12 @@ class TrustsTheChecker(RoCFilter):
         self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=verdict.equal))
 
 
+class NeverWaits(RoCFilter):
+    async def start(self) -> None:
+        await super().start()
+        self._book.algorithm = self._book.algorithm.model_copy(update={"on_stale": "train_corrected"})
+
+
 class EvaluatesTooEarly(RoCFilter):
     async def start(self) -> None:
         await super().start()
@@ -155,6 +161,7 @@ FILTERS = [
     (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
     (CountsTwice, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
     (TrustsTheChecker, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
+    (NeverWaits, "no_group_is_trained_beyond_the_staleness_budget", "after its oldest token"),
     (EvaluatesTooEarly, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
 ]
 
