@@ -123,6 +123,9 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
 def _announce(status_link: Any, actor: Actor, state: str, figures: Mapping[str, float], detail: str = "") -> None:
     numbers = {name: float(value) for name, value in figures.items()}
+    rejected = actor.context.node.figures["decode_errors"]
+    if rejected:
+        numbers["rejected_frames"] = rejected
     context = actor.context
     started = state not in {"starting", "failed"}  # before, an actor has nothing to answer from
     waiting_for = actor.waiting_for() if started else ""

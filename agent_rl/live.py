@@ -30,6 +30,7 @@ OWN_FIGURES = (
     ("groups_trained", "trained"),
     ("rollouts_in_flight", "rollouts in flight"),
     ("seconds_per_step", "s/step"),
+    ("rejected_frames", "rejected frames"),
 )
 """The figures shown on an actor's own line: name in ActorStatus.figures, and what people call it."""
 

@@ -34,6 +34,9 @@ class Port(Protocol):
     def connect(self, peer: str) -> None:
         """Open the connection to a peer's inbox, which need not exist yet. Raises UnknownPeer."""
 
+    def knows(self, peer: str) -> bool:
+        """Whether the network has a node of this name: others that introduce themselves are strangers."""
+
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Send to a peer's inbox. What cannot be delivered is lost."""
 

@@ -58,6 +58,10 @@ _COUNTED = (
 )
 
 
+STRANGER = "a stranger"
+"""Who sends without being a node of the network; reported once, whoever they are."""
+
+
 class Node:
     """Binds one inbox, connects to the inboxes of the peers its links lead to.
 
@@ -257,8 +261,9 @@ class Node:
 
     def _admit(self, identity: bytes) -> Inbound | None:
         who = read_identity(identity)
-        if who is None:
-            self._malformed(repr(identity[:40]), "the identity is not a node's")
+        if who is None or not self._port.knows(who[0]):
+            # Under one name, however they call themselves: what a stranger can make a node remember is bounded.
+            self._malformed(STRANGER, f"{identity[:40]!r} is no node of this network")
             return None
         peer, incarnation = who
         before = self._inbound_by_name.get(peer)

@@ -266,6 +266,10 @@ class ZmqPort:
             if self._inbox is not None:
                 self._open(peer)
 
+    def knows(self, peer: str) -> bool:
+        """Whether there is an address for it."""
+        return peer in self._addresses
+
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Send to a peer's inbox."""
         channel = self._peers[peer]

@@ -133,6 +133,10 @@ class _FaultyPort:
     async def serve(self) -> None:
         await self._port.serve()
 
+    def knows(self, peer: str) -> bool:
+        """As the port it stands before."""
+        return self._port.knows(peer)
+
     def connect(self, peer: str) -> None:
         self._port.connect(peer)
 

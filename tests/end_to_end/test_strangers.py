@@ -1,0 +1,83 @@
+"""A process that does not belong to the run sends rubbish to every socket: counted, told once, and nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
+from tests.end_to_end.topologies import write_micro
+
+STRANGER = """
+import os, random, sys
+import msgpack, zmq
+from transport.codec import WIRE_VERSION
+from transport.frames import Announce, Heartbeat, Push, pack
+
+rng = random.Random(1)
+context = zmq.Context()
+context.setsockopt(zmq.LINGER, 2000)
+for path in sys.argv[1:]:
+    for identity in (None, b"\\xff\\xfe", b"nobody#1", b"nobody#99999999999", *(f"many-{n}#1".encode() for n in range(8))):
+        socket = context.socket(zmq.DEALER)
+        if identity is not None:
+            socket.setsockopt(zmq.ROUTING_ID, identity)
+        socket.connect(f"ipc://{path}")
+        for _ in range(20):
+            socket.send(rng.randbytes(rng.randrange(2000)))
+        socket.send(b"")
+        socket.send_multipart([b""] * 10000)
+        socket.send(b"\\xff\\xff\\xff\\xff")
+        other = msgpack.packb((WIRE_VERSION + 1, 0, [], 1, []))
+        socket.send(len(other).to_bytes(4, "big") + other)
+        deep = b"\\x91" * 100000
+        socket.send(len(deep).to_bytes(4, "big") + deep)
+        socket.send(pack(Heartbeat(1, [])))
+        socket.send(pack(Push("trajectories", 1, 1), [rng.randbytes(500)]))
+        socket.send(pack(Announce("status", 1, "ActorStatus", 1 << 60), [rng.randbytes(500)]))
+        socket.close()
+    big = context.socket(zmq.DEALER)
+    big.connect(f"ipc://{path}")
+    big.send(bytes(257 << 20), copy=False)  # beyond what a socket takes: the connection is closed
+    big.close(0)
+context.term()
+"""
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, temporary: Path) -> None:
+    path, directory = write_micro(tmp_path, steps=120)
+    process = start(path, TMPDIR=str(temporary))
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    sockets = sorted(str(found) for found in temporary.rglob("*") if found.is_socket())
+    assert len(sockets) == 6
+    subprocess.run([sys.executable, "-c", STRANGER, *sockets], check=True, timeout=60)
+    assert process.poll() is None, "the run was over before the stranger came"
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=120)
+    logs = [directory / "logs" / f"{name}.jsonl" for name in LOGS]
+    for log in logs:
+        told = [row for row in rows(log) if "MalformedFrames" in str(row) and "stranger" in str(row)]
+        assert len(told) == 1, (log.name, told)
+
+
+LOGS = (
+    "kv_scheduler.0",
+    "rollout_generator.0",
+    "tool_executor.0",
+    "roc_filter.0",
+    "learner.0",
+    "supervisor.local",
+)
