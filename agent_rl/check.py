@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.check_contracts import class_findings, objections, option_findings
+from agent_rl.check_contracts import class_findings, declaration, objections, option_findings
 from agent_rl.check_files import file_faults
 from agent_rl.check_hosts import host_faults
 from agent_rl.contracts import described, place_of
@@ -233,12 +233,11 @@ def _disagreement_faults(actors: Mapping[str, CheckedActor], source: Source) -> 
     """Two roles that declare different formats of episodes, or different tools: conversations have one of each."""
     faults = []
     for attribute, what in (("chat_format", "another format of episodes"), ("tools", "other tools")):
-        declaring = [
-            (role, getattr(actor.cls, attribute)) for role, actor in actors.items() if hasattr(actor.cls, attribute)
-        ]
-        for role, declared in declaring[1:]:
-            first, declared_first = declaring[0]
-            if declared != declared_first:
+        found = {role: declaration(actor.cls, attribute) for role, actor in actors.items()}
+        declared = {role: value for role, value in found.items() if value is not None}
+        first = next(iter(declared), "")
+        for role, value in declared.items():
+            if value != declared[first]:
                 message = f"{actors[role].entry.class_path} declares {what} than {first} does"
                 remedy = "the model is told of one; give both the same, or put one executor in front of all tools"
                 faults.append(source.fault(("actors", role, "class"), message, remedy))

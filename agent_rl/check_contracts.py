@@ -29,6 +29,16 @@ OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": s
 DERIVE = "derive it from actors.base.Actor, or from the actor it takes the place of"
 
 
+TOLD = {"chat_format": messages.RolloutRequest, "tools": messages.ToolCall}
+"""What classes declare for the model to be told, and the message by whose receipt they have a say in it."""
+
+
+def declaration(cls: Any, attribute: str) -> Any:
+    """What a class declares of ``TOLD``; None when it has no say."""
+    says = any(TOLD[attribute] in received.messages for received in cls.receives)
+    return getattr(cls, attribute, None) if says else None
+
+
 def class_findings(cls: Any, name: str) -> Iterator[Finding]:
     """What keeps a class from being an actor; further faults are only worth looking for when there is none."""
     lacking = [each for each in REQUIRED if not hasattr(cls, each)]

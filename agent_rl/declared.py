@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from agent_rl.check import find_class
+from agent_rl.check_contracts import declaration
 from agent_rl.contracts import ContractError
 from agent_rl.prompts import TOOLS, ChatFormat
 from agent_rl.topology import Topology
@@ -18,20 +19,19 @@ from agent_rl.topology import Topology
 
 def declared_format(topology: Topology) -> type[ChatFormat]:
     """The format that the topology's generator speaks."""
-    for entry in topology.actors.values():
-        found = getattr(find_class(entry.class_path), "chat_format", None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    return ChatFormat
+    found: type[ChatFormat] | None = _first(topology, "chat_format")
+    return found or ChatFormat
 
 
 def declared_tools(topology: Topology) -> tuple[dict[str, Any], ...]:
     """The JSON schemas of the tools that the topology's executors run."""
-    for entry in topology.actors.values():
-        found = getattr(find_class(entry.class_path), "tools", None)
-        if found is not None:
-            return tuple(found)
-    return TOOLS
+    return tuple(_first(topology, "tools") or TOOLS)
+
+
+def _first(topology: Topology, attribute: str) -> Any:
+    """What the first class declares that has a say; `agent-rl check` has seen that the others declare the same."""
+    found = (declaration(find_class(entry.class_path), attribute) for entry in topology.actors.values())
+    return next((value for value in found if value is not None), None)
 
 
 def chat_format(topology: Topology, tokenizer: Any) -> ChatFormat:

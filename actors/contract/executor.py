@@ -39,8 +39,8 @@ class ExecutorContract(RoleContract):
     """Tool, arguments, and what must stand in stdout or value."""
     endless: ClassVar[tuple[str, dict[str, Any]] | None] = (PYTHON_TOOL, {"code": "while True: pass"})
     """A call that would never end; None where no tool can be kept busy."""
-    settings: ClassVar[dict[str, Any]] = {"wall_seconds": 1.0, "cpu_seconds": 1.0}
-    deadline_seconds: ClassVar[float] = 1.0
+    settings: ClassVar[dict[str, Any]] = {"wall_seconds": 2.0, "cpu_seconds": 2.0}
+    deadline_seconds: ClassVar[float] = 2.0
     """When an endless call has to be over, by these settings; a busy machine is given ten times as much."""
 
     def make_clock(self) -> None:
