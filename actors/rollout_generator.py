@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -39,7 +40,7 @@ from agent_rl.messages import (
     Trajectory,
 )
 from agent_rl.parsing import MalformedCall, ParsedCall, tool_response_text
-from agent_rl.prompts import ChatFormat
+from agent_rl.prompts import SESSION_TOOLS, ChatFormat
 from agent_rl.topology import Topology
 from transport import CallFailed, CallTimeout, PeerLost
 
@@ -70,6 +71,19 @@ class RolloutGeneratorSettings(Settings):
 
 class ToolsUnavailableError(Exception):
     """The tool service could not run a call: the infrastructure's failure, not the model's."""
+
+
+@dataclass
+class ToolSession:
+    """A rollout's calls of a tool with state: how many there were, and the code of those that its state consists of."""
+
+    calls: int = 0
+    kept: list[str] = field(default_factory=list)
+
+    def next_cell(self) -> int:
+        """The number of the next call."""
+        self.calls += 1
+        return self.calls
 
 
 class RolloutGenerator(Actor):
@@ -115,6 +129,7 @@ class RolloutGenerator(Actor):
         await self.context.nursery.start(self._engine.run)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
+        self._sessions: dict[str, ToolSession] = {}
         self._policy_ready = trio.Event()
         self._rollouts = 0
         self._rate = Rate(self.context.now)
@@ -182,6 +197,8 @@ class RolloutGenerator(Actor):
                 if not scopes:
                     self._scopes.pop(request.group, None)
                 self._engine.release(request.rollout)
+                if self._sessions.pop(request.rollout, None) is not None:
+                    self.context.link("tools").forget(request.rollout)
         if scope.cancelled_caught:
             failure = ("cancelled", "nobody wants its group any more")
         self._rollouts += 1
@@ -221,8 +238,10 @@ class RolloutGenerator(Actor):
         async def one(index: int, call: ParsedCall | MalformedCall) -> None:
             answers[index] = await self._call(episode, index, call)
 
-        if len(calls) == 1:
-            await one(0, calls[0])
+        in_session = any(isinstance(call, ParsedCall) and call.name in SESSION_TOOLS for call in calls)
+        if in_session or len(calls) == 1:
+            for index, call in enumerate(calls):  # each may build on the one before
+                await one(index, call)
         else:
             async with trio.open_nursery() as nursery:
                 for index, call in enumerate(calls):
@@ -235,17 +254,23 @@ class RolloutGenerator(Actor):
         turn = episode.turns
         if isinstance(call, MalformedCall):
             return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0)
+        rollout, in_session = episode.request.rollout, call.name in SESSION_TOOLS
+        session = self._sessions.setdefault(rollout, ToolSession()) if in_session else None
         request = ToolCall(
-            call=f"{episode.request.rollout}/{turn}.{index}",
-            session=episode.request.rollout,
-            cell=turn,
+            call=f"{rollout}/{turn}.{index}",
+            session=rollout,
+            cell=turn if session is None else session.next_cell(),
             tool=call.name,
             arguments=call.arguments,
+            earlier=() if session is None else tuple(session.kept),
         )
+        send = partial(self.context.link("tools"), timeout=settings.tool_timeout_seconds)
+        if in_session:
+            send = partial(send, key=rollout)
         started = self.context.now()
         for attempt in range(1, settings.tool_attempts + 1):
             try:
-                result: ToolResult = await self.context.link("tools")(request, timeout=settings.tool_timeout_seconds)
+                result: ToolResult = await send(request)
             except (CallTimeout, PeerLost, CallFailed) as error:
                 self.log.warning("tool call failed", call=request.call, attempt=attempt, error=str(error))
                 continue
@@ -253,6 +278,8 @@ class RolloutGenerator(Actor):
                 break
         else:
             raise ToolsUnavailableError(f"{request.call}: no executor ran it in {settings.tool_attempts} attempts")
+        if session is not None and result.kept:
+            session.kept.append(call.arguments["code"])
         record = ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, self.context.now() - started)
         stderr = result.stderr
         if result.outcome == "error" and settings.error_detail == "last_line":

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
+from actors.sandbox.isolation import IsolationError
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.check import find_class
@@ -38,6 +39,7 @@ from transport import BindError, CurveKeys, Delivery, InsecureLink, Network, Nod
 USER_MISTAKE = 3
 STATUS_SECONDS = 0.5
 MISTAKES = (
+    IsolationError,
     ContractError,
     TopologyError,
     TaskError,

@@ -14,7 +14,7 @@ from actors.sandbox.interpreter import Scratch
 from actors.sandbox.isolation import Isolation
 from agent_rl.declared import tool_faults
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
-from agent_rl.prompts import PYTHON_TOOL, TOOLS
+from agent_rl.prompts import JUPYTER_TOOL, JUPYTER_TOOLS, PYTHON_TOOL, TOOLS
 from agent_rl.topology import Topology
 
 
@@ -42,6 +42,8 @@ class ToolExecutorSettings(Settings):
     """Size of a file."""
     scratch_mib: PositiveInt = 64
     """Size of a call's /tmp, which is memory."""
+    sessions: PositiveInt = 64
+    """Live sessions of the notebook tool; the one idle longest is ended to make room."""
     code_bytes: PositiveInt = 1 << 20
     """Larger code, or input, is refused."""
     check_seconds: PositiveFloat = 10.0
@@ -52,7 +54,7 @@ class BadArgumentError(Exception):
 
 
 class ToolExecutor(Actor):
-    """Stateless: any number of calls at once, bounded by the sandbox's children."""
+    """Any number of calls at once, bounded by the sandbox's children; without state between the calls of a rollout."""
 
     concurrency = 4096
     drain_order = 40
@@ -85,6 +87,7 @@ class ToolExecutor(Actor):
             warm_modules=settings.warm_modules,
             limits=limits,
             isolation=settings.isolation,
+            sessions=settings.sessions if any(tool["function"]["name"] == JUPYTER_TOOL for tool in self.tools) else 0,
             scratch=Scratch(settings.scratch_mib * 2**20),
         )
         self._limits = limits
@@ -124,14 +127,17 @@ class ToolExecutor(Actor):
 
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call. What is wrong with it is an outcome for the model to read, never an exception."""
-        if call.tool != PYTHON_TOOL:
-            known = ", ".join(tool["function"]["name"] for tool in self.tools)
-            return refused(call, "unknown_tool", f"there is no tool {call.tool!r}; there is {known}")
+        known = [tool["function"]["name"] for tool in self.tools]
+        if call.tool not in known or call.tool not in (PYTHON_TOOL, JUPYTER_TOOL):
+            return refused(call, "unknown_tool", f"there is no tool {call.tool!r:.100}; there is {', '.join(known)}")
         try:
             code, stdin, limits = self._read(call.arguments)
         except BadArgumentError as error:
             return refused(call, "malformed", str(error))
-        done = await self._tools.execute(code, stdin, limits=limits, name=call.session)
+        if call.tool == JUPYTER_TOOL:
+            done = await self._tools.run_cell(call.session, call.cell, code, call.earlier, limits=limits)
+        else:
+            done = await self._tools.execute(code, stdin, limits=limits, name=call.session)
         return ToolResult(
             call=call.call,
             outcome=done.outcome,
@@ -140,6 +146,7 @@ class ToolExecutor(Actor):
             value=done.value,
             queue_seconds=done.queue_seconds,
             run_seconds=done.run_seconds,
+            kept=done.kept,
         )
 
     def _read(self, arguments: dict[str, Any]) -> tuple[str, str, ExecutionLimits]:
@@ -182,6 +189,12 @@ class ToolExecutor(Actor):
             "calls": self._done,
         }
         return "running", figures | {f"outcome_{name}": float(count) for name, count in self._outcomes.items()}
+
+
+class JupyterExecutor(ToolExecutor):
+    """Its tool is a notebook instead: the cells of a rollout share their variables."""
+
+    tools: ClassVar[tuple[dict[str, Any], ...]] = JUPYTER_TOOLS
 
 
 def refused(call: ToolCall, outcome: ToolOutcome, reason: str) -> ToolResult:

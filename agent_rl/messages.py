@@ -175,18 +175,26 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Run a tool. ``arguments`` is the JSON object the model wrote; ``session`` is the rollout, ``cell`` counts its calls."""
+    """Run a tool. ``arguments`` is the JSON object the model wrote; ``session`` is the rollout, ``cell`` counts its calls.
+
+    For a tool with state, ``earlier`` is the code of the cells that the session's state consists of: an executor that does
+    not have the session runs them again first.
+    """
 
     call: str
     session: str
     cell: int
     tool: str
     arguments: dict[str, Any]
+    earlier: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code."""
+    """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code.
+
+    ``kept``: the tool has state, and the call has become part of it.
+    """
 
     call: str
     outcome: ToolOutcome
@@ -195,6 +203,7 @@ class ToolResult:
     value: str
     queue_seconds: float
     run_seconds: float
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from agent_rl.messages import Problem
 
 PYTHON_TOOL = "python_code_with_standard_io"
+JUPYTER_TOOL = "jupyter_code"
+SESSION_TOOLS = frozenset({JUPYTER_TOOL})
+"""Tools with a state: the calls of a rollout build on each other, so they run one after the other, where the first one ran."""
 
 TOOLS: tuple[dict[str, Any], ...] = (
     {
@@ -36,6 +39,23 @@ TOOLS: tuple[dict[str, Any], ...] = (
     },
 )
 """What the model may call when it is Python alone, as JSON schemas (paper, section Prompt and format)."""
+
+JUPYTER_TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": JUPYTER_TOOL,
+            "description": "Run a cell of Python in a notebook that keeps its variables from call to call; return what it "
+            "prints, or the value of its last expression.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "The code of the cell."}},
+                "required": ["code"],
+            },
+        },
+    },
+)
+"""What it may call when it is a notebook."""
 
 SYSTEM_RSTAR2 = """You solve problems by reasoning step by step, with tools where they help.
 Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:

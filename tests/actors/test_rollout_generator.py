@@ -99,6 +99,35 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
     simulate(main)
 
 
+NOTEBOOK = '<tool_call>{"name": "jupyter_code", "arguments": {"code": "CODE"}}</tool_call>'
+
+
+def test_cells_of_a_notebook_are_numbered_run_in_order_and_know_what_the_state_consists_of(
+    tmp_path: Path, model: Path
+) -> None:
+    def script(number: int, _: Any) -> str:
+        turns = ["".join(NOTEBOOK.replace("CODE", code) for code in codes) for codes in ("ab", "c")]
+        return [*turns, ANSWER][number - 1]
+
+    def reply(call: ToolCall) -> ToolResult:
+        kept = call.arguments["code"] != "b"  # that one ended its process
+        return ToolResult(call.call, "success" if kept else "timeout", "4", "", "", 0.0, 0.001, kept)
+
+    async def main() -> None:
+        async with generator(tmp_path, model, script, reply=reply) as (stage, _):
+            await ask(stage, sampling=Sampling(1.0, 400, 4))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            calls = stage["tool_executor"].log
+            assert [(call.cell, call.arguments["code"], call.earlier) for call in calls] == [
+                (1, "a", ()),
+                (2, "b", ("a",)),
+                (3, "c", ("a",)),
+            ]
+            assert [record.outcome for record in made.calls] == ["success", "timeout", "success"]
+
+    simulate(main)
+
+
 def test_several_calls_of_a_turn_run_at_once_and_come_back_in_order(tmp_path: Path, model: Path) -> None:
     calls = [CALL.replace("2+2", str(n)) for n in (1, 2)]
 

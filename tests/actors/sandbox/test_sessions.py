@@ -1,0 +1,238 @@
+"""Sessions: state from cell to cell, cells that run once, ends and returns of a session, eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from tests.actors.sandbox.running import eventually, living, named, require, run_with
+
+SHORT = ExecutionLimits(wall_seconds=0.6, memory_bytes=64 << 20, output_bytes=1000, processes=8)
+
+
+class Notebook:
+    """A rollout's side of a session: numbers its cells and keeps those that the state consists of."""
+
+    def __init__(self, sandbox: Sandbox, name: str = "r1") -> None:
+        self.sandbox, self.name, self.cells, self.kept = sandbox, name, 0, list[str]()
+
+    async def run(self, code: str) -> ExecutionResult:
+        self.cells += 1
+        result = await self.sandbox.run_cell(self.name, self.cells, code, self.kept, limits=SHORT)
+        if result.kept:
+            self.kept.append(code)
+        return result
+
+
+def in_notebook(main: Callable[[Notebook], Awaitable[Any]], level: str = "host", **settings: Any) -> Any:
+    return run_with(Sandbox(isolation=level, **settings), lambda sandbox: main(Notebook(sandbox)))
+
+
+@pytest.mark.parametrize("level", ["strong", "filtered", "limits"])
+def test_cells_share_their_variables_files_and_imports(level: str) -> None:
+    require(level)
+
+    async def main(notebook: Notebook) -> list[ExecutionResult]:
+        cells = (
+            "import math\nx = 20",
+            "def f(a): return a + x\nopen('file', 'w').write('x')",
+            "print(f(22), open('file').read())",
+            "math.pi",
+        )
+        return [await notebook.run(cell) for cell in cells]
+
+    results = in_notebook(main, level)
+    assert [result.outcome for result in results] == ["success"] * 4
+    assert (results[2].stdout, results[3].value) == ("42 x\n", "3.141592653589793")
+    assert all(result.kept and result.stderr == "" for result in results)
+
+
+def test_an_exception_keeps_what_was_done_before_it() -> None:
+    async def main(notebook: Notebook) -> list[ExecutionResult]:
+        return [await notebook.run(cell) for cell in ("x = 1\n1/0", "x", "raise SystemExit(3)", "x + 1", "x = [", "x")]
+
+    failed, after, left, still, unparsed, last = in_notebook(main)
+    assert (failed.outcome, failed.kept, after.value) == ("error", True, "1")
+    assert "ZeroDivisionError" in failed.stderr
+    assert (left.outcome, left.kept, still.value) == ("error", True, "2")
+    assert ("SyntaxError" in unparsed.stderr, last.value) == (True, "1")
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("x = 2\nwhile True: pass", "timeout"),
+        ("x = 2\nimport os\nos.kill(os.getpid(), 9)", "killed"),
+        ("x = 2\nimport os\nos._exit(0)", "error"),
+        ("x = 2\nimport ctypes\nctypes.string_at(0)", "killed"),
+    ],
+)
+def test_a_session_whose_process_ends_has_the_state_before(code: str, outcome: str) -> None:
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult, ExecutionResult]:
+        await notebook.run("x = 1\nprint('once')")
+        return await notebook.run(code), await notebook.run("x"), await notebook.run("x = x + 1\nx")
+
+    ended, after, later = in_notebook(main)
+    assert (ended.outcome, ended.kept) == (outcome, False)
+    assert ended.stderr.startswith("[The session's process has ended; its state is that before this cell.]")
+    assert (after.outcome, after.value, after.stdout) == (
+        "success",
+        "1",
+        "",
+    )  # what earlier cells printed is not said twice
+    assert after.stderr.startswith("[The session was lost (its last cell ended as")
+    assert (later.value, later.stderr) == ("2", "")
+
+
+def test_memory_and_output_limits_hold_for_each_cell_and_leave_the_state() -> None:
+    async def main(notebook: Notebook) -> list[ExecutionResult]:
+        cells = ("x = 5", "y = bytearray(10**9)", "x", "print('x' * 5000)", "print('short')\nx")
+        return [await notebook.run(cell) for cell in cells]
+
+    _, memory, after, output, last = in_notebook(main)
+    assert (memory.outcome, memory.kept, after.value) == ("memory_limit", True, "5")
+    assert (output.outcome, len(output.stdout) < 1100) == ("output_limit", True)
+    assert (last.stdout, last.value) == ("short\n", "5")
+
+
+def test_a_repeated_request_returns_the_first_result_without_running_again() -> None:
+    async def main(notebook: Notebook) -> tuple[list[ExecutionResult], ExecutionResult]:
+        await notebook.run("count = 0")
+        results: list[ExecutionResult] = []
+
+        async def ask() -> None:
+            results.append(await notebook.sandbox.run_cell("r1", 2, "count += 1\nprint(count)", ["count = 0"]))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ask)
+        return results, await notebook.sandbox.run_cell("r1", 3, "count", ["count = 0", "count += 1\nprint(count)"])
+
+    results, after = in_notebook(main)
+    assert {result.stdout for result in results} == {"1\n"}
+    assert len(set(results)) == 1
+    assert after.value == "1"
+
+
+def test_a_session_that_was_elsewhere_is_rebuilt_and_says_so() -> None:
+    async def main(notebook: Notebook) -> ExecutionResult:
+        return await notebook.sandbox.run_cell(
+            "r9", 3, "x + y", ["x = 40\nprint('loud')\n1/0", "import os\nos.write(1, b'!')\ny = 2"]
+        )
+
+    result = in_notebook(main)
+    assert (result.outcome, result.value, result.stdout, result.kept) == ("success", "42", "", True)
+    assert result.stderr == "[The session was lost: its 2 earlier cells were run again.]\n"
+
+
+def test_a_killed_interpreter_loses_no_session() -> None:
+    async def main(notebook: Notebook) -> ExecutionResult:
+        await notebook.run("x = 7")
+        notebook.sandbox._ready[0].kill()
+        await trio.sleep(0.1)
+        return await notebook.run("x")
+
+    result = in_notebook(main)
+    assert (result.value, "run again" in result.stderr) == ("7", True)
+
+
+def test_too_many_sessions_end_the_one_idle_longest_and_its_model_is_told() -> None:
+    async def main(notebook: Notebook) -> tuple[list[ExecutionResult], dict[str, float]]:
+        books = [Notebook(notebook.sandbox, f"r{number}") for number in range(3)]
+        for number, book in enumerate(books):
+            await book.run(f"x = {number}")
+        figures = notebook.sandbox.figures
+        return [await book.run("x") for book in reversed(books)], figures
+
+    results, figures = in_notebook(main, sessions=2)
+    assert [result.value for result in results] == ["2", "1", "0"]
+    assert [result.stderr for result in results[:2]] == ["", ""]
+    assert (
+        results[2].stderr
+        == "[The session was lost (it was idle longest of too many): its 1 earlier cells were run again.]\n"
+    )
+    assert (figures["sessions"], figures["sessions_evicted"]) == (2, 1)
+
+
+def test_sessions_see_nothing_of_each_other() -> None:
+    async def main(notebook: Notebook) -> ExecutionResult:
+        other = Notebook(notebook.sandbox, "other")
+        await notebook.run("import builtins\nbuiltins.secret = x = 1\nopen('secret', 'w').write('x')")
+        return await other.run(
+            "import builtins, os\nprint('x' in globals(), hasattr(builtins, 'secret'), os.listdir('.'))"
+        )
+
+    assert in_notebook(main).stdout == "False False []\n"
+
+
+def test_an_idle_session_does_not_run() -> None:
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+        await notebook.run(
+            "import threading, time\nticks = 0\ndef tick():\n    global ticks\n    while True:\n        time.sleep(0.01)\n"
+            "        ticks += 1\nthreading.Thread(target=tick, daemon=True).start()"
+        )
+        before = await notebook.run("ticks")
+        await trio.sleep(0.3)
+        return before, await notebook.run("ticks")
+
+    before, after = in_notebook(main)
+    assert int(after.value) - int(before.value) < 10
+
+
+@pytest.mark.parametrize("level", ["strong", "limits"])
+def test_a_cell_that_leaves_processes_ends_its_session(level: str) -> None:
+    require(level)
+    code = named("left-by-cell") + "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nx = 2"
+
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+        await notebook.run("x = 1")
+        left = await notebook.run(code)
+        assert await eventually(lambda: living("left-by-cell") == 0)
+        return left, await notebook.run("x")
+
+    left, after = in_notebook(main, level)
+    assert (left.outcome, left.kept, after.value) == ("error", False, "1")
+    assert "left processes running" in left.stderr
+
+
+POISON = """
+import builtins, json, os, sys, socket
+child = sys.modules["actors.sandbox.child"]
+child.traceback_text = lambda *a: "all is well"
+def forged(request): return "forged"
+child.run_code.__code__ = forged.__code__
+os.ftruncate = lambda *a: None
+print = builtins.print = None
+"""
+
+
+def test_a_poisoned_session_harms_no_other_and_ends_at_its_deadline() -> None:
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ...]:
+        other = Notebook(notebook.sandbox, "other")
+        await other.run("x = 1")
+        await notebook.run(POISON)
+        poisoned = await notebook.run("1/0")
+        hung = Notebook(notebook.sandbox, "hung")
+        silent = await hung.run("import socket\nsocket.socket.send = lambda *a: 1")
+        return poisoned, silent, await other.run("print(x)"), await notebook.sandbox.execute("print(2)")
+
+    poisoned, hung, other, call = in_notebook(main)
+    assert poisoned.outcome in ("success", "error")  # its own result is all it can forge
+    assert hung.outcome == "timeout"
+    assert (other.stdout, call.stdout) == ("1\n", "2\n")
+
+
+@pytest.mark.parametrize("said", ["b'.'", "b'.' * 16", "b'x' * 60000"])
+def test_a_session_that_talks_out_of_turn_harms_only_itself(said: str) -> None:
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+        await notebook.run(f"import os\ntry:\n    for _ in range(3): os.write(4, {said})\nexcept OSError: pass")
+        await notebook.run("1")
+        other = Notebook(notebook.sandbox, "other")
+        return await other.run("print(1)"), await notebook.sandbox.execute("print(2)")
+
+    other, call = in_notebook(main)
+    assert (other.stdout, call.stdout) == ("1\n", "2\n")

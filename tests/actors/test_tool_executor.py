@@ -1,0 +1,160 @@
+"""The tool executor among stand-ins, with its real sandbox: calls, sessions, bad input, fairness."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.testing import Stage, running, stand_ins
+from actors.tool_executor import JupyterExecutor, ToolExecutor
+from agent_rl.messages import ToolCall, ToolResult, Verdict, VerifyAnswer
+from agent_rl.prompts import JUPYTER_TOOL, PYTHON_TOOL
+from tests.actors.topologies import micro
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+def serve(
+    folder: Path, main: Callable[[Ask], Awaitable[Any]], *, cls: type[ToolExecutor] = ToolExecutor, **settings: Any
+) -> Any:
+    """What ``main`` returns, given a way to send a message to an executor."""
+    topology = micro(folder, tool_executor=settings)
+
+    async def body() -> Any:
+        async with stand_ins(topology, "tool_executor") as stage:
+            async with running(cls, topology, "tool_executor", folder, stage):
+                return await main(asker(stage))
+
+    return trio.run(body)
+
+
+def asker(stage: Stage) -> Ask:
+    async def ask(message: Any) -> Any:
+        return await stage["rollout_generator"].call("tools", "tool_executor.0")(message, timeout=30)
+
+    return ask
+
+
+def call(arguments: Any, *, tool: str = PYTHON_TOOL, session: str = "r", cell: int = 1, **more: Any) -> ToolCall:
+    return ToolCall(f"{session}/{cell}", session, cell, tool, arguments, **more)
+
+
+BAD = [
+    ({"arguments": {}}, "malformed", "the arguments must be"),
+    ({"arguments": {"code": 1}}, "malformed", "the arguments must be"),
+    ({"arguments": {"code": None}}, "malformed", "the arguments must be"),
+    ({"arguments": {"code": ["print(1)"]}}, "malformed", "the arguments must be"),
+    ({"arguments": {"code": "1", "input": 3}}, "malformed", "the arguments must be"),
+    ({"arguments": {"code": "#" * 2001}}, "malformed", '"code" is larger than 2000 bytes'),
+    ({"arguments": {"code": "#" + "é" * 1500}}, "malformed", '"code" is larger than 2000 bytes'),
+    ({"arguments": {"code": "1", "input": "x" * 2001}}, "malformed", '"input" is larger'),
+    ({"arguments": {"code": "1", "language": "cobol"}}, "malformed", "there is no language 'cobol'; there is python"),
+    ({"arguments": {"code": "1", "timeout": 4.5}}, "malformed", '"timeout" must be a number of seconds up to 4'),
+    ({"arguments": {"code": "1", "timeout": 0}}, "malformed", '"timeout" must be'),
+    ({"arguments": {"code": "1", "timeout": True}}, "malformed", '"timeout" must be'),
+    ({"arguments": {"code": "1", "timeout": "4"}}, "malformed", '"timeout" must be'),
+    ({"arguments": {"code": "1"}, "tool": "shell"}, "unknown_tool", "there is no tool 'shell'; there is python_code"),
+    ({"arguments": {"code": "1"}, "tool": JUPYTER_TOOL}, "unknown_tool", "there is no tool 'jupyter_code'"),
+    ({"arguments": {"code": "1"}, "tool": "x" * 10_000}, "unknown_tool", "there is no tool"),
+]
+
+
+def test_bad_calls_have_a_clear_outcome_and_the_good_ones_among_them_run(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> list[tuple[ToolResult, ToolResult]]:
+        results: dict[int, tuple[ToolResult, ToolResult]] = {}
+
+        async def pair(index: int, bad: dict[str, Any]) -> None:
+            results[index] = (
+                await ask(call(**bad)),
+                await ask(call({"code": f"print({index})", "language": "python"})),
+            )
+
+        async with trio.open_nursery() as nursery:  # a batch, as it were
+            for index, (bad, _, _) in enumerate(BAD):
+                nursery.start_soon(pair, index, bad)
+        return [results[index] for index in range(len(BAD))]
+
+    for index, (bad, good) in enumerate(serve(tmp_path, main, code_bytes=2000)):
+        _, outcome, reason = BAD[index]
+        assert (bad.outcome, reason in bad.stderr, len(bad.stderr) < 300) == (outcome, True, True)
+        assert (good.outcome, good.stdout) == ("success", f"{index}\n")
+
+
+def test_a_call_may_ask_for_less_time(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> ToolResult:
+        return await ask(call({"code": "while True: pass", "timeout": 0.3}))
+
+    result = serve(tmp_path, main)
+    assert (result.outcome, result.run_seconds < 2) == ("timeout", True)
+
+
+def test_the_notebooks_cells_share_state_and_a_lost_executors_session_is_rebuilt(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> list[ToolResult]:
+        cells = [
+            call({"code": "x = 1"}, tool=JUPYTER_TOOL, cell=1),
+            call({"code": "print(x)"}, tool=JUPYTER_TOOL, cell=2, earlier=("x = 1",)),
+            call({"code": "print(x)"}, tool=JUPYTER_TOOL, cell=2, earlier=("x = 1",)),
+            call({"code": "y"}, tool=JUPYTER_TOOL, session="elsewhere", cell=3, earlier=("x = 1", "y = x + 1")),
+            call({"code": "1"}, tool=PYTHON_TOOL),
+        ]
+        return [await ask(cell) for cell in cells]
+
+    first, second, again, elsewhere, other = serve(tmp_path, main, cls=JupyterExecutor)
+    assert (first.kept, second.stdout, second.kept, again) == (True, "1\n", True, second)
+    assert (elsewhere.value, elsewhere.kept) == ("2", True)
+    assert "2 earlier cells were run again" in elsewhere.stderr
+    assert other.outcome == "unknown_tool"
+
+
+def test_a_storm_of_one_rollout_does_not_starve_another(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> list[str]:
+        order: list[str] = []
+
+        async def one(session: str, number: int) -> None:
+            await ask(call({"code": "import time; time.sleep(0.05)"}, session=session, cell=number))
+            order.append(session)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(one, "storm", number)
+            await trio.sleep(0.05)
+            for number in range(4):
+                nursery.start_soon(one, "calm", number)
+        return order
+
+    order = serve(tmp_path, main, children=2)
+    assert max(index for index, session in enumerate(order) if session == "calm") < 20
+
+
+def test_answers_are_judged(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> list[Verdict]:
+        pairs = [("42", "42"), ("\\frac{1}{2}", "0.5"), ("3", "4")]
+        return [await ask(VerifyAnswer(str(index), *pair)) for index, pair in enumerate(pairs)]
+
+    assert [verdict.equal for verdict in serve(tmp_path, main)] == [True, True, False]
+
+
+def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from actors import run
+    from actors.sandbox import interpreter
+
+    async def refuse(self: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        raise interpreter.NoIsolationError("unshare: Operation not permitted")
+
+    monkeypatch.setattr(interpreter.Interpreter, "run", refuse)
+
+    async def main(ask: Ask) -> None:
+        await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        serve(tmp_path, main, isolation="strong")
+    message = run.user_mistake(caught.value)
+    assert message is not None
+    assert 'isolation = "strong" can\'t be had on this host: unshare: Operation not permitted' in message
+    assert 'isolation = "filtered"' in message
