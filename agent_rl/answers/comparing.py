@@ -25,7 +25,7 @@ from agent_rl.answers.statements import (
     Words,
     in_base,
 )
-from agent_rl.answers.text import has_words, located, mentioned
+from agent_rl.answers.text import is_sentence, located, mentioned
 
 _OPTION = re.compile(
     r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)[\s}~\\]+(?=\S)|([A-J])[.):][\s}~\\]+(?=\S)|([A-J]), (?=[a-z]{2}))"
@@ -64,7 +64,7 @@ def _answers(text: str) -> list[Answer]:
     """The readings of a text; of a sentence, those of the last formula or number it mentions."""
     part, announced = located(text)
     found = readings(part)
-    if has_words(part) and (not found or isinstance(found[0], Words)):
+    if is_sentence(part) and (not found or isinstance(found[0], Words)):
         mention = mentioned(part, announced=announced)
         if mention is not None and (stated := readings(mention)):
             return stated
@@ -143,9 +143,9 @@ def _matrices_equal(gold: Answer, prediction: Answer) -> bool:
 
 def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
     """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of taste."""
-    if len(gold.items) == 2 and (gold.opening, gold.closing) != (prediction.opening, prediction.closing):
-        return False
-    return _pairwise(gold.items, prediction.items)
+    ours, theirs = gold.opening + gold.closing, prediction.opening + prediction.closing
+    matched = len(gold.items) > 2 and {ours, theirs} <= {"()", "[]"}
+    return (ours == theirs or matched) and _pairwise(gold.items, prediction.items)
 
 
 def _named_equal(gold: Named, prediction: Named) -> bool:
@@ -153,12 +153,17 @@ def _named_equal(gold: Named, prediction: Named) -> bool:
     if gold.name != prediction.name:
         ours, theirs = _as_equation(gold), _as_equation(prediction)
         return ours is not None and theirs is not None and _equations_equal(ours, theirs)
-    answer = prediction.answer
-    if gold.parameters and len(gold.parameters) == len(prediction.parameters) and isinstance(answer, Value):
-        answer = replace(
-            answer, formula=renamed(answer.formula, dict(zip(prediction.parameters, gold.parameters, strict=True)))
-        )
-    return _equal(gold.answer, answer)
+    if len(gold.parameters) != len(prediction.parameters):
+        return not (gold.parameters and prediction.parameters) and _equal(gold.answer, prediction.answer)
+    return _equal(_with_numbered_parameters(gold), _with_numbered_parameters(prediction))
+
+
+def _with_numbered_parameters(named: Named) -> Answer:
+    """What a function is defined to be, its parameters named by their places, so that no other variable is meant."""
+    if not isinstance(named.answer, Value):
+        return named.answer
+    names = {name: f"parameter {place}" for place, name in enumerate(named.parameters)}
+    return replace(named.answer, formula=renamed(named.answer.formula, names))
 
 
 def _each_named(answer: Answer) -> Answer:

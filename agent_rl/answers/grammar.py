@@ -132,8 +132,13 @@ class _Parser:
         return self.power()
 
     def mixed_number(self, whole: Formula) -> Formula | None:
-        r"""``2\frac{1}{3}`` and ``2 1/3`` are sums, as everywhere in school notation."""
-        sign = 1
+        r"""``2\frac{1}{3}`` and ``2 1/3`` are sums, as everywhere in school notation.
+
+        An improper fraction there, or another factor before, could be meant as a product: Unreadable.
+        """
+        sign, factors = 1, False
+        if isinstance(whole, Apply) and whole.function in ("mul", "div"):
+            whole, factors = whole.arguments[-1], True
         if isinstance(whole, Apply) and whole.function == "neg":
             whole, sign = whole.arguments[0], -1
         if not isinstance(whole, Number) or whole.digits or whole.value.denominator != 1:
@@ -150,13 +155,10 @@ class _Parser:
         else:
             return None
         numerator, denominator = part.arguments if isinstance(part, Apply) else (part, part)
-        if (
-            isinstance(numerator, Number)
-            and isinstance(denominator, Number)
-            and not numerator.digits
-            and not denominator.digits
-            and 0 < numerator.value < denominator.value
-        ):
+        if isinstance(numerator, Number) and isinstance(denominator, Number):
+            proper = 0 < numerator.value < denominator.value and not numerator.digits and not denominator.digits
+            if not proper or factors:
+                raise Unreadable("a mixed number or a product")
             return Number(sign * (whole.value + numerator.value / denominator.value))
         self.position = start
         return None

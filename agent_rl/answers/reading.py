@@ -31,7 +31,7 @@ from agent_rl.answers.statements import (
 )
 from agent_rl.answers.text import cleaned
 from agent_rl.answers.units import Unit, is_abbreviation, is_label, label_words, unit_of
-from agent_rl.answers.vocabulary import FUNCTIONS
+from agent_rl.answers.vocabulary import FUNCTIONS, GREEK
 
 MAX_ITEMS = 100
 
@@ -277,9 +277,9 @@ class _Reader:
         if name is None:
             raise Unreadable("something without a name is said to be in a set")
         parameters: tuple[str, ...] = ()
-        match = re.fullmatch(r"(.+?)\(([a-zA-Z](?:,[a-zA-Z])*)\)", name)
-        if match:
-            name, parameters = match[1], tuple(match[2].split(","))
+        match = re.fullmatch(r"((?:[a-zA-Z]|(\\[a-zA-Z]+))[^()]*)\(([a-zA-Z](?:,[a-zA-Z])*)\)", name)
+        if match and (not match[2] or match[2] in GREEK):
+            name, parameters = match[1], tuple(match[3].split(","))
         answer = _joined(self.answer(right))
         if isinstance(answer, Listing) and answer.items:
             return replace(answer, items=tuple(Named(name, item, parameters) for item in answer.items))

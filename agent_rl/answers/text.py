@@ -141,9 +141,10 @@ def _is_stated(text: str, start: int, end: int) -> bool:
     return re.fullmatch(r"[\s.!]*", text[end:]) is not None and len(_WORD.findall(text[:start])) >= SENTENCE_WORDS
 
 
-def has_words(text: str) -> bool:
-    """Whether words stand around what could be formulas."""
-    return _WORD.search(text) is not None or "$" in text or r"\[" in text or r"\(" in text
+def is_sentence(text: str) -> bool:
+    """Whether words stand around the formulas, and no notation of mathematics does."""
+    prose = _MATHS.sub(" ", text[-MAX_SENTENCE:])
+    return _WORD.search(prose) is not None and re.search(r"[\\{}^_]", prose) is None
 
 
 def cleaned(text: str) -> str:

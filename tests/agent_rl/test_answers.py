@@ -238,6 +238,11 @@ DIFFERENT = cases(r"""
     -4, 4 || (-4,4)
     \{1,2\} || (1,2)
     (0,1) || (0,1.5)
+    (1,2,3) || [1,2,3)
+    f(n) = n || f(k) = n
+    \frac{5}{4} || 1\frac{5}{4}
+    7 || 3 \cdot 2\frac13
+    \angle ABC=90$,$\angle BCD=30 || \angle ABC=60$,$\angle BCD=30
     \begin{pmatrix}1&2\\3&4\end{pmatrix} || \begin{pmatrix}1&3\\2&4\end{pmatrix}
     (-\infty, 0) \cup (0, \infty) || (-\infty,\infty)
     yes || no
