@@ -106,10 +106,11 @@ class Reference:
             return logits
 
 
-def save_tiny_model(path: Path, architecture: Architecture, seed: int) -> None:
+def save_tiny_model(path: Path, architecture: Architecture, seed: int, *, head_dim: int = 16) -> None:
     """Save a random model of a few thousand parameters. They differ in what engines are apt to get wrong.
 
     Qwen3 has tied embeddings and normalizes queries and keys, Qwen2 has biases, Llama has neither; Granite scales its residuals.
+    ``head_dim`` is Qwen3's; not every kernel takes every one.
     """
     shared: dict[str, Any] = {
         "vocab_size": TINY_VOCABULARY,
@@ -128,7 +129,7 @@ def save_tiny_model(path: Path, architecture: Architecture, seed: int) -> None:
         torch.manual_seed(seed)
         match architecture:
             case "qwen3":
-                model = Qwen3ForCausalLM(Qwen3Config(**shared, head_dim=16))
+                model = Qwen3ForCausalLM(Qwen3Config(**shared, head_dim=head_dim))
             case "qwen2":
                 model = Qwen2ForCausalLM(Qwen2Config(**shared))
             case "llama":
@@ -136,9 +137,7 @@ def save_tiny_model(path: Path, architecture: Architecture, seed: int) -> None:
             case "granite":
                 model = GraniteForCausalLM(GraniteConfig(**shared, residual_multiplier=0.7, logits_scaling=0.5))
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 or name.endswith(
-                "bias"
-            ):  # else all logits are nearly equal: comparisons hold by chance
+            if parameter.ndim > 1 or name.endswith("bias"):  # else logits are nearly equal, and all holds by chance
                 parameter.data.normal_(std=0.3)
     model.save_pretrained(path)
 
