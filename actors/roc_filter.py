@@ -171,8 +171,11 @@ class RoCFilter(Actor):
     async def stop(self) -> None:
         """Commit, acknowledge, and leave a summary of what there is."""
         self._commit()
-        self._records.write_summary(self.context.wall())
-        self._journal.close()
+        try:
+            self._records.write_summary(self.context.wall())
+        finally:
+            self._records.close()
+            self._journal.close()
 
     async def handle(self, message: Any) -> Any:
         """One event at a time, in order."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import random
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,9 @@ from actors.sandbox.isolation import IsolationError
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.check import find_class
+from agent_rl.children import leave_message
 from agent_rl.contracts import ContractError
+from agent_rl.disk import DiskError, disk_error
 from agent_rl.finite import TrainingStoppedError
 from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError, load_topology
@@ -45,6 +46,7 @@ MISTAKES = (
     TaskError,
     JournalError,
     PromptError,
+    DiskError,
     TrainingStoppedError,
     BindError,
     InsecureLink,
@@ -137,16 +139,26 @@ def _announce(status_link: Any, actor: Actor, state: str, figures: Mapping[str, 
 
 
 async def run_actor(arguments: argparse.Namespace) -> None:
-    """Everything from the topology file to the actor's end."""
+    """Everything from the topology file to the actor's end. Raises DiskError alone when a full disk is part of what failed."""
     path = Path(arguments.topology)
-    base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
     look_beside(path)
     topology = load_topology(path, arguments.set)
+    directory = topology.run.directory.absolute()
+    try:
+        await _run_actor(arguments, path, topology, directory)
+    except Exception as error:
+        full = disk_error(error, directory)
+        if full is None:
+            raise
+        raise full from error
+
+
+async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topology, directory: Path) -> None:
+    base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
     role, replica = arguments.actor.rsplit(".", 1)
     entry = topology.actors[role]
     cls: type[Actor] = find_class(entry.class_path)
     settings = cls.Settings.model_validate(entry.settings)
-    directory = topology.run.directory.absolute()
     node = Node(
         arguments.actor,
         _network(topology, path),
@@ -235,7 +247,7 @@ def main() -> None:
         message = user_mistake(error)
         if message is None:
             raise
-        print(message, file=sys.stderr)  # noqa: T201 - the supervisor reads it there
+        leave_message(message)
         raise SystemExit(USER_MISTAKE) from None
 
 

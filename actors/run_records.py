@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.audit import audit_journal
+from agent_rl.disk import LineFile, whole, writing
 from agent_rl.journal import Journal
 from agent_rl.summary import summarise
 from agent_rl.topology import Topology
@@ -33,6 +34,7 @@ class RunRecords:
         self._started_at = started_at
         self._seconds_before = float(journal.fact(SECONDS) or 0.0)
         self._charged_until = wall
+        self._rows: LineFile | None = None
         self._tally: dict[str, float] = {}
         self._recount()
 
@@ -92,17 +94,25 @@ class RunRecords:
         self.spent(wall)
         self._journal.set_fact(SECONDS, str(self._seconds(wall)))
         path = self._directory / "summary.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.summary(wall)) + "\n")
-        partial.replace(path)
+        with whole(path) as partial:
+            partial.write_text(json.dumps(self.summary(wall)) + "\n")
+
+    def close(self) -> None:
+        """Close the file of rows."""
+        if self._rows is not None:
+            self._rows.close()
 
     def _seconds(self, wall: float) -> float:
         return self._seconds_before + wall - self._started_at
 
     def _append(self, row: dict[str, Any], wall: float) -> None:
-        with (self._directory / "metrics.jsonl").open("a") as file:
-            # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
-            file.write(json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)}) + "\n")
+        path = self._directory / "metrics.jsonl"
+        # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
+        line = json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)})
+        with writing(path):
+            if self._rows is None:
+                self._rows = LineFile(path)
+            self._rows.append(line)
 
     def _recount(self) -> None:
         self._tally = audit_counts(self._journal)

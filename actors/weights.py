@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_rl.disk import sweep_partial, whole, writing
 from agent_rl.messages import Policy
 from agent_rl.topology import Topology
 
@@ -23,16 +24,15 @@ def model_directory(topology: Topology, run_directory: Path) -> Path:
         return Path(topology.model.path)
     assert topology.model.initialise is not None
     directory = run_directory / "model"
-    run_directory.mkdir(parents=True, exist_ok=True)
+    with writing(run_directory):
+        run_directory.mkdir(parents=True, exist_ok=True)
     with (run_directory / ".model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
             from agent_rl.tiny import initialise_model
 
-            partial = run_directory / ".model.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            initialise_model(topology.model.initialise, partial, topology.run.seed)
-            partial.replace(directory)
+            with whole(directory) as partial:
+                initialise_model(topology.model.initialise, partial, topology.run.seed)
     return directory
 
 
@@ -41,6 +41,7 @@ class PublishedWeights:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        sweep_partial(directory)
         self._held: dict[str, Policy] = {}
 
     def path(self, policy: Policy) -> Path:
@@ -69,6 +70,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        sweep_partial(directory)
 
     def path(self, position: Position) -> Path:
         """Where the position's checkpoint is."""

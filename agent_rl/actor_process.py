@@ -24,7 +24,7 @@ from agent_rl.messages import ActorStatus
 from agent_rl.topology import ActorEntry, Topology
 
 USER_MISTAKE = 3
-"""The exit status by which an actor says that starting it again would not help; its last line on stderr says why."""
+"""The exit status by which an actor says that starting it again would not help; the message it leaves says why."""
 
 FAILED_DRAIN_SECONDS = 10.0
 """A run that has failed waits no longer than this for each role: what they wait for themselves may be gone."""
@@ -92,7 +92,9 @@ class ActorProcess:
             janitor.ended(child.pid)
             log("ended", actor=self.name, pid=child.pid, status=status, stopping=self.stopping)
             if self.stopping:
-                if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
+                if status == USER_MISTAKE:
+                    self._reports.fail(f"{self.name}: {self._why(child)}", 2)
+                elif status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
                     ended = f"{self.name} {describe_exit(status)} while stopping"
                     self._reports.say("\n  ".join([ended, *child.last_words()]))
             elif not self._goes_on(child, status):
@@ -105,8 +107,7 @@ class ActorProcess:
         """Whether a process that died is to be replaced; if not, the run is told why."""
         ended, last_words = self._killed_for or f"{self.name} {describe_exit(status)}", child.last_words()
         if status == USER_MISTAKE:
-            why = last_words[-1] if last_words else "cannot run as it is configured"
-            self._reports.fail(f"{self.name}: {why}", 2)
+            self._reports.fail(f"{self.name}: {self._why(child)}", 2)
             return False
         if not self._budget.spend(trio.current_time()):
             budget = f"{self.entry.restarts} restarts in {self.entry.restart_window_seconds:g} s are spent"
@@ -119,6 +120,11 @@ class ActorProcess:
         reason = self.failure or (last_words[-1] if last_words else "")
         self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
         return True
+
+    @staticmethod
+    def _why(child: Child) -> str:
+        """Why a process ended with USER_MISTAKE."""
+        return child.message or next(iter(child.last_words(1)), "cannot run as it is configured")
 
     def _start(self, lifeline: int) -> Child:
         self.failure = self._killed_for = ""

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import trio
 
+from agent_rl.disk import writing
 from agent_rl.silence import ProcessSeen
 
+MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
+"""The environment's name for the file in memory that an actor leaves its message in."""
 LAST_WORDS_BYTES = 16384
 """How much of the end of a stderr file is looked at."""
 
@@ -24,10 +29,13 @@ class Child:
     A Ctrl-C in the terminal therefore reaches the supervisor alone, and ``kill`` reaches what the process has started.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int, message: BinaryIO) -> None:
         self._process = process
         self.stderr = stderr
         self._stderr_start = stderr_start
+        self._message = message
+        self.message = ""
+        """Once it has ended: what it left to be told to the user, in memory, for when the disk takes nothing."""
 
     @property
     def pid(self) -> int:
@@ -52,7 +60,9 @@ class Child:
         if not self.ended:
             await self._exited()
             self.kill()  # before the process is reaped: until then, its group's number cannot be another's
-        return self._process.wait()
+        status = self._process.wait()
+        self._take_message()
+        return status
 
     async def _exited(self) -> None:
         if not hasattr(os, "pidfd_open"):  # not Linux
@@ -79,6 +89,13 @@ class Child:
         """Kill the group and collect the process, for when trio can no longer wait."""
         self.kill()
         self._process.wait()
+        self._take_message()
+
+    def _take_message(self) -> None:
+        if not self._message.closed:
+            with self._message:
+                self._message.seek(0)
+                self.message = self._message.read().decode(errors="replace").strip()
 
     def last_words(self, lines: int = 20) -> list[str]:
         """The last non-empty lines this process wrote to its stderr file."""
@@ -103,7 +120,10 @@ def start_child(
     """
     command = [sys.executable, "-m", "agent_rl.lifeline", str(os.getpid()), module]
     command += [*arguments, "--lifeline", str(lifeline)]
-    with stderr.open("ab") as file:
+    with writing(stderr):
+        file = stderr.open("ab")
+    message = _memory_file()
+    with file:
         start = file.tell()
         process = subprocess.Popen(
             command,
@@ -111,7 +131,24 @@ def start_child(
             stdout=file,
             stderr=file,
             start_new_session=True,
-            pass_fds=(lifeline,),
-            env=environment,
+            pass_fds=(lifeline, message.fileno()),
+            env={**environment, MESSAGE_VARIABLE: str(message.fileno())},
         )
-    return Child(process, stderr, start)
+    return Child(process, stderr, start, message)
+
+
+def _memory_file() -> BinaryIO:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("message"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def leave_message(text: str) -> None:
+    """In an actor's process: leave what the supervisor tells the user, there and on stderr. It is the last thing said."""
+    with contextlib.suppress(OSError):  # the disk may be full, which is what the message is about
+        os.write(2, f"{text}\n".encode())
+    descriptor = os.environ.get(MESSAGE_VARIABLE)
+    if descriptor is not None:
+        os.write(int(descriptor), text.encode())
+    # What is buffered for a full disk would make the interpreter's exit status another one.
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open to the end

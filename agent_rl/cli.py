@@ -114,6 +114,7 @@ def _run(options: argparse.Namespace) -> int:
 
     import trio
 
+    from agent_rl.disk import DiskError
     from agent_rl.run_directory import RunRefused
     from agent_rl.supervise import run_topology
     from transport import TransportError
@@ -121,10 +122,10 @@ def _run(options: argparse.Namespace) -> int:
     started_at = time.time()
     try:
         exit_code = trio.run(run_topology, topology, options.file, options.overrides, options.host)
-    except (RunRefused, OSError) as refusal:
+    except (RunRefused, DiskError, OSError) as refusal:
         return _mistake(str(refusal))
     except BaseExceptionGroup as group:
-        refusals, rest = group.split((TransportError, RunRefused, KeyboardInterrupt))
+        refusals, rest = group.split((TransportError, RunRefused, DiskError, KeyboardInterrupt))
         if rest is not None or refusals is None:
             raise
         leaves = _leaves(refusals)

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agent_rl.disk import whole
 from agent_rl.run_directory import RunRefused
 from agent_rl.topology import Topology
 
@@ -52,9 +53,8 @@ def remember(topology: Topology, directory: Path) -> None:
             raise RunRefused("\n  ".join([f"{directory} holds a run that was started otherwise:", *lines, remedy]))
         if now.keys() == before.keys():
             return
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with whole(path) as partial:
+        partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
 
 
 def _shown(value: Any) -> str:

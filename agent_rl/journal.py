@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.disk import DiskError, disk_errno
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     id TEXT PRIMARY KEY, stage INTEGER NOT NULL, number INTEGER NOT NULL, purpose TEXT NOT NULL,
@@ -93,10 +95,15 @@ class Journal:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
+            number = disk_errno(error)
+            if path is not None and number is not None:
+                raise JournalError(str(DiskError(path, number))) from error
             raise JournalError(
                 f"{path}: not a usable journal ({error}); move it away to start the run afresh"
             ) from error
+        self._path = path or Path(":memory:")
         self._begun = False
+        self._failed: DiskError | None = None
         layout = self.fact("layout")
         if layout is None:
             self.set_fact("layout", LAYOUT)
@@ -107,8 +114,9 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Commit and close."""
-        self.commit()
+        """Commit and close. A journal whose disk failed is only closed."""
+        if self._failed is None:
+            self.commit()
         self._db.close()
 
     def abandon(self) -> None:
@@ -117,9 +125,9 @@ class Journal:
         self._db.close()
 
     def commit(self) -> None:
-        """Make everything since the last commit durable."""
+        """Make everything since the last commit durable. Raises DiskError, and has undone all of it, when the disk is full."""
         if self._begun:
-            self._db.execute("COMMIT")
+            self._execute("COMMIT")
             self._begun = False
 
     @property
@@ -129,9 +137,22 @@ class Journal:
 
     def _write(self, sql: str, values: Sequence[object] = ()) -> int:
         if not self._begun:
-            self._db.execute("BEGIN")
+            self._execute("BEGIN")
             self._begun = True
-        return self._db.execute(sql, values).rowcount
+        return self._execute(sql, values).rowcount
+
+    def _execute(self, sql: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Run a statement that writes. After a disk's fault SQLite has undone the transaction: nothing may follow it."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            number = disk_errno(error)
+            if number is None:
+                raise
+            self._failed = DiskError(self._path, number)
+            raise self._failed from error
 
     # Facts -------------------------------------------------------------------------------------------------------------
 

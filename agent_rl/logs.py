@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,25 @@ from typing import Any, cast
 
 import structlog
 
+from agent_rl.disk import LossyLines, writing
+
 
 def log_directory(run_directory: Path) -> Path:
     """Where a run's logs are."""
     return run_directory / "logs"
+
+
+class _LineLogger:
+    """What structlog hands finished lines to, whatever their level."""
+
+    def __init__(self, lines: LossyLines) -> None:
+        self._lines = lines
+
+    def msg(self, line: str) -> None:
+        about_lost = json.dumps({"event": "log lines lost", "level": "warning", "lines": self._lines.lost})
+        self._lines.append(line, about_lost=about_lost)
+
+    debug = info = warning = error = critical = exception = msg
 
 
 @contextlib.contextmanager
@@ -22,13 +38,15 @@ def open_log(
 ) -> Iterator[structlog.typing.FilteringBoundLogger]:
     """A logger that appends JSON lines to ``<run>/logs/<name>.jsonl``, each with ``bound`` in it.
 
-    Times are UTC in ISO 8601; an exception's traceback is structured (``exception``). Nothing global is configured.
+    Times are UTC in ISO 8601; an exception's traceback is structured (``exception``). Nothing global is configured. Lines that
+    the disk does not take are left out; the next that it takes is preceded by one that says how many.
     """
     directory = log_directory(run_directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f"{name}.jsonl").open("a", encoding="utf-8", buffering=1) as file:
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(LossyLines(directory / f"{name}.jsonl")) as lines:
         logger = structlog.wrap_logger(
-            structlog.WriteLogger(file),
+            _LineLogger(lines),
             processors=[
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),

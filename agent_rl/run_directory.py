@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agent_rl.disk import writing
 from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
 
 DYING_SECONDS = 5.0
@@ -39,19 +40,22 @@ def _lock_file(directory: Path, host: str) -> Path:
 @contextlib.contextmanager
 def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
     """Hold the run directory for these hosts' supervisor. Raises RunRefused, naming the process that holds it."""
-    directory.mkdir(parents=True, exist_ok=True)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         for host in hosts:
-            file = stack.enter_context(_lock_file(directory, host).open("a+", encoding="utf-8"))
+            path = _lock_file(directory, host)
+            with writing(path):
+                file = stack.enter_context(path.open("a+b", buffering=0))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                holder = file.read().strip() or "unknown"
+                holder = file.read().decode().strip() or "unknown"
                 raise RunRefused(f"{directory} is in use by another supervisor (process {holder})") from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            with writing(path):
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n".encode())
         yield
 
 

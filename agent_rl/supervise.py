@@ -23,7 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from agent_rl.messages import ActorStatus, RunState
 from agent_rl.other_hosts import OtherHosts, is_supervisor, link_notice
 from agent_rl.run_directory import RunRefused, run_lock, socket_directory
 from agent_rl.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
+from agent_rl.timeline import FILE as TIMELINE
 from agent_rl.timeline import TimelineFile
 from agent_rl.topology import Topology
 
@@ -85,7 +86,7 @@ async def run_topology(
             log.info("swept", directory=str(swept))
         stack.enter_context(socket_directory(runtime, sockets))
         stages = [stage.name for stage in topology.stages]
-        timeline = TimelineFile(directory, trio.current_time(), time.time)
+        timeline = stack.enter_context(closing(TimelineFile(directory, trio.current_time(), time.time)))
         view = LiveView(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")
         display = stack.enter_context(
@@ -169,6 +170,8 @@ class Supervisor:
                 await self._drain()
                 for line in self._final_words:
                     self.say(line)
+                if self._timeline.lost:
+                    self.say(f"{self._timeline.lost} rows of {TIMELINE} are missing: the disk did not take them")
                 if self._signals and not self._exit_code:
                     self.say(f"stopped; continue with: {self._command()}")
                 nursery.cancel_scope.cancel()
@@ -291,6 +294,9 @@ class Supervisor:
     def fail(self, reason: str, exit_code: int) -> None:
         """The run cannot go on."""
         self._log.error("run stopped", reason=reason)
+        if self._ending.is_set() and not self._exit_code:  # it was to end well, and something could not be saved
+            self._exit_code = exit_code
+            self.say(f"the run did not end in order: {reason}")
         self._end(exit_code, f"stopping the run: {reason}")
 
     # How the run ends.

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.disk import LossyLines
 from agent_rl.messages import ActorStatus
 
 FILE = "timeline.jsonl"
@@ -97,17 +98,24 @@ class TimelineFile:
 
     def __init__(self, directory: Path, now: float, wall: Callable[[], float]) -> None:
         self._timeline = Timeline(now)
-        self._path = directory / FILE
+        self._lines = LossyLines(directory / FILE)
         self._wall = wall
         self._cores = len(os.sched_getaffinity(0))
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """Take a status in; write a row when one is due."""
+        """Take a status in; write a row when one is due, if the disk takes it."""
         self._timeline.observe(status, now)
         if self._timeline.due(now):
-            with self._path.open("a") as file:
-                row = self._timeline.row(now, self._wall()) | {"cores": self._cores}
-                file.write(json.dumps(row) + "\n")
+            self._lines.append(json.dumps(self._timeline.row(now, self._wall()) | {"cores": self._cores}))
+
+    @property
+    def lost(self) -> int:
+        """How many rows the disk did not take."""
+        return self._lines.lost_in_all
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
 
 
 def read_timeline(directory: Path) -> Iterator[dict[str, Any]]:

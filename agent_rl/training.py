@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rl.advantages import group_advantages
 from agent_rl.batching import microbatches, split_evenly
+from agent_rl.disk import remove, whole
 from agent_rl.finite import NotFiniteError, Snapshot, TrainingStoppedError, named, not_finite
 from agent_rl.losses import Loss, LossSettings, policy_loss, token_logprobs
 from agent_rl.messages import TrainingGroup
@@ -266,13 +266,11 @@ class Trainer:
         Raises TrainingStoppedError, and writes nothing, when they are not finite.
         """
         self._refuse_not_finite(self.model.state_dict(), path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         for tied in getattr(self.model, "all_tied_weights_keys", {}) or {}:
             state.pop(tied, None)
-        save_file(state, partial)
-        partial.replace(path)
+        with whole(path) as partial:
+            save_file(state, partial)
 
     def save(self, directory: Path, position: Position) -> None:
         """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all.
@@ -281,17 +279,14 @@ class Trainer:
         """
         tensors, steps = _flatten_optimizer(self.optimizer)
         self._refuse_not_finite(self.model.state_dict() | tensors, directory)
-        partial = directory.with_name(f".{directory.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        self.model.save_pretrained(partial)
-        self.tokenizer.save_pretrained(partial)
-        save_file(tensors, partial / OPTIMIZER_FILE)
         state = {"stage": position.stage, "stage_version": position.stage_version, "version": position.version}
-        (partial / STATE_FILE).write_text(json.dumps({**state, "optimizer_steps": steps}))
-        if directory.exists():
-            shutil.rmtree(directory)
-        partial.replace(directory)
+        with whole(directory) as partial:
+            partial.mkdir()
+            self.model.save_pretrained(partial)
+            self.tokenizer.save_pretrained(partial)
+            save_file(tensors, partial / OPTIMIZER_FILE)
+            (partial / STATE_FILE).write_text(json.dumps({**state, "optimizer_steps": steps}))
+            remove(directory)  # what is left of a directory that is no whole checkpoint
 
     def _refuse_not_finite(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         wrong = not_finite(tensors.items())

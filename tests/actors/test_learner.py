@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from actors.learner import Learner
 from actors.run import user_mistake
 from actors.testing import Stage, running, stand_ins
+from agent_rl.disk import disk_error
 from agent_rl.messages import (
     CheckpointSaved,
     Recorded,
@@ -33,6 +34,7 @@ from agent_rl.topology import SftStage, Topology
 from agent_rl.training import Position, read_position
 from tests import builders
 from tests.actors.topologies import micro
+from tests.full_disk import fill, small_disk
 
 LEARNER = "learner.0"
 STEPS = 8
@@ -226,6 +228,40 @@ def test_a_group_with_log_probabilities_that_are_not_finite_is_named(tmp_path: P
     with pytest.raises(BaseExceptionGroup) as caught:
         trio.run(main)
     assert "log-probabilities by the engine of s0-g000005, sample 2" in message_of(caught)
+
+
+def test_a_full_disk_stops_the_learner_with_its_checkpoints_whole_and_it_goes_on_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    async def main(topology: Topology, disk: Path) -> None:
+        async with learning(at_versions(), topology, disk, range(3)) as stage:
+            await taken(stage, 3)
+            fill(disk, but=50_000)
+            training = stage["roc_filter"].push("training", LEARNER)
+            for version in range(3, STEPS):
+                groups, step = ready(version)
+                for message in (*groups, step):
+                    await training.send(message)
+            await trio.sleep_forever()
+
+    async def again(topology: Topology, disk: Path) -> None:
+        async with learning(Learner, topology, disk, range(2, STEPS), incarnation=2) as stage:
+            entered = await stage["roc_filter"].receive(StageEntered)
+            assert (entered.version, entered.restored) == (2, True)
+            assert len(await taken(stage, STEPS - 2)) == STEPS - 2
+
+    topology = rl_alone(tmp_path)
+    with small_disk(tmp_path / "small", "2M") as disk:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            trio.run(main, topology, disk)
+        message = str(disk_error(caught.value, disk))
+        assert re.match(
+            rf"{disk}/(weights|checkpoints)/\S+ cannot be written: No space left on device; make room", message
+        )
+        assert positions(disk)[-1] == Position(0, 0, 2)
+        assert not list(disk.rglob(".*.partial"))
+        (disk / "filler").unlink()
+        trio.run(again, topology, disk)
 
 
 def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -13,6 +14,7 @@ from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.testing import Stage, running, stand_ins
 from agent_rl.audit import audit
+from agent_rl.disk import DiskError, disk_error
 from agent_rl.journal import Journal
 from agent_rl.messages import (
     CheckpointSaved,
@@ -30,6 +32,7 @@ from agent_rl.messages import (
 )
 from tests import builders
 from tests.actors.topologies import micro
+from tests.full_disk import fill, no_file_longer_than, small_disk
 
 RL = 2
 FILTER = "roc_filter.0"
@@ -286,3 +289,67 @@ def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -
         assert json.loads((tmp_path / "summary.json").read_text())["sft_steps_skipped"] == 2
 
     simulate(main)
+
+
+def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_goes_on(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+
+    async def until_full(disk: Path) -> None:
+        topology = micro(disk / "run")
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", disk / "run", stage):
+                await enter(stage)
+                fill(disk, but=60_000)
+                groups = stage["kv_scheduler"].push("groups", FILTER)
+                for number in range(999):
+                    group = builders.opened(number, stage=RL)
+                    await groups.send(group, on_ack=lambda name=group.group: acknowledged.append(name))
+                    await groups.drained()
+                    await (
+                        stage["rollout_generator"]
+                        .push("trajectories", FILTER)
+                        .send(builders.trajectory(group, 0, tokens=200))
+                    )
+                await trio.sleep_forever()
+
+    async def again(disk: Path) -> None:
+        topology = micro(disk / "run")
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", disk / "run", stage, incarnation=2):
+                journal = stage["kv_scheduler"].call("journal", FILTER)
+                answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
+                assert {group.opened.group for group in answer.groups} >= set(acknowledged)
+                assert answer.opened < 999
+
+    with small_disk(tmp_path / "small", "600k") as disk:
+        (disk / "run").mkdir()
+        with pytest.raises(BaseExceptionGroup) as caught:
+            simulate(until_full, disk)
+        message = str(disk_error(caught.value, disk))
+        assert "/small/run/journal.sqlite cannot be written: No space left on device; make room on its disk" in message
+        assert acknowledged
+        (disk / "filler").unlink()
+        simulate(again, disk)
+        assert audit(disk / "run").balanced
+
+
+def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_there_as_it_was(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+                await enter(stage)
+                records = actor._records  # type: ignore[attr-defined]
+                records.evaluation(1, {"success": 1.0}, 1.0)
+                records.write_summary(1.0)
+                before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
+                with no_file_longer_than(len(before[0]) + 10):
+                    with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
+                        records.evaluation(1, {"success": 1.0}, 2.0)
+                with no_file_longer_than(100):
+                    with pytest.raises(DiskError, match=r"summary\.json cannot be written: File too large"):
+                        records.write_summary(2.0)
+                assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")] == before
+
+    simulate(main)
+    assert not list(tmp_path.glob(".*.partial"))

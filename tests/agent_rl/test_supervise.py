@@ -15,11 +15,13 @@ import pytest
 import trio
 
 from agent_rl.addresses import addresses, runtime_directory
+from agent_rl.disk import DiskError
 from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
 from agent_rl.load import load_topology
 from agent_rl.other_hosts import link_notice
 from agent_rl.run_directory import RunRefused, read_summary, run_lock, socket_directory
 from agent_rl.supervise import run_topology
+from tests.full_disk import fill, small_disk
 from transport import PeerBack, PeerSilent
 
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
@@ -27,6 +29,8 @@ ENTRY = """\
 import argparse, ctypes, os, select, signal, socket, subprocess, sys, tomllib
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
+
+from agent_rl.children import leave_message
 
 
 class Plain:
@@ -118,6 +122,18 @@ def main():
         tell("stopped")
     elif behaviour == "mistake":
         print("Traceback", "the file is wrong: mend it", sep="\\n", file=sys.stderr)
+        sys.exit(3)
+    elif behaviour in {"full_disk", "full_disk_at_the_end"}:
+        if behaviour == "full_disk_at_the_end":
+            tell("up")
+            signal.sigwait({signal.SIGTERM})
+        os.close(2)
+        os.open("/dev/full", os.O_WRONLY)  # what is written to stderr is refused
+        try:
+            print("noise that stays in a buffer", file=sys.stderr)
+        except OSError:
+            pass
+        leave_message("/run/journal.sqlite cannot be written: make room")
         sys.exit(3)
     elif behaviour in {"finished", "failed", "running"}:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -308,6 +324,47 @@ def test_a_users_mistake_is_not_tried_again(stage, capsys):
     topology = stage.topology(a='settings = { behaviour = "mistake" }')
     assert supervise(stage, topology) == 2
     assert "a.0: the file is wrong: mend it" in capsys.readouterr().out
+
+
+def test_a_message_reaches_the_user_though_the_disk_takes_nothing(stage, capsys):
+    topology = stage.topology(a='settings = { behaviour = "full_disk" }')
+    assert supervise(stage, topology) == 2
+    assert "stopping the run: a.0: /run/journal.sqlite cannot be written: make room" in capsys.readouterr().out
+
+
+def test_a_run_told_to_stop_that_cannot_save_does_not_end_well(stage, capsys):
+    topology = stage.topology(a='settings = { behaviour = "full_disk_at_the_end" }')
+
+    async def during():
+        await stage.await_news(1)
+        press(signal.SIGINT)
+
+    assert supervise(stage, topology, during) == 2
+    said = capsys.readouterr().out
+    assert "the run did not end in order: a.0: /run/journal.sqlite cannot be written: make room" in said
+    assert "continue with" not in said
+
+
+def test_a_full_disk_before_the_first_actor_is_one_clear_line(stage, tmp_path, capsys):
+    topology = stage.topology(a="")
+    with small_disk(tmp_path / "small", "8k") as disk:
+        (disk / "run").mkdir()
+        fill(disk)
+        topology = topology.model_copy(update={"run": topology.run.model_copy(update={"directory": disk / "run"})})
+        with pytest.raises(DiskError, match="cannot be written: No space left on device; make room"):
+            trio.run(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
+
+
+def test_missing_rows_of_the_timeline_are_told(stage, capsys, monkeypatch):
+    monkeypatch.setattr("agent_rl.timeline.TimelineFile.lost", 7)
+    topology = stage.topology(a="")
+
+    async def during():
+        await stage.await_news(1)
+        press(signal.SIGINT)
+
+    assert supervise(stage, topology, during) == 0
+    assert "7 rows of timeline.jsonl are missing: the disk did not take them" in capsys.readouterr().out
 
 
 def test_why_an_actor_failed_is_part_of_the_report(stage, capsys, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from agent_rl.messages import ActorStatus
 from agent_rl.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
+from tests.full_disk import no_file_longer_than
 
 
 def status(busy: float, cpu: float, waiting_for: str = "", actor: str = "learner.0") -> ActorStatus:
@@ -62,6 +63,19 @@ def test_rows_grow_longer_with_the_run() -> None:
     timeline.row(late, wall=0.0)
     assert not timeline.due(late + 19.0)
     assert timeline.due(late + 21.0)
+
+
+def test_rows_that_a_full_disk_refuses_are_counted_and_the_next_are_written(tmp_path: Path) -> None:
+    file = TimelineFile(tmp_path, 0.0, wall=lambda: 1000.0)
+    for second in range(3):
+        file.observe(status(float(second), 0.0), float(second))
+    with no_file_longer_than(10):
+        file.observe(status(3.0, 0.0), 3.0)
+        file.observe(status(4.0, 0.0), 4.0)
+    file.observe(status(5.0, 0.0), 5.0)
+    file.close()
+    assert file.lost == 2
+    assert len(list(read_timeline(tmp_path))) == 3
 
 
 def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:

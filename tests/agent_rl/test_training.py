@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_rl.disk import DiskError
 from agent_rl.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.losses import policy_loss
 from agent_rl.messages import TrainingGroup
@@ -19,6 +20,7 @@ from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel, SftStage
 from agent_rl.training import Position, Trainer, _flatten_optimizer, read_position
 from tests import builders
+from tests.full_disk import no_file_longer_than
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +300,22 @@ def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: P
         learner.rl_step(batch, stage, 1)
     for name, tensor in trained.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor)
+
+
+def test_a_full_disk_leaves_no_half_checkpoint_and_no_half_weights(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model)
+    trained.save(tmp_path / "version-1", Position(0, 0, 1))
+    for size in (100, 10_000, 50_000):  # it may be any of the files that the disk refuses
+        with no_file_longer_than(size):
+            with pytest.raises(DiskError, match=r"version-2 cannot be written: File too large; make room"):
+                trained.save(tmp_path / "version-2", Position(0, 0, 2))
+            with pytest.raises(DiskError, match=r"w\.safetensors cannot be written: File too large"):
+                trained.write_weights(tmp_path / "weights" / "w.safetensors")
+    assert [path.name for path in tmp_path.rglob("*") if path.name.endswith((".partial", "w.safetensors"))] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-1", "weights"]
+    assert trainer(model).restore(tmp_path / "version-1") == Position(0, 0, 1)
+    trained.save(tmp_path / "version-2", Position(0, 0, 2))
+    assert trainer(model).restore(tmp_path / "version-2") == Position(0, 0, 2)
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:

@@ -1,0 +1,207 @@
+"""A full disk: what it says through each library is understood, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from agent_rl.disk import DiskError, LineFile, LossyLines, disk_errno, disk_error, sweep_partial, whole, writing
+from agent_rl.journal import Journal, JournalError
+from agent_rl.logs import open_log
+from agent_rl.tiny import build_tokenizer
+from tests.full_disk import fill, no_file_longer_than, small_disk
+
+BIG = {"a": torch.zeros(50_000)}
+
+
+def write_bytes(path: Path) -> None:
+    path.write_bytes(bytes(200_000))
+
+
+def write_rows(path: Path) -> None:
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("CREATE TABLE rows (payload BLOB)")
+        db.execute("BEGIN")
+        for _ in range(40):
+            db.execute("INSERT INTO rows VALUES (?)", (os.urandom(5000),))
+        db.execute("COMMIT")
+    finally:
+        db.close()
+
+
+WRITERS = {
+    "python": write_bytes,
+    "safetensors": lambda path: save_file(BIG, path),
+    "tokenizers": lambda path: build_tokenizer(byte_fallback=True).backend_tokenizer.save(str(path)),
+    "sqlite": write_rows,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_every_writers_way_to_say_that_the_disk_is_full_becomes_one_error(tmp_path: Path, writer) -> None:
+    with small_disk(tmp_path / "small", "8k") as disk, pytest.raises(DiskError) as caught, writing(disk / "thing"):
+        writer(disk / "thing")
+    assert str(caught.value).startswith(f"{tmp_path}/small/thing cannot be written: No space left on device; make room")
+    assert "run again" in str(caught.value)
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_a_limit_on_the_size_of_files_is_told_alike(tmp_path: Path, writer) -> None:
+    with no_file_longer_than(4096), pytest.raises(DiskError, match="thing cannot be written: "), writing(Path("thing")):
+        writer(tmp_path / "thing")
+
+
+def test_other_errors_are_what_they_were(tmp_path: Path) -> None:
+    for error in (ValueError("os error 28"), FileNotFoundError(errno.ENOENT, "no"), sqlite3.IntegrityError("UNIQUE")):
+        assert disk_errno(error) is None
+        with pytest.raises(type(error)), writing(tmp_path):
+            raise error
+
+
+def test_a_full_disk_is_found_among_what_else_failed() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    group = BaseExceptionGroup("", [RuntimeError("x"), ExceptionGroup("", [full, ValueError("y")])])
+    assert str(disk_error(group, Path("/run/mine"))).startswith("/run/mine cannot be written: No space left")
+    known = DiskError(Path("/a/b"), errno.EDQUOT)
+    assert disk_error(ExceptionGroup("", [known]), Path("/run")) is known
+    assert disk_error(RuntimeError("x"), Path("/run")) is None
+    assert disk_error(PermissionError(errno.EACCES, "no"), Path("/run")) is None  # of anything: no disk is blamed
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_what_is_written_whole_is_whole_or_as_before(tmp_path: Path, writer) -> None:
+    (tmp_path / "thing").write_text("before")
+    with no_file_longer_than(4096), pytest.raises(DiskError), whole(tmp_path / "thing") as partial:
+        writer(partial)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(("-wal", "-shm", "-journal"))] == [
+        "thing"
+    ]
+    assert (tmp_path / "thing").read_text() == "before"
+    with whole(tmp_path / "thing") as partial:
+        writer(partial)
+    assert (tmp_path / "thing").stat().st_size > 1000
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / ".a.partial").mkdir()
+    (tmp_path / ".a.partial" / "x").touch()
+    (tmp_path / ".b.partial").touch()
+    (tmp_path / "version-1").mkdir()
+    sweep_partial(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
+    sweep_partial(tmp_path / "not there")
+
+
+# Lines ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "rows.jsonl")
+    lines.append("first")
+    with no_file_longer_than(20), pytest.raises(OSError, match="too large"):
+        lines.append("x" * 100)  # the kernel takes the 14 bytes that fit
+    assert (tmp_path / "rows.jsonl").read_text() == "first\n"
+    lines.append("second")
+    lines.close()
+    assert (tmp_path / "rows.jsonl").read_text() == "first\nsecond\n"
+
+
+@pytest.mark.parametrize("half", ["", "x", "x" * 10_000])
+def test_what_a_killed_writer_did_not_finish_is_cut_off(tmp_path: Path, half: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("one\n" + half)
+    lines = LineFile(path)
+    lines.append("two")
+    lines.close()
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_a_file_of_one_unfinished_line_is_emptied(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("half")
+    LineFile(tmp_path / "rows.jsonl").close()
+    assert (tmp_path / "rows.jsonl").read_text() == ""
+
+
+def test_lossy_lines_are_counted_and_the_loss_is_told_once_there_is_room(tmp_path: Path) -> None:
+    lines = LossyLines(tmp_path / "rows.jsonl")
+    assert lines.append("a")
+    with no_file_longer_than(2):
+        assert not lines.append("b")
+        assert not lines.append("c")
+    assert (lines.lost, lines.lost_in_all) == (2, 2)
+    assert lines.append("d", about_lost="2 lost")
+    assert (lines.lost, lines.lost_in_all) == (0, 2)
+    lines.close()
+    assert (tmp_path / "rows.jsonl").read_text() == "a\n2 lost\nd\n"
+
+
+def test_a_log_on_a_full_disk_stops_nobody_and_says_what_it_lost(tmp_path: Path) -> None:
+    with open_log(tmp_path, "learner.0") as log:
+        log.info("first")
+        with no_file_longer_than(0):
+            for _ in range(3):
+                log.error("lost")
+        log.warning("again")
+    rows = [json.loads(line) for line in (tmp_path / "logs" / "learner.0.jsonl").read_text().splitlines()]
+    assert [(row["event"], row.get("lines")) for row in rows] == [
+        ("first", None),
+        ("log lines lost", 3),
+        ("again", None),
+    ]
+    with small_disk(tmp_path / "small", "8k") as disk:  # even its file cannot be made larger than nothing
+        (disk / "logs").mkdir()
+        fill(disk)
+        with open_log(disk, "learner.0") as log:
+            log.info("lost")
+
+
+# The journal ---------------------------------------------------------------------------------------------------------
+
+
+def add_groups(journal: Journal, numbers: range) -> None:
+    for number in numbers:
+        journal.open_group(f"s0-g{number:06d}", 0, number, "train", os.urandom(4000))
+
+
+def add_until_refused(journal: Journal) -> None:
+    for number in range(3, 99):
+        add_groups(journal, range(number, number + 1))
+        journal.commit()
+
+
+def test_a_commit_that_the_disk_refuses_is_undone_whole_and_nothing_follows_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "400k") as disk:
+        journal = Journal(disk / "journal.sqlite")
+        add_groups(journal, range(3))
+        journal.commit()
+        filler = fill(disk, but=20_000)
+        with pytest.raises(DiskError, match=r"journal\.sqlite cannot be written: No space left on device; make room"):
+            add_until_refused(journal)
+        kept = journal.opened_count(0)
+        with pytest.raises(DiskError):
+            add_groups(journal, range(200, 201))  # outside of a transaction it would count at once
+        with pytest.raises(DiskError):
+            journal.commit()
+        journal.close()
+        filler.unlink()
+        again = Journal(disk / "journal.sqlite")
+        assert again.opened_count(0) == kept < 99
+        assert list(again.faults()) == []
+        add_groups(again, range(kept, kept + 2))
+        again.close()
+
+
+def test_a_full_disk_at_the_start_is_not_taken_for_a_broken_journal(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "16k") as disk:
+        fill(disk)
+        with pytest.raises(JournalError, match="No space left on device") as caught:
+            Journal(disk / "journal.sqlite")
+        assert "afresh" not in str(caught.value)
