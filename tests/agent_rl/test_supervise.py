@@ -30,8 +30,6 @@ import argparse, ctypes, os, select, signal, socket, subprocess, sys, tomllib
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
-from agent_rl.children import leave_message
-
 
 class Plain:
     class Settings(BaseModel):
@@ -48,6 +46,10 @@ class Plain:
 
 class First(Plain):
     drain_order = 10
+
+
+class Slow(Plain):
+    drain_seconds = 10.0
 
 
 def announce_finished(options, path, state):
@@ -124,6 +126,7 @@ def main():
         print("Traceback", "the file is wrong: mend it", sep="\\n", file=sys.stderr)
         sys.exit(3)
     elif behaviour in {"full_disk", "full_disk_at_the_end"}:
+        from agent_rl.children import leave_message
         if behaviour == "full_disk_at_the_end":
             tell("up")
             signal.sigwait({signal.SIGTERM})
@@ -333,7 +336,7 @@ def test_a_message_reaches_the_user_though_the_disk_takes_nothing(stage, capsys)
 
 
 def test_a_run_told_to_stop_that_cannot_save_does_not_end_well(stage, capsys):
-    topology = stage.topology(a='settings = { behaviour = "full_disk_at_the_end" }')
+    topology = stage.topology(a='class = "fake_entry:Slow"\nsettings = { behaviour = "full_disk_at_the_end" }')
 
     async def during():
         await stage.await_news(1)
