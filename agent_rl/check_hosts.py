@@ -53,24 +53,36 @@ def _taken_ports(topology: Topology, source: Source) -> list[Fault]:
     for host in topology.hosts_in_use:
         if is_supervised(topology.run.directory, host):
             continue
+        here = _resolve(topology.hosts[host].address)
         nodes = [supervisor_node(host), *(node for node, _ in actor_nodes(topology, host))]
-        tcp = [(node, table[node].removeprefix("tcp://")) for node in nodes if table[node].startswith("tcp://")]
-        taken = [f"{address} ({node})" for node, address in tcp if _is_taken(address)]
+        taken = [
+            f"{table[node].removeprefix('tcp://')} ({node})"
+            for node in nodes
+            if here is not None and table[node].startswith("tcp://") and _is_taken(here, table[node])
+        ]
         if taken:
             message = f"another process listens at {', '.join(taken)}"
             faults.append(source.fault(("hosts", host, "base_port"), message, "stop it, or choose another base_port"))
     return faults
 
 
-def _is_taken(address: str) -> bool:
-    """Whether ``host:port`` is an address of this machine that somebody listens at."""
-    host, _, port = address.rpartition(":")
+def _resolve(host: str) -> tuple[socket.AddressFamily, str] | None:
+    """Address family and numeric address of a host; None for a name that is not known here."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    return found[0][0], str(found[0][4][0])
+
+
+def _is_taken(here: tuple[socket.AddressFamily, str], address: str) -> bool:
+    """Whether the port of ``tcp://host:port`` is listened at, if the host is this machine."""
+    family, host = here
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does: old connections are no harm
-            probe.bind(found[0][4])
-    except OSError as error:  # another machine's address cannot be bound either, nor can an unknown name
+            probe.bind((host, int(address.rpartition(":")[2])))
+    except OSError as error:  # another machine's address cannot be bound either
         return error.errno == errno.EADDRINUSE
     return False
 

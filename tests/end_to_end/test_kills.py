@@ -77,7 +77,8 @@ def test_what_a_killed_sandbox_leaves_is_swept(tmp_path: Path, temporary: Path) 
     """The executor and its interpreters are killed at once: none of them can remove its directory."""
     path, directory = write_micro(tmp_path, steps=8)
     traces = Traces(path, temporary)
-    process = start(path, TMPDIR=str(temporary))
+    # Without namespaces calls have directories on disk; with them there is nothing to leave.
+    process = start(path, "--set", "actors.tool_executor.settings.isolation=limits", TMPDIR=str(temporary))
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     traces.look(process)
     executor = process_of_actor(path, "tool_executor.0")
