@@ -21,7 +21,7 @@ PAIRS = [
 
 def test_answers_are_judged_and_an_endless_one_is_not_equal() -> None:
     async def main() -> list[CheckResult]:
-        sandbox = Sandbox(checker=True, limits=ExecutionLimits(wall_seconds=0.8))
+        sandbox = Sandbox(checker=True, limits=ExecutionLimits(wall_seconds=4.0, cpu_seconds=1.0))
         async with trio.open_nursery() as nursery:
             await nursery.start(sandbox.run)
             results = [await sandbox.check(gold, prediction) for gold, prediction in PAIRS]
@@ -37,4 +37,3 @@ def test_answers_are_judged_and_an_endless_one_is_not_equal() -> None:
     assert [result.method for result in results[:4]] == ["exact", "exact", "symbolic", "symbolic"]
     assert results[6].method in ("timeout", "memory_limit")
     assert all(result.failure == "" for result in results)
-    assert results[0].seconds < 0.5
