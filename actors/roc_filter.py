@@ -157,6 +157,7 @@ class RoCFilter(Actor):
         self.context.nursery.start_soon(self._send_training, training)
         self.context.nursery.start_soon(self._judge, checks)
         self._trajectories = 0
+        self._too_long: set[str] = set()
         self._judging = 0
         stage = self._journal.fact("stage")
         if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
@@ -217,6 +218,13 @@ class RoCFilter(Actor):
             self._book.unwanted(trajectory)
             return
         self._trajectories += 1
+        if trajectory.status == "prompt_too_long" and trajectory.reason not in self._too_long:
+            self._too_long.add(
+                trajectory.reason
+            )  # it names the problem, which comes back with every pass over the tasks
+            self.log.warning(
+                "a prompt is too long: its group is not sampled", group=trajectory.group, why=trajectory.reason
+            )
         self._journal.add_trajectory(
             trajectory.group, trajectory.sample, trajectory.attempt, trajectory.status, encode_stored(trajectory)
         )
@@ -265,7 +273,8 @@ class RoCFilter(Actor):
         )
         for row in self._journal.groups(stage=stage, states=("evaluated",)):
             for figures in self._figures_of(row.id):
-                self._book.evaluated_before(figures, figures.reward, row.purpose)
+                if not figures.lost:
+                    self._book.evaluated_before(figures, figures.reward, row.purpose)
         for row in self._journal.groups(stage=stage, states=("open",)):
             self._book.group_opened(decode_stored(row.opened))
             for _, _, _, reward, payload in self._journal.trajectories(row.id):
@@ -386,11 +395,11 @@ class RoCFilter(Actor):
         self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=equal))
 
     def _figures_of(self, group: str) -> tuple[RolloutFigures, ...]:
-        return tuple(
-            RolloutFigures.of(decode_stored(payload)).judged(reward)
+        found = [
+            (RolloutFigures.of(decode_stored(payload)), reward)
             for _, _, _, reward, payload in self._journal.trajectories(group)
-            if reward is not None
-        )
+        ]
+        return tuple(r if reward is None else r.judged(reward) for r, reward in found if r.lost or reward is not None)
 
     def waiting_for(self) -> str:
         """Verdicts, or the trajectories of open groups."""

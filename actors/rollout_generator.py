@@ -27,7 +27,7 @@ from actors.engines.base import Engine, EngineError, TurnRequest
 from actors.rates import Rate
 from actors.weights import model_directory
 from agent_rl.declared import declared_tools, format_faults
-from agent_rl.episode import Episode
+from agent_rl.episode import Episode, RolloutTally
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
@@ -39,10 +39,15 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from agent_rl.parsing import MalformedCall, ParsedCall, tool_response_text
+from agent_rl.parsing import MalformedCall, ParsedCall, cut_middle, tool_response_text
 from agent_rl.prompts import SESSION_TOOLS, ChatFormat
+from agent_rl.task_files import read_tasks
+from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
 from transport import CallFailed, CallTimeout, PeerLost
+
+NAMED_PROBLEMS = 5
+"""How many of the problems that are too long are named."""
 
 
 class RolloutGeneratorSettings(Settings):
@@ -127,17 +132,34 @@ class RolloutGenerator(Actor):
         self._chat = self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
         self._engine = self._make_engine(directory, settings)
         await self.context.nursery.start(self._engine.run)
+        if topology.tasks.files:
+            await self.context.in_thread(self._look_for_long_prompts)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
         self._sessions: dict[str, ToolSession] = {}
         self._policy_ready = trio.Event()
-        self._rollouts = 0
+        self._tally = RolloutTally()
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""
-        return Episode(request, self._chat)
+        return Episode(request, self._chat, self._engine.longest)
+
+    def _look_for_long_prompts(self) -> None:
+        """Name the problems in files whose prompts the model has no room for. Raises TaskError when no problem fits."""
+        tasks = self.context.topology.tasks
+        for key, files in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
+            problems = [problem for part in read_tasks(files, self.context.base) for problem in part]
+            found = self._chat.too_long(problems, self._engine.longest)
+            if not found:
+                continue
+            named = ", ".join(f"{problem.id} ({tokens} tokens)" for problem, tokens in found[:NAMED_PROBLEMS])
+            limit = f"a sequence of {self._engine.longest} tokens has no room for the prompts of"
+            if len(found) == len(problems):
+                remedy = "serve a longer model or more kv_tokens, or shorten the problems"
+                raise TaskError(f"[tasks] {key}: {limit} all {len(found)} problems, {named} ...; {remedy}")
+            self.log.warning("groups will be dropped", why=f"{limit} {len(found)} of {len(problems)} problems: {named}")
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         module, _, name = settings.engine.partition(":")
@@ -201,10 +223,10 @@ class RolloutGenerator(Actor):
                     self.context.link("tools").forget(request.rollout)
         if scope.cancelled_caught:
             failure = ("cancelled", "nobody wants its group any more")
-        self._rollouts += 1
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
+        self._tally.add(trajectory)
         await self.context.link("trajectories").send(trajectory, on_ack=partial(self._acknowledge, request.rollout))
 
     def _acknowledge(self, rollout: str) -> None:
@@ -253,7 +275,7 @@ class RolloutGenerator(Actor):
         settings: RolloutGeneratorSettings = self.context.settings
         turn = episode.turns
         if isinstance(call, MalformedCall):
-            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0)
+            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, cut=False)
         rollout, in_session = episode.request.rollout, call.name in SESSION_TOOLS
         session = self._sessions.setdefault(rollout, ToolSession()) if in_session else None
         request = ToolCall(
@@ -272,15 +294,17 @@ class RolloutGenerator(Actor):
             try:
                 result: ToolResult = await send(request)
             except (CallTimeout, PeerLost, CallFailed) as error:
+                self._tally.calls_failed += 1
                 self.log.warning("tool call failed", call=request.call, attempt=attempt, error=str(error))
                 continue
             if result.outcome != "unavailable":
                 break
+            self._tally.calls_failed += 1
         else:
             raise ToolsUnavailableError(f"{request.call}: no executor ran it in {settings.tool_attempts} attempts")
         if session is not None and result.kept:
             session.kept.append(call.arguments["code"])
-        record = ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, self.context.now() - started)
+        seconds = self.context.now() - started
         stderr = result.stderr
         if result.outcome == "error" and settings.error_detail == "last_line":
             stderr = stderr.rstrip().rpartition("\n")[2]
@@ -290,9 +314,11 @@ class RolloutGenerator(Actor):
             stderr=stderr,
             value=result.value,
             run_seconds=result.run_seconds,
-            max_chars=settings.tool_response_chars,
+            max_chars=None,
         )
-        return text, record
+        shown = cut_middle(text, settings.tool_response_chars)
+        cut = len(shown) < len(text)
+        return shown, ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, seconds, cut)
 
     async def _report_load(self) -> None:
         while True:
@@ -333,7 +359,7 @@ class RolloutGenerator(Actor):
     def status(self) -> tuple[str, dict[str, float]]:
         """The engine's load and rates since the last status."""
         figures = self._engine.figures
-        rates = self._rate({"tokens": figures.generated_tokens, "rollouts": self._rollouts})
+        rates = self._rate({"tokens": figures.generated_tokens, "rollouts": self._tally.rollouts})
         return "running", {
             "tokens_per_s": rates["tokens"],
             "rollouts_per_s": rates["rollouts"],
@@ -343,6 +369,6 @@ class RolloutGenerator(Actor):
             "waiting": figures.waiting,
             "preempted": figures.preempted,
             "generated_tokens": figures.generated_tokens,
-            "rollouts": self._rollouts,
+            **self._tally.figures(),
             "policy_version": self._engine.policy.version,
         }

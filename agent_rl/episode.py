@@ -2,8 +2,8 @@
 
 ::
 
-    Episode.turn() -> tokens and budget --engine--> Episode.wrote(...) -> calls --tools--> Episode.responded(...) -> turn()
-                                                                       -> none: ended
+    Episode.tokens, .budget --engine--> Episode.wrote(...) -> calls --tools--> Episode.responded(...) -> .tokens, .budget ...
+                                                           -> none: ended
 
 Token in, token out: tokens are only ever appended. Every token carries its log-probability, the policy that sampled it and
 whether the model wrote it.
@@ -11,7 +11,9 @@ whether the model wrote it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,13 +31,53 @@ from agent_rl.parsing import MalformedCall, ParsedCall
 from agent_rl.prompts import ChatFormat
 
 
+@dataclass
+class RolloutTally:
+    """What became of a generator's rollouts and of their tool calls, in totals."""
+
+    rollouts: int = 0
+    calls_failed: int = 0
+    """Attempts at calls that the tool service did not answer: each is made again, or fails its rollout."""
+    _by_status: Counter[str] = field(default_factory=Counter)
+    _by_outcome: Counter[str] = field(default_factory=Counter)
+    _responses_cut: int = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """A rollout has ended."""
+        self.rollouts += 1
+        self._by_status[trajectory.status] += 1
+        self._by_outcome.update(call.outcome for call in trajectory.calls)
+        self._responses_cut += sum(call.cut for call in trajectory.calls)
+
+    def figures(self) -> dict[str, float]:
+        """By name, for the live status."""
+        return {
+            "rollouts": self.rollouts,
+            "rollouts_truncated": self._by_status["truncated"],
+            "rollouts_failed": self._by_status["failed"],
+            "rollouts_cancelled": self._by_status["cancelled"],
+            "prompts_too_long": self._by_status["prompt_too_long"],
+            "calls_malformed": self._by_outcome["malformed"],
+            "calls_unknown_tool": self._by_outcome["unknown_tool"],
+            "calls_failed": self.calls_failed,
+            "responses_cut": self._responses_cut,
+        }
+
+
 class Episode:
     """One rollout under way."""
 
-    def __init__(self, request: RolloutRequest, chat: ChatFormat) -> None:
+    def __init__(self, request: RolloutRequest, chat: ChatFormat, longest: int | None = None) -> None:
+        """``longest``: tokens the engine allows a sequence, prompt included.
+
+        A prompt that leaves less than ``max_response_tokens`` gets a budget of what it leaves; one that leaves nothing ends the
+        rollout before it began.
+        """
         self.request = request
         self._chat = chat
         self._prompt = chat.prompt_tokens(request.problem)
+        self._room = request.sampling.max_response_tokens
+        self._reason = ""
         self._tokens: list[int] = []
         self._mask: list[int] = []
         self._logprobs: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
@@ -44,6 +86,19 @@ class Episode:
         self._texts: list[str] = []
         self.turns = 0
         self.ended: TrajectoryStatus | None = None
+        if longest is not None and longest - len(self._prompt) < self._room:
+            self._shrink(longest)
+
+    def _shrink(self, longest: int) -> None:
+        prompt, wanted = len(self._prompt), self._room
+        self._room = max(0, longest - prompt)
+        said = (
+            f"the prompt of problem {self.request.problem.id} has {prompt} of the {longest} tokens a sequence may have"
+        )
+        if self._room == 0:
+            self.ended, self._reason = "prompt_too_long", said
+        else:
+            self._reason = f"{said}: it leaves {self._room} of {wanted} response tokens"
 
     @property
     def tokens(self) -> list[int]:
@@ -53,7 +108,7 @@ class Episode:
     @property
     def budget(self) -> int:
         """Response tokens left."""
-        return self.request.sampling.max_response_tokens - len(self._tokens)
+        return self._room - len(self._tokens)
 
     def wrote(
         self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool
@@ -90,6 +145,8 @@ class Episode:
     ) -> Trajectory:
         """The rollout as it stands; ``failure`` (status, reason) when the infrastructure ended it, not the model."""
         status, reason = failure or (self.ended or "failed", "")
+        if status in {"truncated", "prompt_too_long"}:
+            reason = self._reason
         request = self.request
         return Trajectory(
             rollout=request.rollout,

@@ -9,6 +9,7 @@ from agent_rl.staleness import Step
 
 EQUAL_REWARDS = "equal_rewards"
 TOO_FEW_ROLLOUTS = "too_few_rollouts"
+PROMPT_TOO_LONG = "prompt_too_long"
 STALE = "stale"
 NOT_SELECTED = "not_selected"
 STAGE_BOUNDARY = "stage_boundary"

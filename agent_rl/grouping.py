@@ -16,6 +16,7 @@ import numpy as np
 from agent_rl.group_instructions import (
     EQUAL_REWARDS,
     NOT_SELECTED,
+    PROMPT_TOO_LONG,
     STAGE_BOUNDARY,
     STALE,
     TOO_FEW_ROLLOUTS,
@@ -40,7 +41,7 @@ from agent_rl.messages import (
 from agent_rl.resampling import Candidate, Select, candidate, has_signal, sound_selection
 from agent_rl.rewards import exactly_equal, final_answer
 from agent_rl.staleness import StepAssembler
-from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
+from agent_rl.statistics import LOST, RolloutFigures, evaluation_figures, step_figures
 from agent_rl.topology import Algorithm, Stage
 
 
@@ -48,6 +49,7 @@ from agent_rl.topology import Algorithm, Stage
 class _Rollout:
     attempt: int = 0
     lost: bool = False
+    prompt_too_long: bool = False
     trajectory: RolloutFigures | None = None
     candidate: Candidate | None = None
     oldest: int = 0
@@ -62,6 +64,8 @@ class _Rollout:
 class _Group:
     opened: GroupOpened
     rollouts: list[_Rollout]
+    lost: list[RolloutFigures] = field(default_factory=list)
+    """Attempts that came to nothing."""
 
     def rewarded(self) -> list[_Rollout]:
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
@@ -166,9 +170,11 @@ class GroupBook:
         rollout = group.rollouts[trajectory.sample]
         key = (trajectory.group, trajectory.sample)
         self._retries.pop(key, None)
-        if trajectory.status in {"failed", "cancelled"}:
+        if trajectory.status in LOST:
+            group.lost.append(RolloutFigures.of(trajectory))
             rollout.attempt = trajectory.attempt + 1
-            if rollout.attempt < self.algorithm.rollout_attempts:
+            rollout.prompt_too_long = trajectory.status == "prompt_too_long"  # and would be so again
+            if rollout.attempt < self.algorithm.rollout_attempts and not rollout.prompt_too_long:
                 self._retries[key] = Retry(trajectory.group, trajectory.sample, rollout.attempt)
                 return []
             rollout.lost = True
@@ -268,12 +274,16 @@ class GroupBook:
         name = group.opened.group
         usable = group.rewarded()
         self._decided += 1
-        self._step_rollouts[name] = tuple(r.trajectory.judged(r.reward or 0.0) for r in usable if r.trajectory)
+        self._step_rollouts[name] = (
+            *(r.trajectory.judged(r.reward or 0.0) for r in usable if r.trajectory),
+            *group.lost,
+        )
         candidates = [_with_reward(rollout) for rollout in usable]
         instruction: Instruction
         kept: tuple[int, ...] = ()
         if len(usable) < self.algorithm.minimum_samples:
-            reason = TOO_FEW_ROLLOUTS
+            too_long = any(rollout.prompt_too_long for rollout in group.rollouts)
+            reason = PROMPT_TOO_LONG if too_long else TOO_FEW_ROLLOUTS
         elif not has_signal([c.reward for c in candidates]):
             reason = EQUAL_REWARDS
         else:

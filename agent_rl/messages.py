@@ -36,7 +36,7 @@ Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
 Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy"]
-TrajectoryStatus: TypeAlias = Literal["finished", "truncated", "turn_limit", "failed", "cancelled"]
+TrajectoryStatus: TypeAlias = Literal["finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long"]
 ToolOutcome: TypeAlias = Literal[
     "success", "error", "timeout", "memory_limit", "output_limit", "killed", "malformed", "unknown_tool", "unavailable"
 ]
@@ -115,13 +115,17 @@ class GroupsUnwanted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
-    """What became of one tool call of a trajectory: taken from the call's outcome, never from its text."""
+    """What became of one tool call of a trajectory: taken from the call's outcome, never from its text.
+
+    ``cut`` says that its result was longer than the model is shown.
+    """
 
     turn: int
     tool: str
     outcome: ToolOutcome
     run_seconds: float
     total_seconds: float
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

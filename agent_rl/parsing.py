@@ -79,9 +79,9 @@ def tool_response_text(
     stderr: str = "",
     value: str = "",
     run_seconds: float = 0.0,
-    max_chars: int,
+    max_chars: int | None,
 ) -> str:
-    """A tool result as the model reads it, at most ``max_chars`` characters.
+    """A tool result as the model reads it, at most ``max_chars`` characters (None: however long it is).
 
     Success gives stdout alone, or without any the value (as IPython does), or else stderr. Other outcomes give what was
     printed so far, then the traceback or a sentence that names the outcome. Longer texts are cut in the middle, where a
@@ -93,7 +93,8 @@ def tool_response_text(
     else:
         parts = [printed, stderr, _sentence(outcome, run_seconds, explained=bool(stderr.strip()))]
     text = "\n".join(part.rstrip() for part in parts if part.strip())
-    return cut_middle(_FRAMING.sub("&lt;", text), max_chars)
+    harmless = _FRAMING.sub("&lt;", text)
+    return harmless if max_chars is None else cut_middle(harmless, max_chars)
 
 
 def cut_middle(text: str, max_chars: int) -> str:

@@ -113,6 +113,19 @@ class ChatFormat:
             self._last_prompt = (problem.text, tuple(tokens))
         return list(self._last_prompt[1])
 
+    def too_long(self, problems: Sequence[Problem], longest: int) -> list[tuple[Problem, int]]:
+        """The problems whose prompts leave no room in a sequence of ``longest`` tokens, with the prompts' lengths.
+
+        A token is at least a byte of text, so that only problems of many bytes need be encoded.
+        """
+        frame = self.messages("")
+        around = sum(len(message["content"].encode()) for message in frame) + len(
+            self._encode(self._render(frame, generate=True))
+        )
+        suspects = [problem for problem in problems if len(problem.text.encode()) + around >= longest]
+        lengths = [(problem, len(self.prompt_tokens(problem))) for problem in suspects]
+        return [(problem, length) for problem, length in lengths if length >= longest]
+
     def response_tokens(self, responses: Sequence[str]) -> list[int]:
         """What follows an ended assistant turn when these tool responses come back: up to where the model writes again."""
         return self._encode(self._before_response + self.responses(responses) + self._after_response)

@@ -11,6 +11,9 @@ import numpy as np
 from agent_rl.messages import Trajectory
 from agent_rl.staleness import Step
 
+LOST = frozenset({"failed", "cancelled", "prompt_too_long"})
+"""Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutFigures:
@@ -24,6 +27,11 @@ class RolloutFigures:
     seconds: float
     reward: float = math.nan
     purpose: str = "train"
+    malformed_calls: int = 0
+    unknown_tools: int = 0
+    cut_responses: int = 0
+    lost: str = ""
+    """Its status, when it came to nothing; then it counts as that alone."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> RolloutFigures:
@@ -36,6 +44,10 @@ class RolloutFigures:
             truncated=trajectory.status == "truncated",
             seconds=trajectory.seconds,
             purpose=trajectory.purpose,
+            malformed_calls=sum(call.outcome == "malformed" for call in trajectory.calls),
+            unknown_tools=sum(call.outcome == "unknown_tool" for call in trajectory.calls),
+            cut_responses=sum(call.cut for call in trajectory.calls),
+            lost=trajectory.status if trajectory.status in LOST else "",
         )
 
     def judged(self, reward: float, purpose: str | None = None) -> RolloutFigures:
@@ -58,8 +70,12 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def rollout_means(rollouts: Sequence[RolloutFigures]) -> dict[str, float]:
-    """Means over rollouts by name; shares are in [0, 1], lengths in response tokens."""
+def rollout_means(sampled: Sequence[RolloutFigures]) -> dict[str, float]:
+    """Means over rollouts by name; shares are in [0, 1], lengths in response tokens.
+
+    Those that were lost are counted, and enter nothing else.
+    """
+    rollouts = [r for r in sampled if not r.lost]
     correct = [r for r in rollouts if r.reward > 0]
     calls = sum(r.calls for r in rollouts)
     correct_calls = sum(r.calls for r in correct)
@@ -71,6 +87,11 @@ def rollout_means(rollouts: Sequence[RolloutFigures]) -> dict[str, float]:
         "tool_calls": calls / len(rollouts) if rollouts else 0.0,
         "tool_error_share": sum(r.failed_calls for r in rollouts) / calls if calls else 0.0,
         "tool_error_share_correct": sum(r.failed_calls for r in correct) / correct_calls if correct_calls else 0.0,
+        "malformed_call_share": sum(r.malformed_calls for r in rollouts) / calls if calls else 0.0,
+        "unknown_tool_share": sum(r.unknown_tools for r in rollouts) / calls if calls else 0.0,
+        "cut_response_share": sum(r.cut_responses for r in rollouts) / calls if calls else 0.0,
+        "rollouts_failed": float(sum(r.lost == "failed" for r in sampled)),
+        "prompts_too_long": float(sum(r.lost == "prompt_too_long" for r in sampled)),
         "truncated_share": _mean([float(r.truncated) for r in rollouts]),
         "rollout_seconds": _mean([r.seconds for r in rollouts]),
     }

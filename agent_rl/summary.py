@@ -14,6 +14,7 @@ from agent_rl.journal import StepRow
 REASONS = {
     "equal_rewards": "equal rewards",
     "too_few_rollouts": "too few rollouts that ended",
+    "prompt_too_long": "a prompt longer than the model allows",
     "stale": "staleness",
     "stage_boundary": "the end of their stage",
     "not_finite": "a loss or gradient that was not finite",

@@ -89,5 +89,9 @@ class Engine(Protocol):
         """The policy served now."""
 
     @property
+    def longest(self) -> int:
+        """Tokens a sequence may have, its prompt included: what model and cache allow. Known once ``run`` has started."""
+
+    @property
     def figures(self) -> EngineFigures:
         """The load now."""

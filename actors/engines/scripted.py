@@ -31,11 +31,13 @@ class ScriptedEngine:
         initial_policy: Policy,
         script: Callable[[int, TurnRequest], Any],
         made: Callable[[ScriptedEngine], None] | None = None,
+        longest: int = 10_000,
         **_: Any,
     ) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self._script = script
         self._policy = initial_policy
+        self._longest = longest
         self._turns: dict[str, int] = {}
         self.released: list[str] = []
         self.loaded: list[Path] = []
@@ -97,6 +99,11 @@ class ScriptedEngine:
     def policy(self) -> Policy:
         """The policy served now."""
         return self._policy
+
+    @property
+    def longest(self) -> int:
+        """What the script's writer chose."""
+        return self._longest
 
     @property
     def figures(self) -> EngineFigures:

@@ -309,7 +309,10 @@ async def check_cancelling_frees(subject: Subject) -> None:
 
 async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
     """Longer than the model, or than the KV cache: EngineError with the numbers, and the engine goes on."""
+    async with subject.running() as engine:
+        assert engine.longest == TINY_MAX_LENGTH
     async with subject.running(kv_tokens=96) as engine:
+        assert engine.longest == 96
         for length, max_tokens in ((80, 17), (TINY_MAX_LENGTH, 1)):
             try:
                 await engine.generate(turn("long", random_prompt(0, length), max_tokens))

@@ -143,6 +143,7 @@ class TorchEngine:
         )
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._limits: _Limits | None = None
+        self._longest = 0
         self._turns: dict[str, Turn] = {}
         self._replies: dict[Turn | _Reply, _Reply] = {}
         self._submitted = 0
@@ -151,6 +152,11 @@ class TorchEngine:
     def policy(self) -> Policy:
         """The policy served now."""
         return self._policy
+
+    @property
+    def longest(self) -> int:
+        """Tokens a sequence may have; 0 before the model is loaded."""
+        return self._longest
 
     @property
     def figures(self) -> EngineFigures:
@@ -287,6 +293,7 @@ class TorchEngine:
                 self._limits = _Limits(
                     decoder.longest, model.max_length, decoder.kv_tokens, model.vocabulary, model.specs
                 )
+                self._longest = decoder.longest
                 self._publish(decoder, 0.0)
                 token.run_sync_soon(ready.set)
                 self._decode(decoder, token)

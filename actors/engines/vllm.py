@@ -113,6 +113,11 @@ class VllmEngine:
         return self._policy
 
     @property
+    def longest(self) -> int:
+        """Tokens a sequence may have; 0 while the engine does not run."""
+        return 0 if self._limits is None else self._limits.longest
+
+    @property
     def figures(self) -> EngineFigures:
         """The load after vLLM's last step; requests it has not seen yet count as waiting."""
         unseen = len(self._in_flight) - self._figures.running - self._figures.waiting

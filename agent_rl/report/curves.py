@@ -21,6 +21,7 @@ FATES = {
     "all_wrong": ("dropped: every rollout wrong", 2),
     "not_selected": ("dropped: no rollout selected", 7),
     "too_few_rollouts": ("dropped: too few rollouts", 5),
+    "prompt_too_long": ("dropped: prompt too long", 7),
     "stale": ("dropped: stale", 4),
     "not_finite": ("dropped: its update was not finite", 7),
     "stage_boundary": ("dropped: its stage ended", 7),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from actors.base import ask
@@ -353,3 +355,42 @@ def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_t
 
     simulate(main)
     assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_prompt_too_long_is_named_once_counted_in_step_and_summary_and_survives_a_restart(tmp_path: Path) -> None:
+    async def push_too_long(stage: Stage, number: int, samples: range) -> None:
+        group = builders.opened(number, stage=RL, version=5)
+        opened = stage["kv_scheduler"].push("groups", FILTER)
+        await opened.send(group)
+        await opened.drained()
+        for sample in samples:
+            made = builders.trajectory(group, sample, status="prompt_too_long", tokens=0)
+            made = replace(made, reason="the prompt of problem p7 has 900 of the 512 tokens a sequence may have")
+            link = stage["rollout_generator"].push("trajectories", FILTER)
+            await link.send(made)
+            await link.drained()
+
+    async def main() -> list[Any]:
+        topology = micro(tmp_path)
+        with capture_logs() as logs:
+            async with stand_ins(topology, "roc_filter") as stage:
+                async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                    await enter(stage)
+                    await push_too_long(stage, 0, range(4))
+                    await push_too_long(stage, 1, range(2))
+                async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                    await push_too_long(stage, 1, range(2, 4))
+                    step = await stage["learner"].receive(StepReady)
+                    assert (step.groups, step.figures["prompts_too_long"]) == ((), 8)
+                    trained = StepTrained(RL, 5, (), {})
+                    assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=10) == Recorded()
+        return logs
+
+    logs = trio.run(main, clock=MockClock(autojump_threshold=0))
+    said = [log for log in logs if "too long" in log["event"]]
+    assert len(said) == 2  # once a process
+    assert "problem p7 has 900" in said[0]["why"]
+    balance = audit(tmp_path)
+    assert balance.balanced, balance.faults
+    assert balance.dropped == {"prompt_too_long": 2}
+    assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_prompt_too_long"] == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from actors.engines.base import EngineError
@@ -24,6 +26,9 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
+from agent_rl.statistics import RolloutFigures, rollout_means
+from agent_rl.tasks import TaskError
+from agent_rl.topology import Tasks
 from tests import builders
 from tests.actors.topologies import micro
 
@@ -45,13 +50,27 @@ def result(call: ToolCall, outcome: Any = "success", stdout: str = "4\n", stderr
 
 
 @asynccontextmanager
-async def generator(folder: Path, model: Path, script: Any, *, reply: Any = result, **settings: Any):
-    """A generator with a scripted engine, a policy published, and an executor that answers with ``reply``."""
+async def generator(
+    folder: Path,
+    model: Path,
+    script: Any,
+    *,
+    reply: Any = result,
+    longest: int = 10_000,
+    tasks: Any = None,
+    **settings: Any,
+):
+    """A generator with a scripted engine, a policy published, and an executor that answers with ``reply``.
+
+    ``longest`` is what the engine allows a sequence; ``tasks`` replaces the topology's.
+    """
     topology = micro(folder, rollout_generator=settings)
+    if tasks is not None:
+        topology = topology.model_copy(update={"tasks": tasks})
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=Policy(0, 0), script=script)
+            return ScriptedEngine(model, initial_policy=Policy(0, 0), script=script, longest=longest)
 
     (folder / "model").symlink_to(model)
     async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 8}) as stage:
@@ -160,23 +179,6 @@ def test_several_calls_of_a_turn_run_at_once_and_come_back_in_order(tmp_path: Pa
     simulate(main)
 
 
-def test_what_is_no_call_and_unknown_tools_go_back_to_the_model(tmp_path: Path, model: Path) -> None:
-    turns = ["<tool_call>{not json}</tool_call>", CALL.replace("python_code_with_standard_io", "search"), ANSWER]
-
-    def reply(call: ToolCall) -> ToolResult:
-        return result(call, "unknown_tool", "", "there is no tool 'search'")
-
-    async def main() -> None:
-        async with generator(tmp_path, model, lambda number, _: turns[number - 1], reply=reply) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 400, 4))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert [call.outcome for call in made.calls] == ["malformed", "unknown_tool"]
-            assert made.status == "finished"
-            assert "there is no tool 'search'" in actor._chat.decode(made.tokens.tolist())
-
-    simulate(main)
-
-
 def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(tmp_path: Path, model: Path) -> None:
     async def main() -> None:
         def reply(call: ToolCall) -> ToolResult:
@@ -259,3 +261,193 @@ def test_a_policy_published_in_flight_shows_on_every_later_token(tmp_path: Path,
                     break
 
     simulate(main)
+
+
+# Faults in flight: what becomes of the rollout, and where it is counted -------------------------------------------------
+
+
+def figures(actor: Any) -> dict[str, float]:
+    """The faults among the generator's live figures."""
+    names = ("rollouts_", "calls_", "responses_", "prompts_")
+    found = {name: value for name, value in actor.status()[1].items() if name.startswith(names) and value}
+    return {name: value for name, value in found.items() if not name.endswith("_per_s")}
+
+
+def step_shares(made: Trajectory) -> dict[str, float]:
+    """What of the rollout enters a step's metrics, without what is 0."""
+    names = ("malformed", "unknown", "cut", "truncated", "tool_error_share", "rollouts_failed", "prompts")
+    means = rollout_means([RolloutFigures.of(made).judged(1.0)])
+    return {name: value for name, value in means.items() if name.startswith(names) and value}
+
+
+def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, model: Path) -> None:
+    unknown = CALL.replace("python_code_with_standard_io", "search")
+    turns = ["<tool_call>{not json}</tool_call>", '<tool_call>{"name": "a"</tool_call><tool_call>', unknown, ANSWER]
+
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, "unknown_tool", "", "there is no tool 'search'")
+
+    async def main() -> None:
+        async with generator(tmp_path, model, lambda number, _: turns[number - 1], reply=reply) as (stage, actor):
+            await ask(stage, sampling=Sampling(1.0, 900, 5))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert made.status == "finished"
+            assert [call.outcome for call in made.calls] == ["malformed", "malformed", "malformed", "unknown_tool"]
+            assert len(stage["tool_executor"].log) == 1  # what is no call goes to no executor
+            text = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
+            assert text.count("<tool_response>Error: ") == 3
+            assert "not valid JSON" in text
+            assert "there is no tool 'search'" in text
+            assert "is not closed by </tool_call>" in text
+            assert figures(actor) == {"calls_malformed": 3, "calls_unknown_tool": 1}
+            assert step_shares(made) == {
+                "malformed_call_share": 0.75,
+                "unknown_tool_share": 0.25,
+                "tool_error_share": 1.0,
+                "tool_error_share_correct": 1.0,
+            }
+
+    simulate(main)
+
+
+def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_sees(
+    tmp_path: Path, model: Path
+) -> None:
+    async def main() -> None:
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, stdout="a" * 50_000 + "b" * 50_000)
+
+        async with generator(tmp_path, model, two_turns, reply=reply, tool_response_chars=200) as (stage, actor):
+            await ask(stage, sampling=Sampling(1.0, 500, 3))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert made.status == "finished"
+            response = made.tokens[made.loss_mask == 0].tolist()
+            shown = actor._chat.decode(response).split("<tool_response>")[1].split("</tool_response>")[0]
+            assert len(shown) == 200
+            assert "\n... [99800 or more characters cut] ...\n" in shown
+            assert (shown[0], shown[-1]) == ("a", "b")
+            first, second = actor._engine.requests
+            written = second.tokens[len(first.tokens) :]
+            assert first.max_tokens - second.max_tokens == len(written)  # the budget: to the token
+            assert written[-len(response) :] == response
+            assert made.calls[0].cut
+            assert figures(actor) == {"responses_cut": 1}
+            assert step_shares(made) == {"cut_response_share": 1.0}
+
+    simulate(main)
+
+
+def test_a_turn_that_overflows_the_budget_is_truncated_there_and_every_token_is_the_models(
+    tmp_path: Path, model: Path
+) -> None:
+    async def main() -> None:
+        async with generator(tmp_path, model, lambda *_: "y" * 500) as (stage, actor):
+            await ask(stage, sampling=Sampling(1.0, 77, 3))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert (made.status, made.reason, len(made.tokens)) == ("truncated", "", 77)
+            assert made.loss_mask.tolist() == [1] * 77
+            assert made.text == "y" * 77
+            assert figures(actor) == {"rollouts_truncated": 1}
+            assert step_shares(made) == {"truncated_share": 1.0}
+
+    simulate(main)
+
+
+def test_a_result_that_overflows_the_budget_ends_the_rollout_after_the_models_own_words(
+    tmp_path: Path, model: Path
+) -> None:
+    async def main() -> None:
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, stdout="x" * 300)
+
+        async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):
+            await ask(stage, sampling=Sampling(1.0, 120, 3))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert (made.status, made.turns, made.text) == ("truncated", 1, CALL)
+            assert made.loss_mask.all()
+            assert [call.outcome for call in made.calls] == ["success"]
+            assert figures(actor) == {"rollouts_truncated": 1}
+
+    simulate(main)
+
+
+def test_a_prompt_longer_than_a_sequence_may_be_is_said_and_never_reaches_the_engine(
+    tmp_path: Path, model: Path
+) -> None:
+    async def main() -> None:
+        async with generator(tmp_path, model, two_turns, longest=16) as (stage, actor):
+            acks: list[str] = []
+            await ask(stage, acks=acks)
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            prompt = len(made.prompt_tokens)
+            assert prompt >= 16
+            assert made.status == "prompt_too_long"
+            assert made.reason == f"the prompt of problem p0 has {prompt} of the 16 tokens a sequence may have"
+            assert actor._engine.requests == []
+            await trio.sleep(5)
+            assert acks == ["s0-g000000/0/0"]
+            assert figures(actor) == {"prompts_too_long": 1}
+            assert step_shares(made) == {"prompts_too_long": 1.0}
+
+    simulate(main)
+
+
+def test_a_prompt_that_leaves_less_than_the_budget_gets_what_it_leaves(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with generator(tmp_path, model, lambda *_: "y" * 500, longest=40) as (stage, actor):
+            await ask(stage)
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            left = 40 - len(made.prompt_tokens)
+            assert 0 < left < 40
+            assert (made.status, len(made.tokens)) == ("truncated", left)
+            assert made.reason.endswith(f"it leaves {left} of 120 response tokens")
+            assert actor._engine.requests[0].max_tokens == left
+
+    simulate(main)
+
+
+def test_tools_that_are_not_there_are_counted_as_failures_of_the_infrastructure(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, "unavailable")
+
+        async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, actor):
+            await ask(stage)
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert figures(actor) == {"rollouts_failed": 1, "calls_failed": 2}
+            assert step_shares(made) == {"rollouts_failed": 1.0}
+
+    simulate(main)
+
+
+def write_problems(folder: Path, *lengths: int) -> Tasks:
+    rows = [{"id": f"n{n}", "problem": "x" * length, "answer": "4"} for n, length in enumerate(lengths)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Tasks(files=("problems.jsonl",))
+
+
+def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path, model: Path) -> None:
+    async def main() -> list[Any]:
+        tasks = write_problems(tmp_path, 20, 45, 300)
+        with capture_logs() as logs:
+            async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks) as (stage, _):
+                await ask(stage)
+                await stage["roc_filter"].receive(Trajectory)  # the others can be sampled
+        return logs
+
+    (said,) = [
+        log["why"] for log in trio.run(main, clock=MockClock(rate=50.0)) if log["event"] == "groups will be dropped"
+    ]
+    assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 problems: n2 (303 tokens)"
+
+
+def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        tasks = write_problems(tmp_path, 60, 70)
+        async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks):
+            await trio.sleep_forever()
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(TaskError, match="all 2 problems, n0 .63 tokens."), flatten_subgroups=True
+    ):
+        simulate(main)

@@ -189,3 +189,57 @@ def test_an_evaluation_ends_when_all_its_rollouts_are_judged() -> None:
     assert evaluated.figures["success_after_greedy"] == 2 / 3
     low, high = evaluated.figures["success_after_greedy_low"], evaluated.figures["success_after_greedy_high"]
     assert 0 < low < 2 / 3 < high < 1
+
+
+def test_a_prompt_that_is_too_long_is_not_sampled_again_and_drops_its_group() -> None:
+    made = book()
+    group = builders.opened()
+    made.group_opened(group)
+    instructions: list[Instruction] = []
+    for sample in range(4):
+        assert not instructions
+        instructions = made.trajectory(builders.trajectory(group, sample, status="prompt_too_long", tokens=0))
+        assert made.progress().retries == ()
+    (dropped,) = kinds(instructions, Dropped)
+    assert (dropped.group, dropped.reason, dropped.order) == (group.group, "prompt_too_long", 1)
+    (closed,) = kinds(
+        settle(made, 1, ["4", "5", "4", "5"]), Closed
+    )  # it counts towards the step as any decided group does
+    assert closed.step.decided == (group.group, "s0-g000001")
+    assert (closed.figures["prompts_too_long"], closed.figures["rollouts"], closed.figures["success"]) == (4, 4, 0.5)
+
+
+def test_engines_that_differ_in_length_leave_a_group_what_fits() -> None:
+    made = book()
+    group = builders.opened()
+    made.group_opened(group)
+    for sample, answer in enumerate(["4", "5"]):
+        made.trajectory(builders.trajectory(group, sample, answer=answer))
+    made.trajectory(builders.trajectory(group, 2, status="prompt_too_long"))
+    (ready,) = kinds(made.trajectory(builders.trajectory(group, 3, status="prompt_too_long")), Ready)
+    assert ready.kept == ((0, 0), (1, 0))
+
+
+def test_attempts_that_failed_are_counted_in_their_step_and_enter_nothing_else() -> None:
+    made = book(groups_per_step=1, samples=2)
+    group = builders.opened(samples=2)
+    made.group_opened(group)
+    for attempt in range(2):
+        made.trajectory(builders.trajectory(group, 0, status="failed", attempt=attempt, tokens=1))
+    made.trajectory(builders.trajectory(group, 0, answer="4", attempt=2))
+    (closed,) = kinds(made.trajectory(builders.trajectory(group, 1, answer="5")), Closed)
+    figures = closed.figures
+    assert (figures["rollouts_failed"], figures["rollouts"], figures["response_tokens"]) == (2, 2, 6)
+
+
+def test_an_evaluation_goes_on_without_a_problem_that_is_too_long() -> None:
+    made = book(stage=1)
+    done: list[Instruction] = []
+    for number in range(6):
+        purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
+        group = builders.opened(number, stage=1, samples=1, purpose=purpose)
+        made.group_opened(group)
+        status = "prompt_too_long" if number in (1, 4) else "finished"
+        done += made.trajectory(builders.trajectory(group, 0, status=status))
+    (evaluated,) = kinds(done, Evaluated)
+    assert (evaluated.figures["lost_after_sampled"], evaluated.figures["success_after_sampled"]) == (1, 2 / 3)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_rl.episode import Episode
-from agent_rl.messages import Policy, Sampling
+from agent_rl.episode import Episode, RolloutTally
+from agent_rl.messages import Policy, Problem, Sampling
 from agent_rl.parsing import ParsedCall
 from agent_rl.prompts import ChatFormat, PromptError
 from agent_rl.tiny import build_tokenizer
@@ -155,3 +155,50 @@ def test_a_failure_of_the_infrastructure_is_never_a_result_of_the_model(chat: Ch
     made = episode.trajectory(generator="g", seconds=0.0, failure=("failed", "no executor"))
     assert (made.status, made.reason, len(made.tokens)) == ("failed", "no executor", 0)
     assert made.policies.shape == (0, 2)
+
+
+def test_a_sequence_has_the_room_that_the_engine_has(chat: ChatFormat) -> None:
+    prompt = len(chat.prompt_tokens(builders.problem()))
+    wanted = builders.request(sampling=Sampling(1.0, 40, 3))
+    for longest, budget in ((prompt + 100, 40), (prompt + 40, 40), (prompt + 39, 39), (prompt + 1, 1)):
+        episode = Episode(wanted, chat, longest)
+        assert (episode.budget, episode.ended) == (budget, None)
+    for longest in (prompt, prompt - 1):
+        episode = Episode(wanted, chat, longest)
+        made = episode.trajectory(generator="g", seconds=0.0)
+        assert (made.status, len(made.tokens), made.turns) == ("prompt_too_long", 0, 0)
+        assert made.reason == f"the prompt of problem p0 has {prompt} of the {longest} tokens a sequence may have"
+
+
+def test_only_what_was_truncated_says_that_its_prompt_was_long(chat: ChatFormat) -> None:
+    longest = len(chat.prompt_tokens(builders.problem())) + 60
+    for text, stopped, status in ((ANSWER, True, "finished"), (ANSWER, False, "truncated")):
+        episode = Episode(builders.request(sampling=Sampling(1.0, 200, 3)), chat, longest)
+        episode.wrote(**{**turn(chat, text), "stopped": stopped})
+        made = episode.trajectory(generator="g", seconds=0.0)
+        assert made.status == status
+        assert ("leaves 60 of 200 response tokens" in made.reason) is (status == "truncated")
+
+
+def test_prompts_that_leave_no_room_are_found_by_their_true_length(chatml: tuple[Any, ChatFormat]) -> None:
+    _, chat = chatml
+    problems = [Problem(f"p{n}", "x" * n, "4") for n in (0, 10, 500, 501)]
+    lengths = {problem.id: len(chat.prompt_tokens(problem)) for problem in problems}
+    longest = lengths["p500"] + 1
+    assert chat.too_long(problems, longest) == [(problems[3], lengths["p501"])]
+    assert [problem.id for problem, _ in chat.too_long(problems, 1)] == [problem.id for problem in problems]
+    assert chat.too_long([Problem("many bytes", "print(" * 100, "4")], lengths["p0"] + 101) == []
+
+
+def test_a_tally_counts_rollouts_and_calls(chat: ChatFormat) -> None:
+    tally = RolloutTally()
+    tally.add(builders.trajectory(builders.opened(), calls=(builders.call("malformed"), builders.call("success"))))
+    tally.add(builders.trajectory(builders.opened(), status="truncated", calls=(builders.call("unknown_tool"),)))
+    tally.add(builders.trajectory(builders.opened(), status="prompt_too_long"))
+    assert {name: value for name, value in tally.figures().items() if value} == {
+        "rollouts": 3,
+        "rollouts_truncated": 1,
+        "prompts_too_long": 1,
+        "calls_malformed": 1,
+        "calls_unknown_tool": 1,
+    }

@@ -71,7 +71,10 @@ def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_mode
     summary, out = run_example("mixed_math.toml", tmp_path, *settings)
     assert summary["groups_opened"] == summary["groups_dropped"] == 48
     assert summary["groups_dropped_equal_rewards"] >= 24
-    assert summary["groups_dropped_equal_rewards"] < 48  # what is too long is dropped for another reason
+    assert summary["groups_dropped_prompt_too_long"] > 0
+    assert summary["groups_dropped_equal_rewards"] + summary["groups_dropped_prompt_too_long"] == 48
+    said = (tmp_path / "logs" / "roc_filter.0.jsonl").read_text()
+    assert "a prompt is too long: its group is not sampled" in said
     assert "nothing was learnt" in out
     problems = problems_of(tmp_path)
     assert any("\u4e00" <= character <= "\u9fff" for problem in problems for character in problem.text)
