@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import structlog
 
     from agent_rl.journal import Journal
+    from agent_rl.metrics import Metric
     from agent_rl.topology import Topology
     from transport import CallLink, Node
 
@@ -240,6 +241,14 @@ class Actor:
     def status(self) -> tuple[str, dict[str, float]]:
         """A word for what the actor is doing, and its live figures by name."""
         return "running", {}
+
+    def detail(self) -> str:
+        """What people should see beside the figures; empty for nothing."""
+        return ""
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Counters and histograms for Prometheus; the figures of `status` are there without it."""
+        return ()
 
     def waiting_for(self) -> str:
         """Whom and what an idle actor waits for, as in ``"roc_filter: step 13"``; empty while it works."""

@@ -135,7 +135,9 @@ def _announce(status_link: Any, actor: Actor, state: str, figures: Mapping[str, 
     waiting_for = actor.waiting_for() if started else ""
     busy = actor.busy_seconds() if started else 0.0
     cpu = actor.cpu_seconds() if started else 0.0
-    status_link.set(ActorStatus(context.name, context.role, state, detail, numbers, waiting_for, busy, cpu))
+    metrics = actor.metrics() if started else ()
+    said = detail or (actor.detail() if started else "")
+    status_link.set(ActorStatus(context.name, context.role, state, said, numbers, waiting_for, busy, cpu, metrics))
 
 
 async def run_actor(arguments: argparse.Namespace) -> None:

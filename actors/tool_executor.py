@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any, ClassVar
 
 from pydantic import PositiveFloat, PositiveInt
@@ -14,6 +15,7 @@ from actors.sandbox.interpreter import Scratch
 from actors.sandbox.isolation import Isolation
 from agent_rl.declared import tool_faults
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
+from agent_rl.metrics import Histogram, Metric, counter, gauge
 from agent_rl.prompts import JUPYTER_TOOL, JUPYTER_TOOLS, PYTHON_TOOL, TOOLS
 from agent_rl.topology import Topology
 
@@ -87,7 +89,7 @@ class ToolExecutor(Actor):
             warm_modules=settings.warm_modules,
             limits=limits,
             isolation=settings.isolation,
-            sessions=settings.sessions if any(tool["function"]["name"] == JUPYTER_TOOL for tool in self.tools) else 0,
+            sessions=settings.sessions if JUPYTER_TOOL in self._known() else 0,
             scratch=Scratch(settings.scratch_mib * 2**20),
         )
         self._limits = limits
@@ -106,8 +108,9 @@ class ToolExecutor(Actor):
         await self.context.nursery.start(self._checks.run)
         log = self.log.info if self._tools.level == "strong" else self.log.warning
         log("isolation of model code", level=self._tools.level, stronger_levels_lack=self._tools.reasons)
-        self._outcomes: dict[str, int] = {}
-        self._done = self._checked = 0
+        self._outcomes: Counter[str] = Counter()
+        self._judged: Counter[str] = Counter()
+        self._queued, self._ran, self._checked = Histogram(), Histogram(), Histogram()
         self._busy = 0.0
         self._rate = Rate(self.context.now)
 
@@ -115,19 +118,21 @@ class ToolExecutor(Actor):
         """Run a call or judge an answer."""
         if isinstance(message, ToolCall):
             result = await self.execute(message)
-            self._outcomes[result.outcome] = self._outcomes.get(result.outcome, 0) + 1
-            self._done += 1
+            self._outcomes[result.outcome] += 1
+            self._queued.observe(result.queue_seconds)
+            self._ran.observe(result.run_seconds)
             self._busy += result.run_seconds
             return result
         if isinstance(message, VerifyAnswer):
-            self._checked += 1
             check = await self._checks.check(message.gold, message.prediction)
+            self._judged["failed" if check.failure else check.method] += 1
+            self._checked.observe(check.seconds)
             return Verdict(message.check, check.equal, check.method, check.failure, check.seconds)
         raise TypeError(f"ToolExecutor does not handle {type(message).__name__}")
 
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call. What is wrong with it is an outcome for the model to read, never an exception."""
-        known = [tool["function"]["name"] for tool in self.tools]
+        known = self._known()
         if call.tool not in known or call.tool not in (PYTHON_TOOL, JUPYTER_TOOL):
             return refused(call, "unknown_tool", f"there is no tool {call.tool!r:.100}; there is {', '.join(known)}")
         try:
@@ -178,17 +183,57 @@ class ToolExecutor(Actor):
         """With that of the interpreters and of the calls they ran."""
         return super().cpu_seconds() + self._tools.cpu_seconds() + self._checks.cpu_seconds()
 
+    def detail(self) -> str:
+        """How model code is isolated."""
+        return f"isolation {self._tools.level}"
+
     def status(self) -> tuple[str, dict[str, float]]:
-        """Rates since the last status, outcomes since the start."""
-        rates = self._rate({"calls": self._done, "checks": self._checked, "busy": self._busy})
+        """Rates of the last seconds, what is alive now, outcomes since the start."""
+        calls, checks = self._outcomes.total(), self._judged.total()
+        rates, tools = self._rate({"calls": calls, "checks": checks, "busy": self._busy}), self._tools.figures
         figures = {
             "calls_per_s": rates["calls"],
             "checks_per_s": rates["checks"],
             "children_busy": rates["busy"],
-            "queue": self._tools.figures.get("waiting", 0.0),
-            "calls": self._done,
+            "queue": tools["waiting"],
+            "calls": float(calls),
+            "children": tools["children"],
+            "checks_failed": float(self._judged["failed"]),
+            "checks_timed_out": float(self._judged["timeout"]),
         }
+        if JUPYTER_TOOL in self._known():
+            figures |= {name: tools[name] for name in ("sessions", "sessions_evicted", "sessions_rebuilt")}
         return "running", figures | {f"outcome_{name}": float(count) for name, count in self._outcomes.items()}
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Calls and checks by how they ended, how long they waited and ran, and what there is of processes."""
+        tools, checks = self._tools.figures, self._checks.figures
+        calls_help, checks_help = "Tool calls answered, by outcome.", "Answers judged, by method or why not."
+        return (
+            *(counter("tool_calls_total", n, calls_help, outcome=name) for name, n in self._outcomes.items()),
+            *(counter("answer_checks_total", n, checks_help, method=name) for name, n in self._judged.items()),
+            self._queued.metric("tool_call_queue_seconds", "From a call's arrival to its answer, without its run."),
+            self._ran.metric("tool_call_run_seconds", "Wall time of the code of a call."),
+            self._checked.metric("answer_check_seconds", "Waiting and judging of an answer."),
+            gauge("tool_calls_waiting", tools["waiting"], "Calls that wait for a place."),
+            gauge("tool_children", tools["children"], "Processes that run a call or hold a session."),
+            gauge("tool_sessions", tools["sessions"], "Live sessions of the notebook tool."),
+            counter("tool_sessions_evicted_total", tools["sessions_evicted"], "Sessions ended to make room."),
+            counter("tool_sessions_rebuilt_total", tools["sessions_rebuilt"], "Sessions whose cells were run again."),
+            *(
+                gauge("warm_interpreters", pool["interpreters"], "Warm interpreters that are ready.", runs=runs)
+                for pool, runs in ((tools, "code"), (checks, "checks"))
+            ),
+            *(
+                counter("warm_interpreters_restarted_total", pool["restarts"], "Ones that died.", runs=runs)
+                for pool, runs in ((tools, "code"), (checks, "checks"))
+            ),
+            counter("tool_calls_retried_total", tools["retries"], "Calls run again after their interpreter died."),
+            gauge("tool_isolation", 1, "How model code is isolated.", level=str(self._tools.level)),
+        )
+
+    def _known(self) -> list[str]:
+        return [tool["function"]["name"] for tool in self.tools]
 
 
 class JupyterExecutor(ToolExecutor):

@@ -18,9 +18,9 @@ HIGHEST_PORT = 65535
 def host_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     """Port ranges that end too high or overlap, addresses nobody can reach, links to other machines without a key."""
     hosts = topology.hosts_in_use
+    faults = _metrics_faults(topology, source)
     if len(hosts) == 1:  # Unix sockets alone
-        return []
-    faults = []
+        return faults
     taken: dict[str, list[tuple[range, str]]] = {}
     for name in hosts:
         host = topology.hosts[name]
@@ -44,6 +44,18 @@ def host_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     if not all(is_loopback(topology.hosts[name].address) for name in hosts):
         faults += _key_faults(topology, path, source)
     return faults
+
+
+def _metrics_faults(topology: Topology, source: Source) -> list[Fault]:
+    """A port for metrics that some other process of this machine listens at."""
+    run = topology.run
+    here = None if run.metrics_port is None else _resolve(run.metrics_address)
+    if here is None or is_supervised(run.directory, topology.main_host):
+        return []
+    if not _is_taken(here, f"{run.metrics_address}:{run.metrics_port}"):
+        return []
+    message = f"another process listens at {run.metrics_address}:{run.metrics_port}"
+    return [source.fault(("run", "metrics_port"), message, "stop it, or choose another port")]
 
 
 def _taken_ports(topology: Topology, source: Source) -> list[Fault]:
@@ -76,7 +88,7 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str] | None:
 
 
 def _is_taken(here: tuple[socket.AddressFamily, str], address: str) -> bool:
-    """Whether the port of ``tcp://host:port`` is listened at, if the host is this machine."""
+    """Whether the port of ``host:port`` is listened at, if the host is this machine."""
     family, host = here
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -27,6 +27,10 @@ OWN_FIGURES = (
     ("tokens_per_s", "tokens/s"),
     ("rollouts_per_s", "rollouts/s"),
     ("calls_per_s", "calls/s"),
+    ("children", "children"),
+    ("sessions", "sessions"),
+    ("sessions_evicted", "evicted"),
+    ("sessions_rebuilt", "rebuilt"),
     ("groups_trained", "trained"),
     ("rollouts_in_flight", "rollouts in flight"),
     ("seconds_per_step", "s/step"),
@@ -115,10 +119,11 @@ class LiveView:
             actors.add_column(label, overflow="fold")
         for actor, line in self._actors.items():
             heard = DASH if line.heard_at is None else f"{now - line.heard_at:.0f} s ago"
-            own = ", ".join(
-                f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures
-            )
-            actors.add_row(actor, self.silences.get(actor) or _state(line), heard, str(line.restarts), own or DASH)
+            own = [f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures]
+            if line.detail and line.said != "failed":  # then the state says it
+                own.insert(0, line.detail)
+            state = self.silences.get(actor) or _state(line)
+            actors.add_row(actor, state, heard, str(line.restarts), ", ".join(own) or DASH)
         return Group(run, actors)
 
     def _unusual(self) -> list[tuple[str, str]]:

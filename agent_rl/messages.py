@@ -30,6 +30,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from agent_rl.metrics import Metric
+
 Int32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -378,6 +380,7 @@ class ActorStatus:
     ``state`` is one word; ``detail`` may say more, also why it ended. ``waiting_for`` names the role and the thing an idle
     actor waits for, as in ``"roc_filter: step 13"``; empty while it works. Seconds are totals since the process started:
     of doing what the role is for (see ``Actor.busy_seconds``), and of processor time with that of its children.
+    ``metrics`` is what else it counts, for Prometheus alone.
     """
 
     actor: str
@@ -388,6 +391,7 @@ class ActorStatus:
     waiting_for: str
     busy_seconds: float
     cpu_seconds: float
+    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

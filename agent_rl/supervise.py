@@ -39,8 +39,10 @@ from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
 from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus, RunState
+from agent_rl.metrics import MetricsBoard
 from agent_rl.other_hosts import OtherHosts, is_supervisor, link_notice
 from agent_rl.run_directory import RunRefused, run_lock, socket_directory
+from agent_rl.scraping import listen, serve_metrics
 from agent_rl.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
 from agent_rl.timeline import FILE as TIMELINE
 from agent_rl.timeline import TimelineFile
@@ -129,6 +131,7 @@ class Supervisor:
         self._hosts = tuple(hosts)
         self._view = view
         self._timeline = timeline
+        self._metrics = MetricsBoard()
         self._display = display
         self._log = log
         self._started_at = wall()
@@ -157,11 +160,14 @@ class Supervisor:
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
         """Run to the end, heard and spoken to over ``network``, obeying the signals received; return the exit code."""
+        listeners = await self._listen()
         lifeline, held = os.pipe()
         janitor = Janitor()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, received)
+                if listeners:
+                    nursery.start_soon(serve_metrics, listeners, lambda: self._metrics.text(trio.current_time()))
                 await self._open_nodes(nursery, network)
                 nursery.start_soon(self._watch)
                 for actor in self._actors.values():
@@ -186,6 +192,16 @@ class Supervisor:
         return self._exit_code
 
     # How the run is watched.
+
+    async def _listen(self) -> list[trio.SocketListener]:
+        """Where metrics are asked for; nowhere unless this host is the one that hears of all actors."""
+        run = self._topology.run
+        if run.metrics_port is None or self._topology.main_host not in self._hosts:
+            return []
+        try:
+            return await listen(run.metrics_address, run.metrics_port)
+        except OSError as error:
+            raise RunRefused(f"run.metrics_port: {error.strerror}; choose another port or address") from error
 
     async def _open_nodes(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of every host started here."""
@@ -227,6 +243,7 @@ class Supervisor:
         now = trio.current_time()
         self._view.observe(status, now)
         self._timeline.observe(status, now)
+        self._metrics.observe(status, now)
         actor = self._actors.get(status.actor)
         if actor is not None:
             actor.heard(status, incarnation)

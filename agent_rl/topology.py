@@ -32,6 +32,10 @@ class Run(Part):
     keep_checkpoints: PositiveInt = 3
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without anything moving, the run says who waits for what; it goes on."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """Where the learner's host answers ``GET /metrics``, with the metrics of all actors, for Prometheus."""
+    metrics_address: str = "127.0.0.1"
+    """What ``metrics_port`` is listened on at: this machine alone, unless another address of it is named."""
 
 
 class InitialiseModel(Part):

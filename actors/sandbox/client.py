@@ -169,6 +169,7 @@ class Sandbox:
             "interpreters": len(self._ready),
             "in_flight": sum(interpreter.in_flight for interpreter in self._ready),
             "waiting": self._queue.waiting,
+            "children": sum(interpreter.in_flight for interpreter in self._ready) + self._sessions.idle,
             "sessions": self._sessions.alive,
             "sessions_evicted": self._sessions.evicted,
         }

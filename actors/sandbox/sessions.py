@@ -82,3 +82,8 @@ class SessionTable:
     def alive(self) -> int:
         """How many live."""
         return sum(session.alive for session in self._sessions.values())
+
+    @property
+    def idle(self) -> int:
+        """How many of them wait for their next cell."""
+        return sum(session.alive and not session.lock.locked() for session in self._sessions.values())

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 
 from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import JupyterExecutor, ToolExecutor
-from agent_rl.messages import ToolCall, ToolResult, Verdict, VerifyAnswer
+from agent_rl.messages import ActorStatus, ToolCall, ToolResult, Verdict, VerifyAnswer
+from agent_rl.metrics import MetricsBoard
 from agent_rl.prompts import JUPYTER_TOOL, PYTHON_TOOL
 from tests.actors.topologies import micro
 
@@ -128,6 +130,64 @@ def test_a_storm_of_one_rollout_does_not_starve_another(tmp_path: Path) -> None:
 
     order = serve(tmp_path, main, children=2)
     assert max(index for index, session in enumerate(order) if session == "calm") < 20
+
+
+def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Path) -> None:
+    topology = micro(tmp_path, tool_executor={"sessions": 1})
+
+    def session(name: str, cell: int, code: str, *earlier: str) -> ToolCall:
+        return call({"code": code}, tool=JUPYTER_TOOL, session=name, cell=cell, earlier=earlier)
+
+    async def main() -> ActorStatus:
+        async with (
+            stand_ins(topology, "tool_executor") as stage,
+            running(JupyterExecutor, topology, "tool_executor", tmp_path, stage),
+        ):
+            ask = asker(stage)
+            await ask(session("a", 1, "x = 1"))
+            await ask(session("b", 1, "1/0"))  # the other makes room for it
+            await ask(session("a", 2, "x", "x = 1"))
+            await ask(call({"code": "1"}, tool="shell"))
+            await ask(call({"code": "while True: pass", "timeout": 0.2}, tool=JUPYTER_TOOL, session="c"))
+            for gold in ("42", "x^2"):
+                await ask(VerifyAnswer(gold, gold, "42"))
+            while True:
+                status: ActorStatus = await stage["supervisor.local"].receive(ActorStatus)
+                if status.actor == "tool_executor.0" and status.figures.get("calls") == 5:
+                    return status
+
+    status = trio.run(main)
+    assert status.detail.startswith("isolation ")
+    assert {name: status.figures[name] for name in ("outcome_success", "outcome_error", "outcome_timeout")} == {
+        "outcome_success": 2,
+        "outcome_error": 1,
+        "outcome_timeout": 1,
+    }
+    assert status.figures["calls_per_s"] > 0
+    board = MetricsBoard()
+    board.observe(status, 0.0)
+    families = {family.name: family.samples for family in text_string_to_metric_families(board.text(0.0))}
+
+    def value(name: str, **labels: str) -> float:
+        samples = [s for s in families[name.removesuffix("_total").removesuffix("_count")] if s.name == name]
+        (found,) = (s.value for s in samples if labels.items() <= s.labels.items())
+        return float(found)
+
+    outcomes = {s.labels["outcome"]: s.value for s in families["agent_rl_tool_calls"]}
+    assert outcomes == {"success": 2, "error": 1, "unknown_tool": 1, "timeout": 1}
+    assert value("agent_rl_tool_call_queue_seconds_count") == value("agent_rl_tool_call_run_seconds_count") == 5
+    over_tenth = value("agent_rl_tool_call_run_seconds_count") - next(
+        s.value for s in families["agent_rl_tool_call_run_seconds"] if s.labels.get("le") == "0.1"
+    )
+    assert over_tenth >= 1  # the one that ran into its time
+    assert value("agent_rl_answer_checks_total", method="exact") == 1
+    assert value("agent_rl_answer_checks_total", method="symbolic") == 1
+    assert value("agent_rl_answer_check_seconds_count") == 2
+    assert value("agent_rl_tool_sessions_evicted_total") == 3  # a for b, b for a, a for c
+    assert value("agent_rl_tool_sessions_rebuilt_total") == 1
+    assert value("agent_rl_tool_sessions") == value("agent_rl_tool_children") == 0
+    assert value("agent_rl_warm_interpreters", runs="checks") == 1
+    assert value("agent_rl_tool_isolation", level=status.detail.removeprefix("isolation ")) == 1
 
 
 def test_answers_are_judged(tmp_path: Path) -> None:

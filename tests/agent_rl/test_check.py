@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,16 @@ def test_ports_of_hosts_at_one_address_are_apart(folder):
 def test_ports_end_at_the_highest(folder):
     (fault,) = check(folder, SPLIT, ["actors.generator.replicas=9000", "hosts.a.base_port=60000"])
     assert "needs the ports 60000 to 69001" in fault.message
+
+
+@pytest.mark.parametrize("text", [SOUND, SPLIT])
+def test_a_port_for_metrics_that_is_taken_is_a_fault(folder, text):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (fault,) = check(folder, text, [f"run.metrics_port={port}"])
+    assert fault.key == "run.metrics_port"
+    assert fault.message.startswith(f"another process listens at 127.0.0.1:{port}")
+    assert check(folder, text, [f"run.metrics_port={port}"]) == []
 
 
 def test_links_that_leave_the_machine_need_a_key(folder):

@@ -62,6 +62,14 @@ def test_figures_of_replicas_are_added_and_those_of_one_actor_shown():
     assert "demo, 0:05" in text
 
 
+def test_what_an_actor_says_beside_its_figures_is_shown_with_them():
+    shown = view()
+    shown.observe(status("learner.0", detail="isolation strong", queue=3, children=2), 101.0)
+    assert "isolation strong, queue 3, children 2" in drawn(shown, 102.0)
+    shown.observe(status("learner.0", state="failed", detail="no disk", queue=3), 103.0)
+    assert drawn(shown, 104.0).count("no disk") == 1
+
+
 def test_a_newer_status_replaces_the_older():
     shown = view()
     shown.observe(status("rollout_generator.0", tokens_per_s=1000), 101.0)

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 
 from agent_rl.addresses import addresses, runtime_directory
 from agent_rl.disk import DiskError
@@ -560,6 +562,37 @@ def free_ports(count):
                 continue
             return base
     pytest.fail("no ports are free")
+
+
+def test_metrics_of_all_actors_can_be_scraped_while_the_run_goes_on(stage):
+    topology = stage.topology(a='settings = { behaviour = "running" }', b='settings = { behaviour = "running" }')
+    port = free_ports(1)
+    topology = topology.model_copy(update={"run": topology.run.model_copy(update={"metrics_port": port})})
+    found = []
+
+    def scrape():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            families = text_string_to_metric_families(response.read().decode())
+        return {
+            sample.labels["actor"]: sample.value for f in families if f.name == "agent_rl_step" for sample in f.samples
+        }
+
+    async def during():
+        await stage.await_news(2)
+        while found[-1:] != [{"a.0": 7.0, "b.0": 7.0}]:  # heard within moments of being said
+            found.append(await trio.to_thread.run_sync(scrape))
+        press(signal.SIGTERM)
+
+    assert supervise(stage, topology, during) == 0
+
+
+def test_a_port_for_metrics_that_is_taken_refuses_the_run(stage):
+    topology = stage.topology(a="")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        topology = topology.model_copy(update={"run": topology.run.model_copy(update={"metrics_port": port})})
+        with pytest.raises(RunRefused, match=f"run.metrics_port: cannot listen at 127.0.0.1 port {port}"):
+            trio.run(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
 
 
 def two_hosts(stage, learner):
