@@ -24,6 +24,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
+from actors.fair_queue import FairQueue
 from actors.rates import Rate
 from actors.weights import model_directory
 from agent_rl.declared import declared_tools, format_faults
@@ -61,11 +62,15 @@ class RolloutGeneratorSettings(Settings):
     """Capacity of the KV cache in tokens; None: what max_rollouts of the model's maximum length take."""
     threads: PositiveInt = 1
     device: str = "cpu"
-    tool_timeout_seconds: PositiveFloat = 60.0
-    """Queueing and execution of one call; the executor's own limits are shorter."""
+    tool_timeout_seconds: PositiveFloat = 300.0
+    """From sending a call to its result, queueing at the executor included; its own limits are shorter, and one that falls silent
+    is noticed within seconds."""
     tool_attempts: PositiveInt = 3
+    """A call whose executor was lost, or could not run it, is tried again, elsewhere if it can be; then its rollout fails."""
     tool_calls_outstanding: PositiveInt = 256
-    """Calls under way at once per executor; further ones wait here."""
+    """Calls under way at once per executor; further ones wait here, those of different rollouts in turn, for however long."""
+    tool_calls_at_once: PositiveInt = 16
+    """Calls of one turn under way or waiting at once; further ones are not begun."""
     tool_response_chars: PositiveInt = 4096
     """A longer tool response is cut in the middle."""
     error_detail: Literal["traceback", "last_line"] = "traceback"
@@ -89,6 +94,11 @@ class ToolSession:
         """The number of the next call."""
         self.calls += 1
         return self.calls
+
+
+def first_of(errors: BaseException) -> BaseException:
+    """The first exception in a group of groups."""
+    return first_of(errors.exceptions[0]) if isinstance(errors, BaseExceptionGroup) else errors
 
 
 class RolloutGenerator(Actor):
@@ -137,6 +147,8 @@ class RolloutGenerator(Actor):
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
         self._sessions: dict[str, ToolSession] = {}
+        executors = sum(topology.actors[role].replicas for role in topology.actors[self.context.role].targets("tools"))
+        self._places = FairQueue(settings.tool_calls_outstanding * executors)
         self._policy_ready = trio.Event()
         self._tally = RolloutTally()
         self._rate = Rate(self.context.now)
@@ -210,10 +222,8 @@ class RolloutGenerator(Actor):
             scopes[request.rollout] = scope
             try:
                 await self._run(episode)
-            except ToolsUnavailableError as error:
-                failure = ("failed", str(error))
-            except EngineError as error:
-                failure = ("failed", str(error))
+            except* (ToolsUnavailableError, EngineError) as errors:  # of several calls at once, several may fail
+                failure = ("failed", str(first_of(errors)))
             finally:
                 del scopes[request.rollout]
                 if not scopes:
@@ -254,20 +264,19 @@ class RolloutGenerator(Actor):
     async def _answer(
         self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]
     ) -> tuple[list[str], list[ToolCallRecord]]:
-        """The turn's calls run at once; responses and records come back in their order."""
+        """The turn's calls run at once, within bounds; responses and records come back in their order."""
         answers: list[tuple[str, ToolCallRecord] | None] = [None] * len(calls)
+        left = iter(enumerate(calls))
 
-        async def one(index: int, call: ParsedCall | MalformedCall) -> None:
-            answers[index] = await self._call(episode, index, call)
+        async def work() -> None:
+            for index, call in left:
+                answers[index] = await self._call(episode, index, call)
 
         in_session = any(isinstance(call, ParsedCall) and call.name in SESSION_TOOLS for call in calls)
-        if in_session or len(calls) == 1:
-            for index, call in enumerate(calls):  # each may build on the one before
-                await one(index, call)
-        else:
-            async with trio.open_nursery() as nursery:
-                for index, call in enumerate(calls):
-                    nursery.start_soon(one, index, call)
+        at_once = 1 if in_session else self.context.settings.tool_calls_at_once  # each cell may build on the one before
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(at_once, len(calls))):
+                nursery.start_soon(work)
         done = [answer for answer in answers if answer is not None]
         return [text for text, _ in done], [record for _, record in done]
 
@@ -286,22 +295,9 @@ class RolloutGenerator(Actor):
             arguments=call.arguments,
             earlier=() if session is None else tuple(session.kept),
         )
-        send = partial(self.context.link("tools"), timeout=settings.tool_timeout_seconds)
-        if in_session:
-            send = partial(send, key=rollout)
         started = self.context.now()
-        for attempt in range(1, settings.tool_attempts + 1):
-            try:
-                result: ToolResult = await send(request)
-            except (CallTimeout, PeerLost, CallFailed) as error:
-                self._tally.calls_failed += 1
-                self.log.warning("tool call failed", call=request.call, attempt=attempt, error=str(error))
-                continue
-            if result.outcome != "unavailable":
-                break
-            self._tally.calls_failed += 1
-        else:
-            raise ToolsUnavailableError(f"{request.call}: no executor ran it in {settings.tool_attempts} attempts")
+        async with self._places.place(rollout):
+            result = await self._ask(request, rollout if in_session else None)
         if session is not None and result.kept:
             session.kept.append(call.arguments["code"])
         seconds = self.context.now() - started
@@ -313,12 +309,32 @@ class RolloutGenerator(Actor):
             stdout=result.stdout,
             stderr=stderr,
             value=result.value,
+            note=result.note,
             run_seconds=result.run_seconds,
             max_chars=None,
         )
         shown = cut_middle(text, settings.tool_response_chars)
         cut = len(shown) < len(text)
         return shown, ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, seconds, cut)
+
+    async def _ask(self, request: ToolCall, key: str | None) -> ToolResult:
+        """The result of some executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
+        settings: RolloutGeneratorSettings = self.context.settings
+        for attempt in range(1, settings.tool_attempts + 1):
+            error = "no executor ran it"
+            try:
+                result: ToolResult = await self.context.link("tools")(
+                    request, timeout=settings.tool_timeout_seconds, key=key
+                )
+                if result.outcome != "unavailable":
+                    return result
+            except (CallTimeout, PeerLost, CallFailed) as failure:
+                error = str(failure)
+            self._tally.calls_failed += 1
+            self.log.warning("tool call failed", call=request.call, attempt=attempt, error=error)
+        raise ToolsUnavailableError(
+            f"tools unavailable: {request.call} had no result in {settings.tool_attempts} attempts; the last: {error}"
+        )
 
     async def _report_load(self) -> None:
         while True:
@@ -370,5 +386,6 @@ class RolloutGenerator(Actor):
             "preempted": figures.preempted,
             "generated_tokens": figures.generated_tokens,
             **self._tally.figures(),
+            "calls_waiting": self._places.waiting,
             "policy_version": self._engine.policy.version,
         }

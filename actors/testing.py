@@ -100,7 +100,7 @@ class Peer:
 
 @dataclass
 class Stage:
-    """An in-memory network with a stand-in for every actor of a topology but one, by role or by ``role.replica``."""
+    """An in-memory network with a stand-in for every actor of a topology but the real ones, by role or by ``role.replica``."""
 
     network: MemoryNetwork
     registry: Registry
@@ -119,15 +119,15 @@ class Stage:
 
 @asynccontextmanager
 async def stand_ins(
-    topology: Topology, role: str, *, concurrency: Mapping[str, int] | None = None
+    topology: Topology, *roles: str, concurrency: Mapping[str, int] | None = None
 ) -> AsyncIterator[Stage]:
-    """Stand-ins for every actor of the topology but ``role``, and for the supervisor; they outlive restarts of the actor.
+    """Stand-ins for every actor of the topology but those of ``roles``, and for the supervisor; they outlive restarts.
 
     ``concurrency`` says, by ``role.replica`` or role, who handles how many messages at once; the others take them one by
     one, in order.
     """
     network, registry = MemoryNetwork(), Registry.of(messages)
-    names = [node for node, other in actor_nodes(topology) if other != role]
+    names = [node for node, other in actor_nodes(topology) if other not in roles]
     peers = {name: Peer(name, network, registry, 1) for name in [*names, SUPERVISOR]}
     at_once = concurrency or {}
     async with trio.open_nursery() as nursery:
@@ -152,15 +152,16 @@ async def running(
     directory: Path,
     stage: Stage,
     *,
+    replica: int = 0,
     incarnation: int = 1,
     kill: bool = False,
 ) -> AsyncIterator[Actor]:
-    """Run ``cls`` as the topology's ``role`` among the stand-ins.
+    """Run ``cls`` as the topology's ``role``, or one of its replicas, among the stand-ins.
 
     On leaving it is stopped as at the end of a run, or with ``kill`` ended as by SIGKILL. A restart needs a greater
     incarnation. What the actor would do in a thread is done in place.
     """
-    name = f"{role}.0"
+    name = f"{role}.{replica}"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation)
     settings = cls.Settings.model_validate(topology.actors[role].settings)
     stopping = trio.Event()
@@ -175,7 +176,7 @@ async def running(
             context = ActorContext(
                 name=name,
                 role=role,
-                replica=0,
+                replica=replica,
                 incarnation=incarnation,
                 topology=topology,
                 settings=settings,

@@ -152,6 +152,7 @@ class ToolExecutor(Actor):
             queue_seconds=done.queue_seconds,
             run_seconds=done.run_seconds,
             kept=done.kept,
+            note=done.note,
         )
 
     def _read(self, arguments: dict[str, Any]) -> tuple[str, str, ExecutionLimits]:
@@ -197,6 +198,7 @@ class ToolExecutor(Actor):
             "children_busy": rates["busy"],
             "queue": tools["waiting"],
             "calls": float(calls),
+            "checks": float(checks),
             "children": tools["children"],
             "checks_failed": float(self._judged["failed"]),
             "checks_timed_out": float(self._judged["timeout"]),

@@ -199,7 +199,7 @@ class ToolCall:
 class ToolResult:
     """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code.
 
-    ``kept``: the tool has state, and the call has become part of it.
+    ``kept``: the tool has state, and the call has become part of it. ``note`` is what the model is told of that state in any case.
     """
 
     call: str
@@ -210,6 +210,7 @@ class ToolResult:
     queue_seconds: float
     run_seconds: float
     kept: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,12 +78,13 @@ def tool_response_text(
     stdout: str = "",
     stderr: str = "",
     value: str = "",
+    note: str = "",
     run_seconds: float = 0.0,
     max_chars: int | None,
 ) -> str:
     """A tool result as the model reads it, at most ``max_chars`` characters (None: however long it is).
 
-    Success gives stdout alone, or without any the value (as IPython does), or else stderr. Other outcomes give what was
+    A ``note`` comes first, whatever else there is. Success gives stdout alone, or without any the value (as IPython does), or else stderr. Other outcomes give what was
     printed so far, then the traceback or a sentence that names the outcome. Longer texts are cut in the middle, where a
     mark says so. Tags of the conversation's framing are escaped to ``&lt;...`` first, so they can't be taken for it.
     """
@@ -92,7 +93,7 @@ def tool_response_text(
         parts = [printed or value or stderr or "The code ran and printed nothing."]
     else:
         parts = [printed, stderr, _sentence(outcome, run_seconds, explained=bool(stderr.strip()))]
-    text = "\n".join(part.rstrip() for part in parts if part.strip())
+    text = "\n".join(part.rstrip() for part in (note, *parts) if part.strip())
     harmless = _FRAMING.sub("&lt;", text)
     return harmless if max_chars is None else cut_middle(harmless, max_chars)
 

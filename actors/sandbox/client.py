@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from actors.sandbox.fair_queue import FairQueue
+from actors.fair_queue import FairQueue
 from actors.sandbox.interpreter import Interpreter, InterpreterConfig, NoIsolationError, Scratch, WarmUpError
 from actors.sandbox.isolation import Isolation, Level, levels_to_try, unavailable
 from actors.sandbox.judging import Judgement, judge
@@ -130,7 +130,7 @@ class Sandbox:
 
         ``earlier`` are the cells that the session's state consists of, those whose result said ``kept``. They are run again
         if its process is not alive here: ended by its last cell, evicted, or lost with another executor. The result's
-        stderr tells the model so.
+        note tells the model so.
         """
         if self._checker:
             raise TypeError("a checker runs no model code")
@@ -284,11 +284,12 @@ class Sandbox:
         return ExecutionResult(
             result.outcome,
             result.stdout,
-            note + result.stderr,
+            result.stderr,
             result.value,
             result.queue_seconds,
             result.run_seconds,
             kept=judgement.goes_on,
+            note=note,
         )
 
     def _result(self, judgement: Judgement, asked: float, seconds: float) -> ExecutionResult:

@@ -30,7 +30,8 @@ class ExecutionResult:
     """How a call ended. ``value`` is the representation of the last expression's value, empty for None.
 
     A traceback stands at the end of ``stderr``. ``run_seconds`` is the wall time of the child, ``queue_seconds`` all
-    else between asking and getting the result. ``kept``: it was a session's cell, and the session has its state.
+    else between asking and getting the result. ``kept``: it was a session's cell, and the session has its state. ``note``
+    is what became of the session otherwise, in words for the model.
     """
 
     outcome: ToolOutcome
@@ -40,6 +41,7 @@ class ExecutionResult:
     queue_seconds: float = 0.0
     run_seconds: float = 0.0
     kept: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,61 @@ def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(t
             await ask(stage)
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert made.status == "failed"
-            assert "no executor ran it in 2 attempts" in made.reason
+            assert made.reason == (
+                "tools unavailable: s0-g000000/0/0/1.0 had no result in 2 attempts; the last: no executor ran it"
+            )
             assert len(stage["tool_executor"].log) == 2
+
+    simulate(main)
+
+
+def test_several_calls_that_no_executor_runs_fail_the_rollout_alone(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, "unavailable" if call.session == "s0-g000000/0/0" else "success")
+
+        def script(number: int, _: Any) -> str:
+            return CALL * 3 if number == 1 else ANSWER
+
+        async with generator(tmp_path, model, script, reply=reply, tool_attempts=2) as (stage, _):
+            await ask(stage, sampling=Sampling(1.0, 500, 3))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
+            await ask(stage, rollout="s0-g000001/0/0", group="s0-g000001", sampling=Sampling(1.0, 500, 3))
+            assert (await stage["roc_filter"].receive(Trajectory)).status == "finished"
+
+    simulate(main)
+
+
+def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(tmp_path: Path, model: Path) -> None:
+    def script(number: int, request: Any) -> str:
+        return (CALL * 40 if request.rollout.startswith("s0-g000000") else CALL) if number == 1 else ANSWER
+
+    async def main() -> None:
+        most = dict.fromkeys(("at_once", "waiting"), 0)
+        under_way: list[str] = []
+
+        async def reply(call: ToolCall) -> ToolResult:
+            under_way.append(call.session)
+            most["at_once"] = max(most["at_once"], len(under_way))
+            most["waiting"] = max(most["waiting"], actor._places.waiting)
+            await trio.sleep(1)
+            under_way.remove(call.session)
+            return result(call)
+
+        bounds = {"tool_calls_outstanding": 2, "tool_calls_at_once": 6}
+        async with generator(tmp_path, model, script, reply=reply, **bounds) as (stage, actor):
+            await ask(stage, sampling=Sampling(1.0, 9000, 3))
+            await stage["tool_executor"].receive(ToolCall)
+            for number in (1, 2, 3):
+                await ask(stage, rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
+            for _ in range(4):
+                await stage["roc_filter"].receive(Trajectory)
+            served = [call.session for call in stage["tool_executor"].log]
+            calm = [place for place, session in enumerate(served) if not session.startswith("s0-g000000")]
+            assert (len(served), len(calm)) == (43, 3)
+            assert max(calm) < 20
+            assert (most["at_once"], most["waiting"]) == (2, 7)  # of the storm's 38 that are left, 4 wait
 
     simulate(main)
 

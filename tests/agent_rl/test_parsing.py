@@ -122,6 +122,14 @@ def test_a_failure_says_what_happened_after_what_was_printed() -> None:
     assert respond("unavailable") == "Error: the tool is unavailable."
 
 
+def test_a_note_comes_first_whatever_else_is_said() -> None:
+    note = "[The session was lost: its 2 earlier cells were run again.]\n"
+    assert tool_response_text("success", stdout="4\n", note=note, max_chars=500) == f"{note}4"
+    assert tool_response_text("success", value="4", note=note, max_chars=500) == f"{note}4"
+    timeout = tool_response_text("timeout", stderr="x", note=note, run_seconds=4.0, max_chars=500)
+    assert timeout == f"{note}x\nTimeout: the code was stopped after 4.0 seconds."
+
+
 def test_a_long_result_is_cut_in_the_middle() -> None:
     text = respond(stdout="a" * 500 + "b" * 500, max_chars=200)
     assert len(text) == 200

@@ -48,7 +48,7 @@ def test_cells_share_their_variables_files_and_imports(level: str) -> None:
     results = in_notebook(main, level)
     assert [result.outcome for result in results] == ["success"] * 4
     assert (results[2].stdout, results[3].value) == ("42 x\n", "3.141592653589793")
-    assert all(result.kept and result.stderr == "" for result in results)
+    assert all(result.kept and result.stderr == result.note == "" for result in results)
 
 
 def test_an_exception_keeps_what_was_done_before_it() -> None:
@@ -78,14 +78,14 @@ def test_a_session_whose_process_ends_has_the_state_before(code: str, outcome: s
 
     ended, after, later = in_notebook(main)
     assert (ended.outcome, ended.kept) == (outcome, False)
-    assert ended.stderr.startswith("[The session's process has ended; its state is that before this cell.]")
+    assert ended.note.startswith("[The session's process has ended; its state is that before this cell.]")
     assert (after.outcome, after.value, after.stdout) == (
         "success",
         "1",
         "",
     )  # what earlier cells printed is not said twice
-    assert after.stderr.startswith("[The session was lost (its last cell ended as")
-    assert (later.value, later.stderr) == ("2", "")
+    assert after.note.startswith("[The session was lost (its last cell ended as")
+    assert (later.value, later.note) == ("2", "")
 
 
 def test_memory_and_output_limits_hold_for_each_cell_and_leave_the_state() -> None:
@@ -126,7 +126,7 @@ def test_a_session_that_was_elsewhere_is_rebuilt_and_says_so() -> None:
 
     result = in_notebook(main)
     assert (result.outcome, result.value, result.stdout, result.kept) == ("success", "42", "", True)
-    assert result.stderr == "[The session was lost: its 2 earlier cells were run again.]\n"
+    assert (result.note, result.stderr) == ("[The session was lost: its 2 earlier cells were run again.]\n", "")
 
 
 def test_a_killed_interpreter_loses_no_session() -> None:
@@ -137,7 +137,7 @@ def test_a_killed_interpreter_loses_no_session() -> None:
         return await notebook.run("x")
 
     result = in_notebook(main)
-    assert (result.value, "run again" in result.stderr) == ("7", True)
+    assert (result.value, "run again" in result.note) == ("7", True)
 
 
 def test_too_many_sessions_end_the_one_idle_longest_and_its_model_is_told() -> None:
@@ -150,9 +150,9 @@ def test_too_many_sessions_end_the_one_idle_longest_and_its_model_is_told() -> N
 
     results, figures = in_notebook(main, sessions=2)
     assert [result.value for result in results] == ["2", "1", "0"]
-    assert [result.stderr for result in results[:2]] == ["", ""]
+    assert [result.note for result in results[:2]] == ["", ""]
     assert (
-        results[2].stderr
+        results[2].note
         == "[The session was lost (it was idle longest of too many): its 1 earlier cells were run again.]\n"
     )
     assert (figures["sessions"], figures["sessions_evicted"]) == (2, 1)
