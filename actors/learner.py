@@ -55,6 +55,12 @@ class LearnerSettings(Settings):
 
     threads: PositiveInt = 1
     device: str = "cpu"
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: a third more work, far less memory."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps take minutes."""
+    logits_mib: PositiveInt = 256
+    """Memory for logits at once; at the peak three times as much is held."""
     record_timeout_seconds: PositiveFloat = 120.0
     """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
 
@@ -246,7 +252,7 @@ class Learner(Actor):
             }
             if (step + 1) % 20 == 0:
                 self.log.info("sft step", step=step + 1, **self._stage_figures)
-        self._trainer.reset_optimizer()  # moments of the supervised loss say nothing about the next stage's
+        self._trainer.optimizer.reset()  # moments of the supervised loss say nothing about the next stage's
         at = self._position
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         return True
@@ -269,7 +275,7 @@ class Learner(Actor):
     async def _rl(self, stage: RlStage) -> bool:
         """Steps of GRPO-RoC, each as soon as the filter has closed it."""
         if stage.reset_optimizer and self._position.version == self._position.stage_version:
-            self._trainer.reset_optimizer()
+            self._trainer.optimizer.reset()
         await self._publish()
         step = float(self._position.version - self._position.stage_version)
         self._figures |= {"step": step, "steps": float(stage.steps)}
@@ -390,6 +396,7 @@ class Learner(Actor):
 
     def _load(self) -> Position:
         from agent_rl.declared import chat_format
+        from agent_rl.policy_model import ModelOptions
         from agent_rl.training import Position, Trainer
 
         topology = self.context.topology
@@ -402,6 +409,12 @@ class Learner(Actor):
             threads=settings.threads,
             seed=topology.run.seed,
             loss=self.loss,
+            options=ModelOptions(
+                activation_checkpointing=settings.activation_checkpointing,
+                compile=settings.compile,
+                logits_mib=settings.logits_mib,
+            ),
+            lora=topology.model.lora,
         )
         self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
         newest = self._checkpoints.newest()

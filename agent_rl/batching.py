@@ -1,4 +1,4 @@
-"""Micro-batches by token budget: sequences of like length together, so that little is padding."""
+"""Micro-batches by token budget, and the batches of supervised training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Masked: TypeAlias = tuple[list[int], list[int]]
 """A sequence's tokens and its loss mask."""
 
 POOL = 16
-"""Batches sorted by length together: enough to leave little padding, few enough to keep batches mixed."""
+"""Batches sorted by length together: so many that lengths within one differ little, few enough to keep batches mixed."""
 
 
 def bucketed(sequences: Iterator[Masked], batch: int, rng: random.Random) -> Iterator[list[Masked]]:
@@ -23,20 +23,22 @@ def bucketed(sequences: Iterator[Masked], batch: int, rng: random.Random) -> Ite
 
 
 def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Split indices of ``lengths`` into batches whose padded size (longest times count) is at most ``max_tokens``.
+    """Split indices of ``lengths`` into batches of at most ``max_tokens`` tokens, to be packed without padding.
 
-    A sequence longer than the budget makes a batch of its own. Deterministic: longest first, ties by index.
+    A sequence longer than the budget makes a batch of its own. Deterministic: longest first, ties by index, each into the first
+    batch with room; indices within a batch ascend.
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
-    widest = 0
-    for index in order:
-        if batches and (len(batches[-1]) + 1) * widest <= max_tokens:
-            batches[-1].append(index)
-        else:
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        found = next((batch for batch, left in enumerate(room) if left >= lengths[index]), None)
+        if found is None:
             batches.append([index])
-            widest = lengths[index]
-    return batches
+            room.append(max_tokens - lengths[index])
+        else:
+            batches[found].append(index)
+            room[found] -= lengths[index]
+    return [sorted(batch) for batch in batches]
 
 
 def split_evenly(indices: Sequence[int], parts: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ themselves are never written: neither for the engines nor as a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,14 @@ class SkippedSteps:
 class Snapshot:
     """Weights and optimizer state before a step of several updates, in host memory: as much again as both take."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._weights: list[tuple[Tensor, Tensor]] = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters()]
+    def __init__(
+        self, weights: Iterable[Tensor], optimizer: torch.optim.Optimizer, *, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """``then`` is called when both were put back."""
+        self._weights = [(weight, weight.detach().to("cpu", copy=True)) for weight in weights]
         self._optimizer = optimizer
         self._state = {p: {k: _copy(v) for k, v in state.items()} for p, state in optimizer.state.items()}
+        self._then = then
 
     def put_back(self) -> None:
         """Make both as they were, bit for bit."""
@@ -91,6 +95,7 @@ class Snapshot:
                     state[key].copy_(value)
                 else:
                     state[key] = value
+        self._then()
 
 
 def _copy(value: Any) -> Any:

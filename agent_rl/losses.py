@@ -3,17 +3,25 @@
 Three distributions meet here. mu is the one a token was sampled from (an older policy, another implementation, the
 rollout's temperature); pi_prox is the learner's policy before the step's first update; pi_theta is the one being updated::
 
-    loss = - sum_t  stop_grad(min(pi_prox / mu, C)) * min(r * A, clip(r, 1 - low, 1 + high) * A)  /  sum_t 1,
+    loss = - sum_t  stop_grad(w(pi_prox / mu)) * min(r * A, clip(r, 1 - low, 1 + high) * A)  /  sum_t 1,
     r = pi_theta / pi_prox
 
-so that the gap between mu and pi_prox (staleness, engine against learner) is corrected once, by a capped importance
-weight, and the gap between pi_prox and pi_theta once, by the clipped ratio. With pi_prox = mu it is the paper's loss.
+so that the gap between mu and pi_prox (staleness, engine against learner) is corrected once, by an importance weight, and the gap
+between pi_prox and pi_theta once, by the clipped ratio. With pi_prox = mu it is the paper's loss. The weights, by name:
+
+    none        1
+    truncated   min(x, cap)                                truncated importance sampling; the default
+    masked      x where floor <= x <= cap, else 0          IcePop (Ring-1T, arXiv 2510.18855)
+    decoupled   x                                          decoupled PPO (AReaL, arXiv 2505.24298)
+
+``sequence_mask`` comes on top: w is 0 in responses whose geometric mean of x is outside its bounds. What is masked still counts in
+the denominator, which is thus known before anything is computed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,13 +35,19 @@ class LossSettings:
 
     clip_low: float = 0.2
     clip_high: float = 0.28
+    correction: Literal["none", "truncated", "masked", "decoupled"] = "truncated"
     correction_cap: float = 2.0
+    correction_floor: float = 0.5
+    sequence_mask: tuple[float, float] | None = None
     entropy_coefficient: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over tokens, each a float64 scalar tensor; divide by the token count of the whole batch for means."""
+    """Sums over tokens, each a float64 scalar tensor; divide by the token count of the whole batch for means.
+
+    ``correction_capped`` counts tokens whose correction was cut, to the cap or to 0.
+    """
 
     clipped: Tensor
     ratio_deviation: Tensor
@@ -77,7 +91,7 @@ def policy_loss(
 ) -> tuple[Tensor, LossSums]:
     """The loss of one micro-batch, to be summed over the micro-batches of an update.
 
-    All tensors have one shape (any), float32; ``mask`` is 1 for the model's own tokens, ``logprobs`` carries the gradient
+    All tensors are [rows, width] float32, a row a response; ``mask`` is 1 for the model's own tokens, ``logprobs`` carries the gradient
     (log pi_theta), ``proximal`` is log pi_prox, ``behaviour`` log mu, ``advantages`` is broadcast to every token already.
     ``normaliser`` is the number of the model's tokens in the whole update, across micro-batches and ranks.
     """
@@ -86,8 +100,7 @@ def policy_loss(
     log_ratio = torch.where(kept, logprobs - proximal, 0.0)
     log_gap = torch.where(kept, proximal - behaviour, 0.0)
     ratio = log_ratio.exp()
-    gap = log_gap.exp()
-    correction = gap.clamp(max=settings.correction_cap).detach()
+    correction, cut = corrections(log_gap.detach(), kept, settings)
     clipped_ratio = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     loss = -(correction * surrogate * mask).sum() / normaliser
@@ -97,21 +110,32 @@ def policy_loss(
             clipped=was_clipped.double(),
             ratio_deviation=((ratio - 1.0).abs() * mask).sum().double(),
             correction=(correction * mask).sum().double(),
-            correction_capped=((gap > settings.correction_cap) & kept).sum().double(),
+            correction_capped=(cut & kept).sum().double(),
             log_gap=(log_gap.abs() * mask).sum().double(),
         )
     return loss, sums
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each target under softmax(logits / temperature), float32.
-
-    ``logits`` [..., vocabulary], ``targets`` [...] int64; both results [...]. The temperature is the rollout's: mu was
-    sampled with it, so pi must be evaluated with it too. The entropy carries a gradient, as its optional bonus needs.
-    """
-    log_softmax = torch.log_softmax(logits.float() / temperature, dim=-1)
-    entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-    return log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+def corrections(log_gap: Tensor, kept: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """The weight w of each token, and of which tokens it was cut; all [rows, width], ``log_gap`` is 0 where not ``kept``."""
+    gap = log_gap.exp()
+    cap, floor = settings.correction_cap, settings.correction_floor
+    match settings.correction:
+        case "none":
+            weight, cut = torch.ones_like(gap), torch.zeros_like(kept)
+        case "truncated":
+            weight, cut = gap.clamp(max=cap), gap > cap
+        case "masked":
+            cut = (gap > cap) | (gap < floor)
+            weight = torch.where(cut, 0.0, gap)
+        case "decoupled":
+            weight, cut = gap, torch.zeros_like(kept)
+    if settings.sequence_mask is not None:
+        low, high = settings.sequence_mask
+        mean = (log_gap.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1)).exp()
+        outside = ((mean < low) | (mean > high)).expand_as(kept)
+        weight, cut = torch.where(outside, 0.0, weight), cut | outside
+    return weight, cut
 
 
 def try_loss(learner: object, loss: Loss, settings: LossSettings) -> None:

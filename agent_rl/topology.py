@@ -61,12 +61,23 @@ class InitialiseModel(Part):
         return self
 
 
+class Lora(Part):
+    """Train low-rank adapters (peft) instead of all weights; what is published and saved has them merged."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
+    """Names of the linear layers to adapt, as in ``["q_proj", "v_proj"]``."""
+
+
 class Model(Part):
     """Exactly one of a Hugging Face path (or name) and a small architecture."""
 
     path: str | None = None
     initialise: InitialiseModel | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights as they are served. With bfloat16 the learner keeps float32 copies, which updates are made in."""
+    lora: Lora | None = None
 
 
 class Tasks(Part):
@@ -157,18 +168,31 @@ class Algorithm(Part):
     updates_per_step: PositiveInt = 1
     """Mini-batches a step is split into."""
     microbatch_tokens: PositiveInt = 16384
+    """Tokens computed at once, prompts included, packed without padding; a longer sequence is computed alone."""
     gradient_clip: PositiveFloat = 1.0
     weight_decay: float = Field(default=0.0, ge=0)
     entropy_coefficient: float = 0.0
     """Weight of an entropy bonus; the paper has none, nor a KL term."""
-    correction_cap: PositiveFloat = 2.0
-    """C of the correction for stale tokens, min(pi_prox / mu, C)."""
+    correction: Literal["none", "truncated", "masked", "decoupled"] = "truncated"
+    """What a token's loss is multiplied by, for the gap between mu, which sampled it, and pi_prox, the learner's policy before the
+    step: 1; min(pi_prox / mu, cap); pi_prox / mu where that is between floor and cap, else 0 (IcePop); pi_prox / mu (AReaL)."""
+    correction_cap: float = Field(default=2.0, ge=1)
+    correction_floor: float = Field(default=0.5, gt=0, le=1)
+    """Of the masked correction alone."""
+    sequence_mask: tuple[float, float] | None = None
+    """Responses whose pi_prox / mu, in geometric mean over their tokens, is outside these bounds are left out of the loss."""
     advantage_std: bool = True
     max_staleness: NonNegativeInt = 1
     on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
     refill: bool = False
     max_refill: PositiveInt = 3
     rollout_attempts: PositiveInt = 3
+
+    @model_validator(mode="after")
+    def _the_mask_holds_one(self) -> Self:
+        if self.sequence_mask and not 0 < self.sequence_mask[0] <= 1 <= self.sequence_mask[1]:
+            raise ValueError("sequence_mask must be two bounds on a ratio, the first in (0, 1], the second at least 1")
+        return self
 
 
 class Host(Part):

@@ -8,25 +8,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from agent_rl.advantages import group_advantages
 from agent_rl.batching import microbatches, split_evenly
 from agent_rl.disk import remove, whole
-from agent_rl.finite import NotFiniteError, Snapshot, TrainingStoppedError, named, not_finite
-from agent_rl.losses import Loss, LossSettings, policy_loss, token_logprobs
+from agent_rl.finite import NotFiniteError, TrainingStoppedError, named, not_finite
+from agent_rl.losses import Loss, LossSettings, policy_loss
 from agent_rl.messages import TrainingGroup
-from agent_rl.topology import Algorithm, RlStage, SftStage
+from agent_rl.optimizer import Optimizer
+from agent_rl.policy_model import ModelOptions, PolicyModel
+from agent_rl.topology import Algorithm, Lora, RlStage, SftStage
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -66,32 +66,21 @@ class Trainer:
         threads: int,
         seed: int,
         loss: Loss = policy_loss,
+        options: ModelOptions | None = None,
+        lora: Lora | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
-        self.device = torch.device(device)
         self.algorithm = algorithm
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self.model = AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPES[dtype]).to(self.device)
-        self.model.config.use_cache = False
-        self.max_length = int(self.model.config.get_text_config().max_position_embeddings)
-        self.settings = LossSettings(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            correction_cap=algorithm.correction_cap,
-            entropy_coefficient=algorithm.entropy_coefficient,
+        self.model = PolicyModel(
+            model_path, dtype=dtype, device=device, options=options or ModelOptions(), lora=lora, seed=seed
         )
+        self.device = self.model.device
+        self.max_length = self.model.max_length
+        self.settings = LossSettings(**{field.name: getattr(algorithm, field.name) for field in fields(LossSettings)})
         self.loss = loss
-        self.optimizer = self._new_optimizer()
-
-    def _new_optimizer(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(
-            self.model.parameters(), lr=0.0, betas=(0.9, 0.999), weight_decay=self.algorithm.weight_decay
-        )
-
-    def reset_optimizer(self) -> None:
-        """Forget the optimizer's moments, as a stage may ask."""
-        self.optimizer = self._new_optimizer()
+        self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
 
     # Supervised --------------------------------------------------------------------------------------------------------
 
@@ -100,31 +89,25 @@ class Trainer:
 
         Raises NotFiniteError, with weights and optimizer as before, when loss or gradient is not finite.
         """
-        self._set_learning_rate(stage.learning_rate * _schedule(step, stage.steps, stage.warmup_steps, stage.schedule))
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        total = max(1, sum(sum(mask[1:]) for _, mask in batch))
+        rate = stage.learning_rate * _schedule(step, stage.steps, stage.warmup_steps, stage.schedule)
+        self.model.module.train()
+        self.optimizer.zero_grad()
+        sequences = [torch.tensor(tokens) for tokens, _ in batch]
+        wanted = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
+        total = max(1, sum(int(each.sum()) for each in wanted))
         loss_sum = 0.0
-        lengths = [len(tokens) for tokens, _ in batch]
+        lengths = [len(tokens) for tokens in sequences]
         for indices in microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
-            width = max(lengths[index] for index in indices)
-            inputs = torch.zeros(len(indices), width, dtype=torch.long)
-            mask = torch.zeros(len(indices), width)
-            for row, index in enumerate(indices):
-                tokens, trained = batch[index]
-                inputs[row, : len(tokens)] = torch.tensor(tokens)
-                mask[row, : len(tokens)] = torch.tensor(trained, dtype=torch.float32)
-            inputs, mask = inputs.to(self.device), mask.to(self.device)
-            logits = self._logits(inputs)
-            losses = torch.nn.functional.cross_entropy(
-                logits[:, :-1].reshape(-1, logits.shape[-1]).float(), inputs[:, 1:].reshape(-1), reduction="none"
+            logprobs, _ = self.model.logprobs(
+                [sequences[index] for index in indices], [wanted[index] for index in indices], temperature=1.0
             )
-            loss = (losses * mask[:, 1:].reshape(-1)).sum() / total
+            loss = -logprobs.sum() / total
             loss.backward()
             loss_sum += float(loss.detach())
             if not math.isfinite(loss_sum):
                 raise NotFiniteError(f"the loss is {loss_sum} on a micro-batch of {len(indices)} demonstrations")
-        return {"loss": loss_sum, "gradient_norm": self._apply(), "tokens": float(total)}
+        norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
+        return {"loss": loss_sum, "gradient_norm": norm, "tokens": float(total)}
 
     # Reinforcement -----------------------------------------------------------------------------------------------------
 
@@ -141,18 +124,19 @@ class Trainer:
             return figures
         _refuse_not_finite_inputs(sequences)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
-        self._set_learning_rate(rate)
-        self.model.train()
+        self.model.module.train()
         totals: dict[str, float] = {}
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
         if len(batches) > 1:  # with one update its own forward pass is the proximal one
             self._fill_proximal(sequences)
         # A single update is refused before it changes anything; of several, the first may have been made already.
-        before = Snapshot(self.model, self.optimizer) if len(batches) > 1 else None
+        before = self.optimizer.snapshot() if len(batches) > 1 else None
         try:
-            gradient_norms = [self._update([sequences[index] for index in indices], totals) for indices in batches]
+            gradient_norms = [
+                self._update([sequences[index] for index in indices], totals, rate) for indices in batches
+            ]
         except NotFiniteError:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             if before is not None:
                 before.put_back()
             raise
@@ -184,31 +168,30 @@ class Trainer:
                 for row, sequence in enumerate(batch):
                     sequence.proximal = logprobs[row, : len(sequence.mask)].cpu()
 
-    def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float]) -> float:
+    def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float], rate: float) -> float:
         """One optimizer update; its gradient norm. Raises NotFiniteError before it changes a weight."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         normaliser = max(1.0, float(sum(float(s.mask.sum()) for s in sequences)))
         loss_sum = 0.0
         for batch in self._microbatches(sequences):
-            width = max(len(s.mask) for s in batch)
             logprobs, entropy = self._response_logprobs(batch)
-            mask = _stack([s.mask for s in batch], width).to(self.device)
-            behaviour = _stack([s.behaviour for s in batch], width).to(self.device)
+            mask = _stack([s.mask for s in batch]).to(self.device)
+            behaviour = _stack([s.behaviour for s in batch]).to(self.device)
             advantages = torch.tensor([[s.advantage] for s in batch], device=self.device).expand_as(mask)
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
             else:
-                proximal = _stack([s.proximal for s in batch if s.proximal is not None], width).to(self.device)
+                proximal = _stack([s.proximal for s in batch if s.proximal is not None]).to(self.device)
             loss, sums = self.loss(
                 logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=self.settings
             )
             if self.settings.entropy_coefficient:
-                loss = loss - self.settings.entropy_coefficient * (entropy * mask).sum() / normaliser
+                loss = loss - self.settings.entropy_coefficient * entropy.sum() / normaliser
             loss.backward()
             loss_sum += float(loss.detach())
             if not math.isfinite(loss_sum):
                 raise NotFiniteError(f"the loss is {loss_sum}, {_cause(batch, logprobs.detach())}")
-            _add(totals, "entropy", float((entropy.detach() * mask).sum()))
+            _add(totals, "entropy", float(entropy.detach().sum()))
             _add(totals, "clip_share", float(sums.clipped))
             _add(totals, "ratio_deviation", float(sums.ratio_deviation))
             _add(totals, "correction_mean", float(sums.correction))
@@ -216,7 +199,7 @@ class Trainer:
             _add(totals, "policy_gap", float(sums.log_gap))
             _add(totals, "tokens", float(mask.sum()))
         _add(totals, "loss", loss_sum)
-        return self._apply()
+        return self.optimizer.step(rate, self.algorithm.gradient_clip)
 
     def _microbatches(self, sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
         lengths = [len(sequence.tokens) for sequence in sequences]
@@ -224,39 +207,13 @@ class Trainer:
         return [[sequences[index] for index in batch] for batch in batches]
 
     def _response_logprobs(self, batch: Sequence[_Sequence]) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the response tokens of a micro-batch, each [rows, longest response]."""
-        longest = max(len(s.tokens) for s in batch)
-        width = max(len(s.mask) for s in batch)
-        inputs = _stack([s.tokens for s in batch], longest).to(self.device)
-        # The logits that predict response token i stand at prompt + i - 1; rows are padded by repeating a valid place.
-        places = torch.stack([(torch.arange(width) + s.prompt - 1).clamp(max=len(s.tokens) - 2) for s in batch]).to(
-            self.device
+        """Of a micro-batch: log-probabilities, [rows, longest response] with 0 where masked, and entropies of the model's tokens."""
+        wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask > 0]) for s in batch]
+        logprobs, entropy = self.model.logprobs(
+            [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature
         )
-        hidden = self.model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
-        rows = torch.arange(len(batch), device=self.device).unsqueeze(1)
-        logits = self.model.lm_head(hidden[rows, places])
-        return token_logprobs(logits, inputs[rows, places + 1], self.algorithm.temperature)
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        # Sequences are padded on the right under a causal mask: no position attends to padding behind it.
-        logits: Tensor = self.model(input_ids=inputs, use_cache=False).logits
-        return logits
-
-    def _apply(self) -> float:
-        """Clip and apply the gradient; its norm. Raises NotFiniteError, having changed nothing, when that is not finite."""
-        gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
-        if not math.isfinite(norm):
-            where = not_finite(gradients)
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NotFiniteError(f"the gradient's norm is {float(norm)}" + (f": see {named(where)}" if where else ""))
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.algorithm.gradient_clip, norm)
-        self.optimizer.step()
-        return float(norm)
-
-    def _set_learning_rate(self, rate: float) -> None:
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = rate
+        mask = _stack([s.mask for s in batch]).to(self.device) > 0
+        return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy
 
     # Weights and checkpoints -------------------------------------------------------------------------------------------
 
@@ -265,24 +222,22 @@ class Trainer:
 
         Raises TrainingStoppedError, and writes nothing, when they are not finite.
         """
-        self._refuse_not_finite(self.model.state_dict(), path)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-        for tied in getattr(self.model, "all_tied_weights_keys", {}) or {}:
-            state.pop(tied, None)
+        weights = self.model.weights()
+        self._refuse_not_finite(weights, path)
         with whole(path) as partial:
-            save_file(state, partial)
+            save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, partial)
 
     def save(self, directory: Path, position: Position) -> None:
         """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all.
 
         Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
         """
-        tensors, steps = _flatten_optimizer(self.optimizer)
-        self._refuse_not_finite(self.model.state_dict() | tensors, directory)
+        tensors, steps = self.optimizer.state()
+        self._refuse_not_finite(self.model.module.state_dict() | tensors, directory)
         state = {"stage": position.stage, "stage_version": position.stage_version, "version": position.version}
         with whole(directory) as partial:
             partial.mkdir()
-            self.model.save_pretrained(partial)
+            self.model.save(partial)
             self.tokenizer.save_pretrained(partial)
             save_file(tensors, partial / OPTIMIZER_FILE)
             (partial / STATE_FILE).write_text(json.dumps({**state, "optimizer_steps": steps}))
@@ -301,12 +256,8 @@ class Trainer:
         """Take up a checkpoint: weights, optimizer, position."""
         state = json.loads((directory / STATE_FILE).read_text())
         weights = load_file(directory / "model.safetensors")
-        missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        tied = set(getattr(self.model, "all_tied_weights_keys", {}) or {})
-        if unexpected or set(missing) - tied:
-            raise ValueError(f"{directory}: its weights are not this model's ({[*missing, *unexpected][:3]} ...)")
-        self.optimizer = self._new_optimizer()
-        _unflatten_optimizer(self.optimizer, load_file(directory / OPTIMIZER_FILE), state["optimizer_steps"])
+        self.model.load({name: weights[name] for name in self.model.trained()})
+        self.optimizer.load(load_file(directory / OPTIMIZER_FILE), state["optimizer_steps"])
         return Position(state["stage"], state["stage_version"], state["version"])
 
 
@@ -349,36 +300,10 @@ def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def _stack(rows: Sequence[Tensor], width: int) -> Tensor:
+def _stack(rows: Sequence[Tensor]) -> Tensor:
     """Rows padded on the right with zeros to one width."""
-    stacked = torch.zeros(len(rows), width, dtype=rows[0].dtype)
-    for index, row in enumerate(rows):
-        stacked[index, : len(row)] = row
-    return stacked
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def _add(totals: dict[str, float], name: str, value: float) -> None:
     totals[name] = totals.get(name, 0.0) + value
-
-
-def _flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """AdamW's moments as named tensors and its step counts as numbers: no pickle on disk either."""
-    tensors: dict[str, Tensor] = {}
-    steps: dict[str, float] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for name, value in state.items():
-            if name == "step":
-                steps[str(index)] = float(value)
-            else:
-                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
-    return tensors, steps
-
-
-def _unflatten_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], steps: dict[str, float]) -> None:
-    state: dict[int, dict[str, Any]] = {int(index): {"step": torch.tensor(value)} for index, value in steps.items()}
-    for key, tensor in tensors.items():
-        index, name = key.split(".", 1)
-        state[int(index)][name] = tensor
-    whole = optimizer.state_dict()
-    whole["state"] = state
-    optimizer.load_state_dict(whole)

@@ -534,7 +534,7 @@ class LearnsNothing(Untried):
 
 class DriftsInEmptySteps(Learner):
     async def _step(self, stage: Any, ready: Any) -> None:
-        for parameter in self._trainer.model.parameters():
+        for parameter in self._trainer.model.module.parameters():
             parameter.data.add_(0.01)
         await super()._step(stage, ready)
 

@@ -271,11 +271,12 @@ def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Pat
     def learner(*bad: int) -> type[Learner]:
         class Faulty(Learner):
             def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
-                self._trainer.model.lm_head.bias = torch.nn.Parameter(torch.zeros(()) / (0.0 if step in bad else 1.0))
+                head = self._trainer.model.module.lm_head
+                head.bias = torch.nn.Parameter(head.weight.new_zeros(len(head.weight)) / (0.0 if step in bad else 1.0))
                 try:
                     return super()._sft_step(batches, stage, step)
                 finally:
-                    self._trainer.model.lm_head.bias = None
+                    head.bias = None
 
         return Faulty
 

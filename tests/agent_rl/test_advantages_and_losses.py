@@ -11,7 +11,7 @@ import torch
 
 from agent_rl.advantages import group_advantages
 from agent_rl.contracts import ContractError
-from agent_rl.losses import LossSettings, loss_fault, policy_loss, token_logprobs, try_loss
+from agent_rl.losses import LossSettings, loss_fault, policy_loss, try_loss
 
 
 def test_advantages_are_standardised_over_the_kept_group() -> None:
@@ -132,14 +132,6 @@ def test_clip_higher_stops_only_what_goes_too_far(advantage: float, ratio: float
     loss.backward()
     assert (float(logprobs.grad) == 0.0) == stopped
     assert (float(sums.clipped) == 1) == stopped
-
-
-def test_token_logprobs_apply_the_temperature() -> None:
-    logits = torch.tensor([[[2.0, 0.0]]])
-    logprobs, entropy = token_logprobs(logits, torch.tensor([[0]]), temperature=2.0)
-    p = math.e / (math.e + 1)
-    assert float(logprobs) == pytest.approx(math.log(p))
-    assert float(entropy) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
 
 
 def changed(change: Any) -> Any:

@@ -1,0 +1,148 @@
+"""Packed sequences: the tokens of a micro-batch in one row without padding, and the attention that keeps them apart.
+
+A packed row of sequences of lengths l1, l2, ... is [1, l1 + l2 + ...]; position ids start at 0 with each sequence. The attention
+function, registered with transformers under `ATTENTION`, computes each sequence's causal square and nothing between them:
+
+- on CUDA in half precision by one variable-length kernel: flash_attn's if it is installed, else torch's own (untested here);
+- elsewhere by one call of scaled dot-product attention a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+ATTENTION = "agent_rl_packed"
+"""The attention function's name in transformers' registry. No mask function belongs to it: a `Packed` is the mask."""
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row of n tokens: ``tokens`` and ``positions`` [1, n] int64, ``bounds`` [sequences + 1] int32, from 0 to n."""
+
+    tokens: Tensor
+    positions: Tensor
+    lengths: tuple[int, ...]
+    bounds: Tensor
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+
+def pack(sequences: Sequence[Tensor], device: torch.device) -> Packed:
+    """Lay sequences of tokens, each [its length] int64, one behind the other."""
+    lengths = tuple(len(sequence) for sequence in sequences)
+    return Packed(
+        tokens=torch.cat(list(sequences)).unsqueeze(0).to(device),
+        positions=torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device),
+        lengths=lengths,
+        bounds=torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(device),
+    )
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: Packed,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls it: query [1, heads, n, head_dim], key and value [1, kv_heads, n, head_dim] -> [1, n, heads, head_dim].
+
+    Raises ValueError for kinds of attention that are not computed here.
+    """
+    del module, ignored
+    if softcap or attention_mask is not None or is_causal is False:
+        raise ValueError("the learner's packed attention is causal, without softcap and without a mask of its own")
+    if sliding_window is not None and sliding_window < packed.longest:
+        raise ValueError(
+            f"the model attends within {sliding_window} tokens and a sequence has {packed.longest}: the learner's packed "
+            "attention has no window; set max_response_tokens so that sequences fit into it"
+        )
+    groups = query.shape[1] // key.shape[1]
+    kernel = variable_length_kernel() if query.is_cuda and query.dtype in _HALF and not dropout else None
+    if kernel is not None:
+        rows = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]
+        return kernel(rows[0], rows[1], rows[2], packed, scaling).unsqueeze(0), None
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    # split, whose gradient is one concatenation; slices would each have a gradient of the whole row's size
+    parts = zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    attended = [
+        scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling) for q, k, v in parts
+    ]
+    return torch.cat(attended, dim=2).transpose(1, 2), None
+
+
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Packed, "float | None"], Tensor]
+"""From query [n, heads, head_dim], key and value [n, kv_heads, head_dim] to [n, heads, head_dim]."""
+
+
+@cache
+def variable_length_kernel() -> Kernel | None:
+    """The kernel for packed rows on CUDA, if one is installed."""
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        return _torch_kernel()
+
+    def flash(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None) -> Tensor:
+        bounds, longest = packed.bounds, packed.longest
+        attended: Tensor = flash_attn_varlen_func(
+            query, key, value, bounds, bounds, longest, longest, softmax_scale=scaling, causal=True
+        )
+        return attended
+
+    return flash
+
+
+def _torch_kernel() -> Kernel | None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    if not {"enable_gqa", "window_size"} <= signature(varlen_attn).parameters.keys():  # torch's first versions of it
+        return None
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None) -> Tensor:
+        bounds, longest = packed.bounds, packed.longest
+        causal = (-1, 0)  # everything before, nothing behind
+        attended = varlen_attn(
+            query,
+            key,
+            value,
+            bounds,
+            bounds,
+            longest,
+            longest,
+            scale=scaling,
+            window_size=causal,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(attended, Tensor)
+        return attended
+
+    return attend
+
+
+AttentionInterface.register(ATTENTION, packed_attention)

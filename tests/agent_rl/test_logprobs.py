@@ -1,0 +1,95 @@
+"""Log-probabilities in pieces: equal to the plain ones, with their gradients, and in bounded memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from agent_rl.linear import OneDnnLinear, use_one_dnn
+from agent_rl.logprobs import chunked_logprobs
+
+
+def plain(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
+    logits = torch.nn.functional.linear(hidden, weight, bias) / temperature
+    log_p = torch.log_softmax(logits, dim=-1)
+    return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 7, 20, 100])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("uses", ["logprobs", "entropy", "both"])
+def test_pieces_change_neither_values_nor_gradients(tokens_at_once: int, *, with_bias: bool, uses: str) -> None:
+    drawn = torch.Generator().manual_seed(1)
+    shapes = {"hidden": (20, 8), "weight": (50, 8), "bias": (50,)}
+    tensors = [torch.randn(shape, generator=drawn).requires_grad_() for shape in shapes.values()]
+    if not with_bias:
+        tensors[2] = None
+    targets = torch.randint(0, 50, (20,), generator=drawn)
+    given = [torch.randn(20, generator=drawn) for _ in range(2)]
+
+    def run(function: Any, **options: Any) -> list[Any]:
+        leaves = [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+        made = function(*leaves, targets, **options)
+        parts = {"logprobs": [0], "entropy": [1], "both": [0, 1]}[uses]
+        sum((made[part] * given[part]).sum() for part in parts).backward()
+        return [*(each.detach() for each in made), *(leaf.grad for leaf in leaves if leaf is not None)]
+
+    expected = run(plain, temperature=0.7)
+    ours = run(chunked_logprobs, temperature=0.7, tokens_at_once=tokens_at_once)
+    for one, other in zip(ours, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_the_temperature_is_applied() -> None:
+    import math
+
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]])
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, torch.tensor([0]), temperature=2.0, tokens_at_once=9)
+    p = math.e / (math.e + 1)
+    assert float(logprobs) == pytest.approx(math.log(p))
+    assert float(entropy) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
+
+
+PEAK = """
+import resource, sys, torch
+from agent_rl.logprobs import chunked_logprobs
+torch.set_num_threads(1)
+n, v, pieces = 8192, 32768, sys.argv[1]
+hidden = torch.randn(n, 16).requires_grad_()
+weight = torch.randn(v, 16).requires_grad_()
+targets = torch.randint(0, v, (n,))
+def run(count):
+    made, _ = chunked_logprobs(hidden[:count], weight, None, targets[:count], temperature=1.0, tokens_at_once=int(pieces))
+    made.sum().backward()
+run(16)  # what torch allocates once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(n)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_the_peak_is_a_few_pieces_not_the_whole_logits() -> None:
+    """The whole logits would be 1,024 MiB, and their gradient as much again; a piece of 256 tokens is 32 MiB."""
+    done = subprocess.run([sys.executable, "-c", PEAK, "256"], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 5 * 32
+
+
+def test_one_dnn_layers_are_the_linear_layers_they_replace() -> None:
+    torch.manual_seed(0)
+    plain, other = torch.nn.Linear(12, 7), torch.nn.Linear(12, 7)
+    other.load_state_dict(plain.state_dict())
+    whole = torch.nn.Sequential(other)
+    use_one_dnn(whole)
+    assert isinstance(whole[0], OneDnnLinear)
+    inputs = torch.randn(2, 5, 12)
+    grads = []
+    for layer in (plain, other):
+        given = inputs.clone().requires_grad_()
+        output = layer(given)
+        (output * torch.arange(7.0)).sum().backward()
+        grads.append([output.detach(), given.grad, layer.weight.grad, layer.bias.grad])
+    assert all(torch.allclose(one, two, atol=1e-5) for one, two in zip(*grads, strict=True))

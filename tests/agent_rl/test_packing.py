@@ -1,0 +1,151 @@
+"""Packed rows: the sequences in one do not see each other, whichever model and kernel; what cannot be packed is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
+
+from agent_rl import packing
+from agent_rl.finite import TrainingStoppedError
+from agent_rl.packing import pack, packed_attention
+from agent_rl.policy_model import ModelOptions, PolicyModel
+
+SHAPE = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SHAPE),
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+}
+LENGTHS = (5, 17, 1, 9)
+
+
+def saved(config: Any, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def sequences() -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(2)
+    return [torch.randint(0, 60, (length,), generator=drawn) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"logits_mib": 0}], ids=str)
+def test_packed_sequences_get_what_they_get_alone(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(CONFIGS[name], tmp_path)
+    model = PolicyModel(path, dtype="float32", device="cpu", options=ModelOptions(**options))
+    plain = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    wanted = [torch.arange(length) > 0 for length in LENGTHS]
+    logprobs, _ = model.logprobs(sequences(), wanted, temperature=1.0)
+    logprobs.sum().backward()
+    expected = []
+    for tokens in sequences():
+        distribution = plain(tokens[None]).logits[0, :-1].log_softmax(-1)
+        expected.append(distribution.gather(-1, tokens[1:, None])[:, 0])
+    torch.cat(expected).sum().backward()
+    assert torch.allclose(logprobs, torch.cat(expected), atol=1e-5)
+    gradients = dict(plain.named_parameters())
+    for name_of, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, gradients[name_of].grad, atol=1e-4), name_of
+
+
+def test_activation_checkpointing_computes_layers_again(tmp_path: Path) -> None:
+    path = saved(CONFIGS["llama"], tmp_path)
+    calls = {}
+    for checkpointing in (False, True):
+        model = PolicyModel(
+            path, dtype="float32", device="cpu", options=ModelOptions(activation_checkpointing=checkpointing)
+        )
+        seen: list[int] = []
+        model.module.model.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        model.logprobs(sequences(), [torch.arange(n) > 0 for n in LENGTHS], temperature=1.0)[0].sum().backward()
+        calls[checkpointing] = len(seen)
+    assert calls == {False: 1, True: 2}
+
+
+def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() -> None:
+    row = pack(sequences(), torch.device("cpu"))
+    qkv = [torch.randn(1, 2, sum(LENGTHS), 8) for _ in range(3)]
+    module = torch.nn.Identity()
+    whole, _ = packed_attention(module, *qkv, None, packed=row)
+    within, _ = packed_attention(module, *qkv, None, packed=row, sliding_window=17)
+    assert torch.equal(whole, within)
+    with pytest.raises(ValueError, match="attends within 16 tokens and a sequence has 17"):
+        packed_attention(module, *qkv, None, packed=row, sliding_window=16)
+    with pytest.raises(ValueError, match="without softcap"):
+        packed_attention(module, *qkv, None, packed=row, softcap=30.0)
+
+
+def test_models_whose_logits_are_scaled_are_refused_by_name(tmp_path: Path) -> None:
+    path = saved(GraniteConfig(**SHAPE, logits_scaling=8.0), tmp_path)
+    with pytest.raises(TrainingStoppedError, match=r"cannot be trained: it scales or caps its logits.* Llama, Qwen2"):
+        PolicyModel(path, dtype="float32", device="cpu", options=ModelOptions())
+
+
+@pytest.mark.parametrize("library", ["flash_attn", "torch"])
+def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for each library's function, by its documentation, gives what one call a sequence gives."""
+    import sys
+    import types
+
+    def attend(q: Any, k: Any, v: Any, bounds: Any, longest: int, scale: float) -> Any:
+        assert max(bounds.diff().tolist()) == longest
+        rows = []
+        for start, end in pairwise(bounds.tolist()):
+            parts = [x[start:end].transpose(0, 1) for x in (q, k, v)]
+            rows.append(
+                torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=True)
+            )
+        return torch.cat([row.transpose(0, 1) for row in rows])
+
+    def flash(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, most_q: int, most_k: int, **more: Any) -> Any:
+        assert more.keys() == {"softmax_scale", "causal"}
+        assert more["causal"]
+        return attend(q, k, v, cu_q, most_q, more["softmax_scale"])
+
+    def varlen(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_q: Any,
+        cu_k: Any,
+        most_q: int,
+        most_k: int,
+        *,
+        scale: Any,
+        window_size: Any,
+        enable_gqa: Any,
+    ) -> Any:
+        assert (window_size, enable_gqa) == ((-1, 0), True)
+        return attend(q, k, v, cu_q, most_q, scale)
+
+    if library == "flash_attn":
+        module = types.ModuleType("flash_attn")
+        module.flash_attn_varlen_func = flash  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "flash_attn", module)
+    else:
+        monkeypatch.setitem(sys.modules, "flash_attn", None)
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    packing.variable_length_kernel.cache_clear()
+    kernel = packing.variable_length_kernel()
+    packing.variable_length_kernel.cache_clear()
+    assert kernel is not None
+    row = pack(sequences(), torch.device("cpu"))
+    query, key, value = (torch.randn(1, heads, sum(LENGTHS), 8) for heads in (4, 2, 2))
+    made = kernel(*(x[0].transpose(0, 1) for x in (query, key, value)), row, 0.3)
+    expected, _ = packed_attention(torch.nn.Identity(), query, key, value, None, packed=row, scaling=0.3)
+    assert torch.allclose(made, expected[0], atol=1e-6)

@@ -1,0 +1,165 @@
+"""The trainer against the reference: the same gradients, whatever the micro-batches, pieces and order of packing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from agent_rl.messages import TrainingGroup, Trajectory
+from agent_rl.policy_model import ModelOptions
+from agent_rl.resampling import SELECTIONS, candidate
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
+from agent_rl.training import Trainer
+from tests import builders
+from tests.agent_rl import reference_loss
+
+RATE = 0.5
+"""Of the plain gradient descent between updates: far enough that ratios leave 1, and some the clip range."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    spec = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
+    initialise_model(spec, directory, 0)
+    return directory
+
+
+def sampled(seed: int, *, spread: float, mode: str = "release", count: int = 2) -> list[TrainingGroup]:
+    """Groups of 8 rollouts, 4 kept by RoC: tokens at random, mu near what a new model says, off by ``spread``."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        opened = builders.opened(number)
+        rollouts = []
+        for sample in range(8):
+            calls = tuple(builders.call("success" if rng.random() < 0.6 else "error") for _ in range(rng.integers(3)))
+            plain = builders.trajectory(opened, sample, tokens=int(rng.integers(3, 14)), calls=calls)
+            size = len(plain.tokens)
+            mask = (rng.random(size) < 0.7).astype(np.uint8)
+            mask[-1] = 1
+            rollouts.append(
+                replace(
+                    plain,
+                    prompt_tokens=rng.integers(7, 100, rng.integers(1, 6)).astype(np.int32),
+                    tokens=rng.integers(7, 100, size).astype(np.int32),
+                    loss_mask=mask,
+                    logprobs=(mask * (-4.6 + spread * rng.standard_normal(size))).astype(np.float32),
+                )
+            )
+        rewards = [1.0, 0.0] * 4
+        kept = kept_of(rollouts, rewards, mode)
+        made.append(
+            TrainingGroup(
+                opened.group,
+                0,
+                opened.policy,
+                tuple(rollouts[i] for i in kept),
+                np.array([rewards[i] for i in kept], dtype=np.float32),
+            )
+        )
+    return made
+
+
+def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list[int]:
+    candidates = [candidate(rollout, reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+    kept = list(SELECTIONS[mode](candidates, random.Random(0), keep=4))
+    if mode == "release":
+        assert kept == reference_loss.release_keeps(rollouts, rewards, keep=4)
+    return kept
+
+
+def production(model: Path, groups: list[TrainingGroup], logits_mib: int = 256, **changes: Any) -> Any:
+    """The gradient of each update of the trainer's step, with plain gradient descent in the optimizer's place; and the figures."""
+    algorithm = builders.algorithm(**changes)
+    trained = Trainer(
+        model,
+        dtype="float32",
+        device="cpu",
+        algorithm=algorithm,
+        threads=1,
+        seed=0,
+        options=ModelOptions(logits_mib=logits_mib),
+    )
+    gradients = []
+
+    def descend(rate: float, clip: float) -> float:
+        named = dict(trained.model.named_parameters())
+        gradients.append({name: p.grad.double() for name, p in named.items() if p.grad is not None})
+        with torch.no_grad():
+            for p in named.values():
+                p.sub_(RATE * p.grad)
+        return 0.0
+
+    trained.optimizer.step = descend  # type: ignore[method-assign]
+    figures = trained.rl_step(groups, builders.rl_stage(), 0)
+    return gradients, figures
+
+
+def assert_equal_to_the_reference(model: Path, groups: list[TrainingGroup], **changes: Any) -> dict[str, float]:
+    made, figures = production(model, groups, **changes)
+    changes.pop("logits_mib", None)
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    expected = reference_loss.step_gradients(plain, groups, builders.algorithm(**changes), RATE)
+    assert len(made) == len(expected)
+    for ours, theirs in zip(made, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+        assert worst < 1e-5
+    assert max(float(g.abs().max()) for theirs in expected for g in theirs.values()) > 1e-2  # else little is compared
+    return figures
+
+
+@pytest.mark.parametrize("mode", sorted(SELECTIONS))
+@pytest.mark.parametrize("divide_by_std", [True, False])
+@pytest.mark.parametrize("updates", [1, 2, 4])
+def test_gradients_are_the_references(model: Path, mode: str, *, divide_by_std: bool, updates: int) -> None:
+    groups = sampled(3, spread=0.5, mode=mode)
+    figures = assert_equal_to_the_reference(
+        model, groups, advantage_std=divide_by_std, updates_per_step=updates, microbatch_tokens=40, temperature=0.8
+    )
+    assert figures["trained_rollouts"] == 8
+    assert (figures["clip_share"] > 0) == (updates > 1)
+
+
+@pytest.mark.parametrize("correction", ["none", "truncated", "masked", "decoupled"])
+@pytest.mark.parametrize("sequence_mask", [None, (0.7, 1.4)])
+def test_gradients_are_the_references_under_every_correction(
+    model: Path, correction: str, sequence_mask: tuple[float, float] | None
+) -> None:
+    figures = assert_equal_to_the_reference(
+        model, sampled(4, spread=1.0), correction=correction, sequence_mask=sequence_mask, updates_per_step=2
+    )
+    cuts = correction in {"truncated", "masked"} or sequence_mask is not None
+    assert (figures["correction_capped_share"] > 0) == cuts
+    if correction == "none" and sequence_mask is None:
+        assert figures["correction_mean"] == 1.0
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10_000),
+    microbatch_tokens=st.integers(1, 200),
+    logits_mib=st.sampled_from([0, 256]),
+    updates=st.sampled_from([1, 2]),
+    order=st.randoms(use_true_random=False),
+)
+def test_no_split_order_or_piece_changes_the_gradient(
+    model: Path, seed: int, microbatch_tokens: int, logits_mib: int, updates: int, order: random.Random
+) -> None:
+    groups = sampled(seed, spread=0.3)
+    if updates == 1:  # with several, the order of rollouts decides which update they are in
+        order.shuffle(groups)
+    assert_equal_to_the_reference(
+        model, groups, microbatch_tokens=microbatch_tokens, logits_mib=logits_mib, updates_per_step=updates
+    )
