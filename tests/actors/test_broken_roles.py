@@ -562,7 +562,7 @@ class StartsAfresh(Learner):
 class ForgetsTheOptimizer(Learner):
     def _load(self) -> Any:
         position = super()._load()
-        self._trainer.reset_optimizer()
+        self._trainer.optimizer.reset()
         return position
 
 
