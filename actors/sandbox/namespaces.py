@@ -150,11 +150,12 @@ def close_all_but(*fds: int) -> None:
 
 
 def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
-    """The maker's loop: a slot for each request, until the interpreter is gone."""
+    """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     lifeline, held = os.pipe()
     while link.recv(1):
-        middleman = os.fork()
-        if middleman == 0:
+        if os.fork() == 0:
             try:
                 os.close(held)
                 make_slot(link, lifeline, proc, scratch)
@@ -162,7 +163,6 @@ def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
                 link.send(str(error).encode()[:500])
             finally:
                 os._exit(0)
-        os.waitpid(middleman, 0)
 
 
 def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str) -> None:

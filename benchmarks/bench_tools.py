@@ -1,0 +1,288 @@
+"""Tool calls: how many a second, beside a fresh interpreter for each and beside the least that a fork server can be.
+
+    agent-rl bench tools
+    agent-rl bench tools --endurance 200000
+    agent-rl bench tools --list
+
+The mix is 40 snippets: 45 % plain Python, 30 % sympy, 10 % numpy, 15 % failing (``--list`` prints them). Rounds go through all
+sides in turn: ``python3 -c`` for each call; the floor (the same warm interpreters, fork and ``exec()``, nothing else); the sandbox at its
+levels of isolation at full load; and the sandbox at half of that load, where calls come at random times. Then 45,000
+calls are outstanding at once, and 1,024 children are alive at once. Figures: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from actors.sandbox.client import Sandbox
+from actors.sandbox.isolation import LEVELS, Level
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.tool_load import all_alive, endurance, outstanding
+from benchmarks.tool_processes import Floor, children_of, cpu_seconds, run_fresh
+from benchmarks.tool_snippets import SNIPPETS
+
+MODULES = ("numpy", "sympy")
+CORES = 2
+"""Fresh interpreters, and the floor's children of each of its interpreters, at once."""
+FAILING = 6 / 40
+FRESH, FLOOR = "python3 -c", "floor"
+
+
+@dataclass
+class Side:
+    """What one side took: seconds and calls of each round; processor seconds of caller, interpreters and children."""
+
+    rates: list[float] = field(default_factory=list)
+    calls: int = 0
+    caller: float = 0.0
+    interpreters: float = 0.0
+    children: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    def cpu_ms(self, which: str) -> float:
+        """Processor time a call, in ms."""
+        return float(getattr(self, which)) / self.calls * 1e3 if self.calls else 0.0
+
+
+def mix(passes: int, draw: random.Random) -> list[str]:
+    """All snippets so many times, in random order."""
+    codes = list(SNIPPETS) * passes
+    draw.shuffle(codes)
+    return codes
+
+
+def loaded(code: str) -> tuple[str, ...]:
+    """The modules that the interpreter has which the sandbox gives the code to."""
+    return MODULES if "sympy" in code else ("numpy",) if "numpy" in code else ()
+
+
+def spent(pids: Sequence[int]) -> tuple[float, float, float]:
+    """Processor seconds: this process', the interpreters', and the children's that those have reaped."""
+    pairs = [cpu_seconds(pid) for pid in pids]
+    return time.process_time(), sum(own for own, _ in pairs), sum(reaped for _, reaped in pairs)
+
+
+async def full_load(sandbox: Sandbox, codes: Sequence[str], callers: int) -> tuple[float, list[float]]:
+    """Seconds for all, each of the callers asking again as soon as it has its answer; the time each call took."""
+    rest = iter(codes)
+    latencies: list[float] = []
+
+    async def caller() -> None:
+        for code in rest:
+            asked = time.perf_counter()
+            result = await sandbox.execute(code)
+            latencies.append(time.perf_counter() - asked)
+            if result.outcome not in ("success", "error"):
+                raise RuntimeError(f"a snippet ended as {result.outcome}: {result.stderr}\n{code}")
+
+    started = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for _ in range(callers):
+            nursery.start_soon(caller)
+    return time.perf_counter() - started, latencies
+
+
+async def open_load(
+    sandbox: Sandbox, codes: Sequence[str], rate: float, draw: random.Random
+) -> list[tuple[str, float]]:
+    """Calls that come at random times, ``rate`` a second whatever becomes of them: what each was and took."""
+    took: list[tuple[str, float]] = []
+
+    async def call(code: str, due: float) -> None:
+        await sandbox.execute(code)
+        took.append((code, trio.current_time() - due))
+
+    async with trio.open_nursery() as nursery:
+        due = trio.current_time()
+        for code in codes:
+            due += draw.expovariate(rate)
+            await trio.sleep_until(due)
+            nursery.start_soon(call, code, due)
+    return took
+
+
+class Bench:
+    """The rounds that go through all sides in turn."""
+
+    def __init__(self, options: argparse.Namespace, floor: Floor, sandboxes: dict[Level, Sandbox]) -> None:
+        self.options, self.floor, self.sandboxes = options, floor, sandboxes
+        self.draw = random.Random(options.seed)
+        self.sides: dict[str, Side] = {}
+        self.overheads: list[float] = []
+        self.own: dict[str, float] = {}
+
+    async def rounds(self, pids: dict[Level, list[int]]) -> None:
+        """Measure; ``pids`` are the interpreters of each level."""
+        options = self.options
+        calls = [(code, loaded(code)) for code in SNIPPETS]
+        self.own = self.floor.own_seconds(calls)
+        self.floor.run(calls)
+        for level, sandbox in self.sandboxes.items():  # the heavier interpreters are started when they are needed
+            known = {*children_of(os.getpid())} - {*pids[level]}
+            while sandbox.figures["interpreters"] < options.interpreters * (len(MODULES) + 1):
+                await full_load(sandbox, mix(1, self.draw), options.callers)
+            pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
+        strongest = next(iter(self.sandboxes))
+        for _ in range(options.rounds):
+            codes = mix(options.fresh_passes, self.draw)
+            self._side(FRESH).rates.append(len(codes) / run_fresh(codes, CORES))
+            codes = mix(options.passes, self.draw)
+            before = spent(self.floor.pids)
+            seconds, failed = self.floor.run([(code, loaded(code)) for code in codes])
+            if failed != round(len(codes) * FAILING):
+                raise RuntimeError(f"{failed} of the floor's {len(codes)} calls failed, which is not the mix' share")
+            self._count(FLOOR, len(codes), seconds, before, spent(self.floor.pids))
+            for level, sandbox in self.sandboxes.items():
+                codes = mix(options.passes, self.draw)
+                before = spent(pids[level])
+                seconds, latencies = await full_load(sandbox, codes, options.callers)
+                self._count(level, len(codes), seconds, before, spent(pids[level]))
+                self.sides[level].latencies += latencies
+            half = self.sides[strongest].rates[-1] / 2
+            took = await open_load(self.sandboxes[strongest], mix(options.passes, self.draw), half, self.draw)
+            self.overheads += [seconds - self.own[code] for code, seconds in took]
+
+    def _side(self, name: str) -> Side:
+        return self.sides.setdefault(name, Side())
+
+    def _count(
+        self, name: str, calls: int, seconds: float, before: tuple[float, ...], after: tuple[float, ...]
+    ) -> None:
+        side = self._side(name)
+        side.calls += calls
+        side.rates.append(calls / seconds)
+        side.caller += after[0] - before[0]
+        side.interpreters += after[1] - before[1]
+        side.children += after[2] - before[2]
+
+    def report(self) -> dict[str, float | str | None]:
+        """Print the tables; the figures."""
+        strongest = next(iter(self.sandboxes))
+        rows = []
+        for name, side in self.sides.items():
+            shares = [rate / floor for rate, floor in zip(side.rates, self.sides[FLOOR].rates, strict=True)]
+            low, high = min(side.rates), max(side.rates)
+            parts = [side.cpu_ms(which) for which in ("caller", "interpreters", "children")]
+            rows.append([name, statistics.median(side.rates), low, high, statistics.median(shares), *parts, sum(parts)])
+        header = [
+            "side",
+            "calls/s",
+            "slowest",
+            "fastest",
+            "of the floor",
+            "caller",
+            "interpreters",
+            "children",
+            "CPU ms a call",
+        ]
+        print_table("The mix at full load; processor time of each part in ms a call", header, rows)
+        strong = self.sides[strongest]
+        ratios = [rate / fresh for rate, fresh in zip(strong.rates, self.sides[FRESH].rates, strict=True)]
+        floors = [rate / floor for rate, floor in zip(strong.rates, self.sides[FLOOR].rates, strict=True)]
+        kinds = {"plain": (), "numpy": ("numpy",), "sympy": MODULES}
+        own = {kind: [t for code, t in self.own.items() if loaded(code) == modules] for kind, modules in kinds.items()}
+        print_table(
+            "Own run time, warm, in one process",
+            ["kind", "mean ms"],
+            [[k, 1e3 * statistics.mean(v)] for k, v in own.items()],
+        )
+        return {
+            "isolation": strongest,
+            "speedup_over_fresh": statistics.median(ratios),
+            "share_of_floor": statistics.median(floors),
+            "calls_per_s": statistics.median(strong.rates),
+            "fresh_calls_per_s": statistics.median(self.sides[FRESH].rates),
+            "floor_calls_per_s": statistics.median(self.sides[FLOOR].rates),
+            "median_overhead_ms": 1e3 * statistics.median(self.overheads),
+            "p99_half_load_overhead_ms": 1e3 * statistics.quantiles(self.overheads, n=100)[98],
+            "median_full_load_ms": 1e3 * statistics.median(strong.latencies),
+            "p99_full_load_ms": 1e3 * statistics.quantiles(strong.latencies, n=100)[98],
+        }
+
+
+async def measure_mix(options: argparse.Namespace, levels: Sequence[Level]) -> dict[str, float | str | None]:
+    """The part that alternates."""
+    pids: dict[Level, list[int]] = {level: [] for level in levels}
+    with Floor(sorted({loaded(code) for code in SNIPPETS}), CORES) as floor:
+        async with trio.open_nursery() as nursery:
+            sandboxes: dict[Level, Sandbox] = {}
+            for level in levels:
+                sandboxes[level] = Sandbox(
+                    interpreters=options.interpreters, children=options.children, warm_modules=MODULES, isolation=level
+                )
+                known = set(children_of(os.getpid()))
+                await nursery.start(sandboxes[level].run)
+                pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
+            bench = Bench(options, floor, sandboxes)
+            await bench.rounds(pids)
+            nursery.cancel_scope.cancel()
+    return bench.report()
+
+
+async def strongest_level() -> Level:
+    """What the host allows."""
+    sandbox = Sandbox()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(sandbox.run)
+        nursery.cancel_scope.cancel()
+    assert sandbox.level is not None
+    return sandbox.level
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print. The exit code is 1 if a call was lost, answered twice or not answered."""
+    parser = argparse.ArgumentParser(prog="agent-rl bench tools", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds through all sides (5)")
+    parser.add_argument("--passes", type=int, default=12, help="passes over the 40 snippets a round (12)")
+    parser.add_argument("--fresh-passes", type=int, default=1, help="the same with fresh interpreters (1)")
+    parser.add_argument("--interpreters", type=int, default=2, help="warm interpreters of each weight (2)")
+    parser.add_argument("--children", type=int, default=4, help="calls running at once, times interpreters (4)")
+    parser.add_argument("--callers", type=int, default=8, help="calls outstanding at full load (8)")
+    parser.add_argument("--outstanding", type=int, default=45000, help="trivial calls outstanding at once; 0: left out")
+    parser.add_argument("--alive", type=int, default=1024, help="children alive at once; 0: left out")
+    parser.add_argument("--endurance", type=int, default=0, metavar="CALLS", help="so many calls in one executor")
+    parser.add_argument("--steps", action="store_true", help="the weaker levels of isolation beside the strongest")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="print the snippets and end")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n\n# ---\n".join(SNIPPETS))
+        return 0
+    figures, complete = trio.run(measure, options)
+    print_figures(figures)
+    return 0 if complete else 1
+
+
+async def measure(options: argparse.Namespace) -> tuple[dict[str, float | str | None], bool]:
+    """All parts that are wanted; whether every call of theirs was answered once."""
+    strongest = await strongest_level()
+    levels = LEVELS[LEVELS.index(strongest) :] if options.steps else (strongest,)
+    figures: dict[str, float | str | None] = {}
+    if options.rounds:
+        figures = await measure_mix(options, levels)
+    if options.outstanding:
+        figures |= await outstanding(options.outstanding, options.interpreters, options.children, strongest)
+    if options.alive:
+        figures |= await all_alive(options.alive, options.interpreters, strongest)
+    if options.endurance:
+        figures |= await endurance(options.endurance, options.interpreters, options.children, strongest)
+    whole = {
+        "outstanding_lost": 0,
+        "outstanding_duplicated": 0,
+        "alive_answered": options.alive,
+        "endurance_lost": 0,
+    }
+    return figures, all(figures[name] == value for name, value in whole.items() if name in figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
