@@ -16,6 +16,7 @@ nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -130,14 +131,14 @@ class Maker:
         """Ask for a slot; the link becomes readable when it is there."""
         self.link.send(b"s")
 
-    def take(self, fd: int) -> Slot:
-        """The slot that was asked for, its pidfd kept at ``fd``. Raises OSError where it could not be made."""
+    def take(self) -> Slot:
+        """The slot that was asked for. Raises OSError where it could not be made."""
         data, fds, _, _ = socket.recv_fds(self.link, 512, 3)
         if len(fds) != 3:
             raise OSError(data.decode() or "the maker of slots has ended")
-        os.dup2(fds[0], fd)
+        high = fcntl.fcntl(fds[0], fcntl.F_DUPFD, FIRST_SLOT_FD)  # a free number, whatever else is open up there
         os.close(fds[0])
-        return Slot(fd, fds[1], fds[2])
+        return Slot(high, fds[1], fds[2])
 
 
 def close_all_but(*fds: int) -> None:
@@ -240,8 +241,7 @@ class NamespaceSlots:
     def __init__(self, maker: Maker, most: int, epoll: select.epoll) -> None:
         self.maker, self.most = maker, most
         self.free: list[Slot] = []
-        self.numbers = list(range(FIRST_SLOT_FD + most - 1, FIRST_SLOT_FD - 1, -1))
-        self.asked = 0
+        self.made = self.asked = 0
         epoll.register(maker.link, select.EPOLLIN)
 
     @property
@@ -255,15 +255,15 @@ class NamespaceSlots:
 
     def want(self, count: int) -> None:
         """So many calls wait for a slot: ask for what is not on its way yet, as far as that is allowed."""
-        while self.asked < min(count, len(self.numbers)):
+        while self.asked < min(count, self.most - self.made):
             self.asked += 1
             self.maker.ask()
 
     def arrive(self) -> None:
         """Take a slot that was asked for. Raises OSError where none can be made."""
         self.asked -= 1
-        self.free.append(self.maker.take(self.numbers[-1]))
-        self.numbers.pop()
+        self.free.append(self.maker.take())
+        self.made += 1
 
     def put_back(self, slot: Slot) -> bool:
         """A call has ended: its slot may be used again, or is replaced. Says which."""
@@ -275,9 +275,8 @@ class NamespaceSlots:
 
     def discard(self, slot: Slot) -> None:
         """End a slot and all in it."""
-        fd = slot.pidfd
         slot.end()
-        self.numbers.append(fd)
+        self.made -= 1
 
     def process_limit(self, limit: int) -> int | None:
         """Tasks that the call's user may have: its own and the slot's init."""
@@ -293,4 +292,4 @@ class NamespaceSlots:
 
     def report(self) -> dict[str, Any]:
         """Figures."""
-        return {"slots": self.most - len(self.numbers)}
+        return {"slots": self.made}

@@ -385,12 +385,16 @@ class Server:
     def start_waiting(self) -> None:
         """Start the calls there are slots for."""
         waiting, self.waiting = self.waiting, []
-        for call in waiting:
+        for position, call in enumerate(waiting, 1):
             if call.verdict == CANCELLED:
                 for fd in call.fds:
                     os.close(fd)
-            else:
-                self.start(call)
+                continue
+            self.start(call)
+            if self.waiting:  # it waits again, and so do those behind it
+                self.waiting += waiting[position:]
+                self.slots.want(len(self.waiting))
+                return
 
     def kill_all(self) -> None:
         """Kill every process below this one, and wait for them."""

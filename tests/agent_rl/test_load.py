@@ -343,7 +343,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["plain", "table", "rows"]), values), max_size=6))
 def test_the_scanner_finds_exactly_the_keys_tomllib_reads(parts):
     text = "".join(

@@ -28,7 +28,7 @@ from transport import PeerBack, PeerSilent
 
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
 ENTRY = """\
-import argparse, ctypes, os, select, signal, socket, subprocess, sys, tomllib
+import argparse, ctypes, os, select, signal, socket, subprocess, sys, time, tomllib
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
@@ -36,6 +36,7 @@ from pydantic import BaseModel, ConfigDict
 class Plain:
     class Settings(BaseModel):
         behaviour: str = "run"
+        after: str = ""
         threads: int | None = None
 
     receives = ()
@@ -91,9 +92,11 @@ def main():
     options = parser.parse_args()
     path = Path(options.topology)
     role = options.actor.rsplit(".", 1)[0]
-    behaviour = tomllib.loads(path.read_text())["actors"][role].get("settings", {}).get("behaviour", "run")
+    settings = tomllib.loads(path.read_text())["actors"][role].get("settings", {})
+    behaviour = settings.get("behaviour", "run")
 
     def tell(event, detail=""):
+        (path.parent / f"{options.actor}.{event}").touch()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
             text = f"{event} {options.actor} {os.getpid()} {options.incarnation} {detail}"
             news.sendto(text.encode(), str(path.parent / "news"))
@@ -143,6 +146,8 @@ def main():
     elif behaviour in {"finished", "failed", "running"}:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         tell("up")
+        while "after" in settings and not (path.parent / (settings["after"] + ".up")).exists():
+            time.sleep(0.05)
         announce_finished(options, path, behaviour)
         tell("stopped")
 
@@ -602,7 +607,7 @@ def two_hosts(stage, learner):
 
 
 def test_one_supervisor_may_serve_several_hosts_of_this_machine(stage):
-    topology = two_hosts(stage, 'settings = { behaviour = "finished" }')
+    topology = two_hosts(stage, 'settings = { behaviour = "finished", after = "x.0" }')
     table = addresses(topology, runtime_directory(topology))
     assert table["supervisor.a"].startswith("tcp://")
     heard = []
@@ -621,7 +626,7 @@ def run_both_hosts(stage, topology):
         codes[host] = await run_topology(topology, stage.path, host=host, entry_module="fake_entry")
 
     async def main():
-        with trio.fail_after(15):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(one, "a")
                 nursery.start_soon(one, "b")
@@ -631,7 +636,7 @@ def run_both_hosts(stage, topology):
 
 
 def test_the_other_hosts_end_with_the_learners(stage, capsys):
-    topology = two_hosts(stage, 'settings = { behaviour = "finished" }')
+    topology = two_hosts(stage, 'settings = { behaviour = "finished", after = "x.0" }')
     assert run_both_hosts(stage, topology) == {"a": 0, "b": 0}
     assert {stage.heard()[:2] for _ in range(4)} >= {("stopped", "x.0"), ("stopped", "learner.0")}
     assert "look at these hosts" not in capsys.readouterr().out

@@ -129,7 +129,7 @@ def frame_from(request, monkeypatch):
     monkeypatch.setattr(compiler, "FRAME_FROM", request.param)
 
 
-EITHER_WAY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EITHER_WAY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @given(CLOUDS)
@@ -160,14 +160,14 @@ def test_damaged_bytes_decode_or_raise_decode_error(frame_from, message, data):
 
 
 @given(JSON | st.lists(JSON | st.sampled_from([1, "Cloud", "Point"]), max_size=4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_arbitrary_headers_raise_decode_error_only(value):
     with pytest.raises(DecodeError):
         decode([msgpack.packb(value)], REGISTRY)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_arbitrary_frames_raise_decode_error_only(frames):
     with pytest.raises(DecodeError):
         decode(frames, REGISTRY)
@@ -374,7 +374,7 @@ ODD = st.sampled_from(
 
 
 @given(CLOUDS, st.sampled_from([field.name for field in dataclasses.fields(Cloud)]), ODD)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message, name, value):
     """Whichever field holds whatever value, on the way out and in: the same result, or the same error."""
 

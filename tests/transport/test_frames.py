@@ -67,7 +67,7 @@ def test_the_wrong_number_of_messages_is_refused(envelope):
 
 
 @given(st.sampled_from(ENVELOPES), st.integers(0, 40), st.integers(0, 255), st.binary(max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_envelopes_raise_malformed_frame_only(envelope, at, byte, more):
     frame = bytearray(pack(envelope, bodies_of(envelope)))
     frame[at % len(frame)] = byte

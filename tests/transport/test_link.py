@@ -104,7 +104,7 @@ def test_a_heartbeat_makes_good_whatever_progress_was_lost():
 
 
 @given(st.lists(st.sampled_from(["send", "lose", "carry", "back", "restart"]), max_size=60), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_is_lost_the_receiver_sees_each_message_once_in_order(events, window):
     """A model of a connection that loses suffixes, against one receiver process after another."""
     sender, receiver = PushSender(window, 1), PushReceiver("link")

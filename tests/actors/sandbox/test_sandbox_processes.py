@@ -230,3 +230,25 @@ def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, level: st
                 os.kill(server, signal.SIGTERM)
     assert wait_until(lambda: not is_alive(server) and living("held") == 0)
     assert wait_until(lambda: not list(own_directory.iterdir()))
+
+
+@pytest.mark.parametrize("level", ["strong", "limits"])
+def test_hundreds_of_calls_wait_beside_each_other(level: str) -> None:
+    """Their descriptors are more than the numbers below those that slots are kept at."""
+    require(level)
+
+    async def main(sandbox: Sandbox) -> None:
+        answers: list[ExecutionResult] = []
+
+        async def one(number: int) -> None:
+            answers.append(await sandbox.execute(f"import time; time.sleep(1)\nprint({number})"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(one, number)
+        assert sorted((answer.outcome, int(answer.stdout)) for answer in answers) == [
+            ("success", number) for number in range(300)
+        ]
+        assert (sandbox.figures["restarts"], sandbox.figures["retries"]) == (0, 0)
+
+    run_with(Sandbox(children=300, isolation=level, limits=ExecutionLimits(wall_seconds=30.0)), main)
