@@ -35,7 +35,17 @@ from agent_rl.prompts import PromptError
 from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
 from agent_rl.user_modules import look_beside
-from transport import BindError, CurveKeys, Delivery, InsecureLink, Network, Node, Registry, ZmqNetwork
+from transport import (
+    BindError,
+    CurveKeys,
+    Delivery,
+    InsecureLink,
+    Network,
+    Node,
+    Registry,
+    ZmqNetwork,
+    keep_freed_memory,
+)
 
 USER_MISTAKE = 3
 STATUS_SECONDS = 0.5
@@ -95,7 +105,8 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     context = actor.context
 
     async def handler(delivery: Delivery) -> object:
-        await ready.wait()
+        if not ready.is_set():  # else even a wait that is over would cost each message a turn of the loop
+            await ready.wait()
         return await actor.handle(delivery.message)
 
     failed = False
@@ -243,6 +254,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
+    keep_freed_memory()
     try:
         trio.run(run_actor, arguments)
     except Exception as error:

@@ -16,14 +16,12 @@ import dataclasses
 import math
 import random
 import statistics
-import string
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -32,99 +30,26 @@ import numpy as np
 import trio
 import zmq
 
-from agent_rl.messages import ToolCall, ToolCallRecord, ToolResult, Trajectory
+from agent_rl.messages import ToolCall, ToolResult, Trajectory
 from benchmarks.reporting import print_figures, print_table
-from transport import Delivery, Limits, Node, Registry, ZmqNetwork, decode, encode
-from transport.codec import size_of
+from benchmarks.transport_messages import (
+    COPY_BELOW,
+    REGISTRY,
+    SIZES,
+    VARIANTS,
+    Enquiry,
+    Handled,
+    Size,
+    question,
+    random_text,
+    trajectories,
+)
+from transport import Delivery, Limits, Node, ZmqNetwork, decode, encode, keep_freed_memory
 
-VARIANTS = 8
-"""Different messages of each size, sent in turn."""
 LIMITS = Limits(silent_after=60.0)
 LOAD = 0.1
 """Share of the throughput at which latency is measured: nothing queues then, so what is seen is what coalescing costs."""
 CALLS_AT_ONCE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Enquiry:
-    """Asks the receiver what it has handled since the last enquiry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """So many pushes; ``latencies`` [n], float64, in seconds from before `send` to the start of `handle`."""
-
-    messages: int
-    latencies: np.ndarray[tuple[int], np.dtype[np.float64]]
-
-
-REGISTRY = Registry(Trajectory, ToolCallRecord, ToolCall, ToolResult, Enquiry, Handled)
-
-
-@dataclass(frozen=True)
-class Size:
-    """A message size, and how many messages may be under way: some hundreds, or what memory bears."""
-
-    label: str
-    bytes: int
-    window: int
-    bare_window: int
-
-
-SIZES = {
-    "1k": Size("1 KiB", 1 << 10, 256, 1000),
-    "8k": Size("8 KiB", 8 << 10, 256, 1000),
-    "1m": Size("1 MiB", 1 << 20, 16, 64),
-}
-COPY_BELOW = 64 << 10
-"""Smaller messages are copied by pyzmq rather than shared with it: what is faster."""
-
-
-def random_text(rng: random.Random, length: int) -> str:
-    """Letters and digits."""
-    return "".join(rng.choices(string.ascii_letters + string.digits, k=length))
-
-
-def trajectory(seed: int, tokens: int) -> Trajectory:
-    """A finished rollout of ``tokens`` response tokens, everything in it random."""
-    rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    return Trajectory(
-        rollout=f"stage2/{seed}/3/0",
-        group=f"stage2/{seed}",
-        stage=2,
-        sample=3,
-        attempt=0,
-        purpose="train",
-        status="finished",
-        reason="",
-        prompt_tokens=numbers.integers(0, 1 << 17, max(8, tokens // 8), np.int32),
-        tokens=numbers.integers(0, 1 << 17, tokens, np.int32),
-        loss_mask=numbers.integers(0, 2, tokens, np.uint8),
-        logprobs=-numbers.random(tokens, np.float32),
-        policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
-        text=random_text(rng, 2 * tokens),
-        turns=2,
-        calls=(ToolCallRecord(0, "python", "success", rng.random(), rng.random()),),
-        generator="rollout_generator.0",
-        seconds=rng.random(),
-    )
-
-
-def trajectories(size: Size) -> list[Trajectory]:
-    """Different trajectories that are as near to the size as whole tokens allow, encoded."""
-    empty, some = size_of(encode(trajectory(0, 0))), size_of(encode(trajectory(0, 1000)))
-    guess = round((size.bytes - empty) / (some - empty) * 1000)  # small arrays take a little less than large ones
-    tokens = min(
-        range(max(1, guess - 4), guess + 5),
-        key=lambda count: abs(size_of(encode(trajectory(0, count))) - size.bytes),
-    )
-    return [trajectory(seed, tokens) for seed in range(VARIANTS)]
-
-
-def question(seed: int) -> ToolCall:
-    """A tool call with a few lines of code."""
-    rng = random.Random(seed)
-    return ToolCall(f"{seed}/0", f"stage2/{seed}/3/0", 0, "python", {"code": random_text(rng, 200)})
 
 
 # The receiving processes
@@ -382,6 +307,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="one round of short measurements: does it run at all?")
     parser.add_argument("--receive", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    keep_freed_memory()  # as actors do; bare pyzmq's processes as well
     if options.receive:
         role, directory, size_bytes = options.receive
         (size,) = (size for size in SIZES.values() if size.bytes == int(size_bytes))

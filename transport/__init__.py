@@ -4,6 +4,7 @@ Three kinds of link, named by what they promise: *push* (one way, at least once,
 *call* (request and reply with a deadline) and *announce* (newest wins). See ``docs/architecture.md``.
 """
 
+from transport.allocator import keep_freed_memory
 from transport.codec import Registry, decode, encode
 from transport.curve import CurveKeys
 from transport.dispatch import Handler
@@ -70,4 +71,5 @@ __all__ = [
     "current_delivery",
     "decode",
     "encode",
+    "keep_freed_memory",
 ]

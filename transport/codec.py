@@ -20,7 +20,7 @@ import msgpack
 
 from transport.compiler import compile_dataclass
 from transport.errors import DecodeError, EncodeError
-from transport.limits import DEFAULT_LIMITS, Limits
+from transport.limits import DEFAULT_LIMITS, MAX_ITEMS, Limits
 from transport.schema import Buffer, Cursor, Invalid, Plan
 
 WIRE_VERSION = 2
@@ -133,7 +133,7 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     if excess is not None:
         raise DecodeError("message", excess)
     try:
-        header = msgpack.unpackb(frames[0])
+        header = msgpack.unpackb(frames[0], max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise DecodeError("header", f"not msgpack: {error}" if str(error) else "not msgpack") from error
     if type(header) is not list or not header:
@@ -149,7 +149,7 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     plan, fingerprint = known
     if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
         raise DecodeError(name, "the sender's definition of it is another one: use one version everywhere")
-    cursor = Cursor(frames, limits)
+    cursor = Cursor(frames)
     try:
         message = plan.decode(values, cursor)
     except Invalid as invalid:

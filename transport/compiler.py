@@ -29,7 +29,7 @@ from transport.schema import (
 from transport.shortcut import shortcuts
 
 _MAX_DIMENSION = 1 << 40
-FRAME_FROM = 16 << 10
+FRAME_FROM = 64 << 10
 """Bytes from which an array is a frame of its own, shared rather than copied. Below, copies cost less than frames do."""
 
 
@@ -240,10 +240,18 @@ def _array(hint: Any) -> Plan:
         array.flags.writeable = False
         return array
 
+    def decode_vector(value: Any, cursor: Cursor) -> Any:
+        """Most arrays: one dimension, among the fields. Whatever else comes goes the long way."""
+        if type(value) is list and len(value) == 2:
+            data, length = value
+            if type(data) is bytes and data and type(length) is int and len(data) == length * itemsize:
+                return np.frombuffer(data, dtype)
+        return decode(value, cursor)
+
     def view(shape: list[int], data: Buffer) -> Any:
         try:
             return np.ndarray(shape, dtype, data)
         except ValueError as error:  # numpy's own limits on shapes
             raise Invalid(str(error)) from error
 
-    return Plan(encode, decode, "array", describe, f"array[{dtype.str}, {ndim}]")
+    return Plan(encode, decode_vector if ndim == 1 else decode, "array", describe, f"array[{dtype.str}, {ndim}]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
 from typing import Protocol, TypeAlias
 
 import trio
@@ -11,12 +12,14 @@ from transport.codec import encode
 from transport.errors import CallRefused
 from transport.frames import Envelope, Refused, Reply
 from transport.inbound import CURRENT, Delivery, Inbound, Queue
+from transport.limits import Limits
 from transport.schema import Buffer
 
 Handler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 
 # A handler that never waits would keep the socket from being read and credit from going back.
 _HANDLED_BETWEEN_CHECKPOINTS = 64
+_SECONDS_BETWEEN_CHECKPOINTS = 0.002
 
 
 class _SendBack(Protocol):
@@ -26,7 +29,8 @@ class _SendBack(Protocol):
 class Dispatcher:
     """Runs the handler for each delivery. ``send_back`` carries answers."""
 
-    def __init__(self, send_back: _SendBack) -> None:
+    def __init__(self, send_back: _SendBack, limits: Limits) -> None:
+        self._limits = limits
         self.handled = 0
         self.handling = 0
         self._send_back = send_back
@@ -69,19 +73,19 @@ class Dispatcher:
             await self._work(self._announcements)
 
     async def _work(self, queue: Queue) -> None:
-        handled = 0
+        handled, since = 0, perf_counter()
         while True:
             delivery = queue.pop()
             if delivery is None:
                 await queue.wait()
-                handled = 0
-                continue
-            self._take(delivery)
-            await self._handle(delivery)
-            handled += 1
-            if handled == _HANDLED_BETWEEN_CHECKPOINTS:
+            else:
+                self._take(delivery)
+                await self._handle(delivery)
+                handled += 1
+                if handled < _HANDLED_BETWEEN_CHECKPOINTS and perf_counter() - since < _SECONDS_BETWEEN_CHECKPOINTS:
+                    continue
                 await trio.lowlevel.checkpoint()
-                handled = 0
+            handled, since = 0, perf_counter()
 
     def _start_handlers(self) -> None:
         while self.handling < self._concurrency and self._nursery is not None:
@@ -129,7 +133,7 @@ class Dispatcher:
             except CallRefused as refused:
                 answer = Refused(delivery.number, refused.reason)
             else:
-                answer, frames = Reply(delivery.number), encode(reply)
+                answer, frames = Reply(delivery.number), encode(reply, self._limits)
         inbound.calls.pop(delivery.number, None)
         if answer is not None:
             self._send_back(inbound, answer, frames)

@@ -9,6 +9,7 @@ import trio
 
 from transport.codec import encode
 from transport.errors import CallTimeout, CreditWait, UnknownPeer
+from transport.limits import Limits
 from transport.link import CallRouter, PushSender, Unsettled, Waiting
 from transport.outbound import Outbound, PendingCall
 from transport.schema import Buffer
@@ -37,11 +38,12 @@ class PushLink:
     """One way, at least once; made by ``Node.push``. Messages to one target arrive in the order of sending."""
 
     def __init__(
-        self, name: str, targets: Mapping[str, Outbound], window: int, stalled_heartbeats: int, silent: Collection[str]
+        self, name: str, targets: Mapping[str, Outbound], window: int, limits: Limits, silent: Collection[str]
     ) -> None:
         self.name = name
+        self._limits = limits
         self._targets = dict(sorted(targets.items()))
-        self._senders = {peer: PushSender(window, stalled_heartbeats) for peer in self._targets}
+        self._senders = {peer: PushSender(window, limits.stalled_heartbeats) for peer in self._targets}
         self._silent = silent
         self._waiting: Waiting[_WaitingSend] = Waiting()
         self._drained: trio.Event | None = None
@@ -58,7 +60,7 @@ class PushLink:
         """
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
-        frames = encode(message)
+        frames = encode(message, self._limits)
         self._sends += 1
         if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -139,9 +141,16 @@ class CallLink:
     """Request and reply, with a deadline; made by ``Node.call``."""
 
     def __init__(
-        self, name: str, targets: Mapping[str, Outbound], outstanding: int, timeout: float, silent: Collection[str]
+        self,
+        name: str,
+        targets: Mapping[str, Outbound],
+        outstanding: int,
+        timeout: float,
+        limits: Limits,
+        silent: Collection[str],
     ) -> None:
         self.name = name
+        self._limits = limits
         self.router = CallRouter(tuple(targets), outstanding)
         self._targets = dict(targets)
         self._timeout = timeout
@@ -157,7 +166,7 @@ class CallLink:
         in seconds, counts from now, waiting included. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
         """
         seconds = self._timeout if timeout is None else timeout
-        call = PendingCall(self, encode(message), key, trio.current_time() + seconds)
+        call = PendingCall(self, encode(message, self._limits), key, trio.current_time() + seconds)
         await trio.lowlevel.checkpoint_if_cancelled()
         self._waiting.add(call)
         self._waiting.serve(self._serve)
@@ -208,15 +217,16 @@ class AnnounceLink:
     """Newest wins, never blocks; made by ``Node.announce``."""
 
     def __init__(
-        self, name: str, targets: Mapping[str, Outbound], on_set: Callable[[Sequence[Outbound]], None]
+        self, name: str, targets: Mapping[str, Outbound], limits: Limits, on_set: Callable[[Sequence[Outbound]], None]
     ) -> None:
         self.name = name
+        self._limits = limits
         self._targets = tuple(targets.values())
         self._on_set = on_set
 
     def set(self, message: Any) -> None:
         """The newest value of this message's type, for every target. Raises EncodeError."""
-        frames = encode(message)
+        frames = encode(message, self._limits)
         for outbound in self._targets:
             outbound.announcements.set(self.name, type(message).__name__, frames)
         self._on_set(self._targets)

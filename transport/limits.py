@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_ITEMS = 1 << 20
+"""Items of one tuple, list or dictionary, in every message."""
+MAX_JSON_DEPTH = 64
+"""Nesting of a field annotated ``Any``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a node accepts from the wire, and how long it waits before it says something.
+    """What a node takes from the wire and puts on it, and how long it waits before it says something.
 
-    Sizes are in bytes, characters or items; times in seconds of trio's clock.
+    Sizes are in bytes or items, times in seconds of trio's clock. Nodes that talk to each other have the same sizes: a sender
+    refuses what its receivers would not take.
     """
 
     message_bytes: int = 256 << 20
     """All frames of one message together."""
     message_frames: int = 8192
     """Frames of one message: one, and one for each array."""
-    string: int = 64 << 20
-    """Characters of a ``str`` field, bytes of a ``bytes`` field."""
-    container: int = 1 << 20
-    """Items of one tuple, list or dictionary."""
-    json_depth: int = 64
-    """Nesting of a field annotated ``Any``."""
     heartbeat_interval: float = 1.0
     silent_after: float = 5.0
     credit_report_after: float = 5.0

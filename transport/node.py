@@ -97,14 +97,14 @@ class Node:
         self._announcing: dict[Outbound, None] = {}
         self._pushing: dict[Outbound, None] = {}
         self._flush_wanted = trio.lowlevel.ParkingLot()
-        self._dispatcher = Dispatcher(self._send_back)
+        self._dispatcher = Dispatcher(self._send_back, self._limits)
 
     def push(self, link: str, targets: Sequence[str], *, window: int) -> PushLink:
         """A push link: at most ``window`` messages to each target are sent and not yet taken off its queue."""
         if window < 1:
             raise ValueError(f"window of link {link} must be at least 1, got {window}")
         peers = self._peers(link, targets)
-        self._links[link] = made = PushLink(link, peers, window, self._limits.stalled_heartbeats, self._liveness.silent)
+        self._links[link] = made = PushLink(link, peers, window, self._limits, self._liveness.silent)
         return made
 
     def call(self, link: str, targets: Sequence[str], *, outstanding: int, timeout: float) -> CallLink:
@@ -112,13 +112,13 @@ class Node:
         if outstanding < 1:
             raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
         self._links[link] = made = CallLink(
-            link, self._peers(link, targets), outstanding, timeout, self._liveness.silent
+            link, self._peers(link, targets), outstanding, timeout, self._limits, self._liveness.silent
         )
         return made
 
     def announce(self, link: str, targets: Sequence[str]) -> AnnounceLink:
         """An announce link."""
-        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._announce)
+        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._limits, self._announce)
         return made
 
     def _peers(self, link: str, targets: Sequence[str]) -> dict[str, Outbound]:

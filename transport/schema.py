@@ -7,10 +7,10 @@ messages take.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, TypeAlias, get_args
 
-from transport.limits import DEFAULT_LIMITS, Limits
+from transport.limits import MAX_ITEMS, MAX_JSON_DEPTH
 
 Buffer: TypeAlias = "bytes | memoryview"
 Encoder: TypeAlias = Callable[[Any, list[Buffer]], Any]
@@ -22,11 +22,10 @@ INT_MAX = (1 << 63) - 1
 class Cursor:
     """The array frames of one message, read in order."""
 
-    __slots__ = ("frames", "limits", "position")
+    __slots__ = ("frames", "position")
 
-    def __init__(self, frames: Sequence[Buffer], limits: Limits) -> None:
+    def __init__(self, frames: Sequence[Buffer]) -> None:
         self.frames = frames
-        self.limits = limits
         self.position = 1
 
     def next_frame(self) -> Buffer:
@@ -58,7 +57,7 @@ class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or D
 class Same:
     """Two Python expressions over ``{v}``: such a value travels, and such a value is accepted, exactly as it is.
 
-    They may be narrower than what the closures accept, never wider. ``{longest}`` stands for the limit on strings.
+    They may be narrower than what the closures accept, never wider.
     """
 
     encode: str
@@ -131,11 +130,9 @@ def _encode_str(value: Any, _frames: list[Buffer]) -> Any:
     raise wrong("str", value)
 
 
-def _decode_str(value: Any, cursor: Cursor) -> Any:
+def _decode_str(value: Any, _cursor: Cursor) -> Any:
     if type(value) is not str:
         raise wrong("str", value)
-    if len(value) > cursor.limits.string:
-        raise Invalid(f"string of {len(value)} characters, the limit is {cursor.limits.string}")
     return value
 
 
@@ -145,11 +142,9 @@ def _encode_bytes(value: Any, _frames: list[Buffer]) -> Any:
     raise wrong("bytes", value)
 
 
-def _decode_bytes(value: Any, cursor: Cursor) -> Any:
+def _decode_bytes(value: Any, _cursor: Cursor) -> Any:
     if type(value) is not bytes:
         raise wrong("bytes", value)
-    if len(value) > cursor.limits.string:
-        raise Invalid(f"{len(value)} bytes, the limit is {cursor.limits.string}")
     return value
 
 
@@ -165,14 +160,16 @@ def _check_none(value: Any, _: object) -> Any:
     raise wrong("None", value)
 
 
-def check_json(value: Any, limits: Limits, depth: int) -> None:
+def _check_items(value: Sized) -> None:
+    """Both ways: what is received was cut off at the limit by msgpack already."""
+    if len(value) > MAX_ITEMS:
+        raise Invalid(f"{len(value)} items, the limit is {MAX_ITEMS}")
+
+
+def _check_json(value: Any, depth: int) -> None:
     """Raise Invalid unless ``value`` is None, bool, int, float, str, or a list or dictionary of such, not too deep."""
     kind = type(value)
-    if kind is str:
-        if len(value) > limits.string:
-            raise Invalid(f"string of {len(value)} characters, the limit is {limits.string}")
-        return
-    if value is None or kind is bool or kind is float:
+    if value is None or kind is str or kind is bool or kind is float:
         return
     if kind is int:
         if not INT_MIN <= value <= INT_MAX:
@@ -180,34 +177,28 @@ def check_json(value: Any, limits: Limits, depth: int) -> None:
         return
     if kind is not list and kind is not dict:
         raise wrong("a JSON value", value)
-    if depth >= limits.json_depth:
-        raise Invalid(f"nested deeper than {limits.json_depth}")
-    if len(value) > limits.container:
-        raise Invalid(f"{len(value)} items, the limit is {limits.container}")
+    if depth >= MAX_JSON_DEPTH:
+        raise Invalid(f"nested deeper than {MAX_JSON_DEPTH}")
+    _check_items(value)
     part: object = 0
     try:
         if kind is list:
             for index, item in enumerate(value):
                 part = index
-                check_json(item, limits, depth + 1)
+                _check_json(item, depth + 1)
         else:
             for key, item in value.items():
                 part = key
                 if type(key) is not str:
                     raise wrong("a key of type str", key)
-                check_json(item, limits, depth + 1)
+                _check_json(item, depth + 1)
     except Invalid as invalid:
         invalid.path.append(f"[{part!r:.80}]")
         raise
 
 
-def _encode_json(value: Any, _frames: list[Buffer]) -> Any:
-    check_json(value, DEFAULT_LIMITS, 0)
-    return value
-
-
-def _decode_json(value: Any, cursor: Cursor) -> Any:
-    check_json(value, cursor.limits, 0)
+def _any(value: Any, _: object) -> Any:
+    _check_json(value, 0)
     return value
 
 
@@ -219,8 +210,8 @@ _IS_NONE = Same("{v} is None", "{v} is None")
 _IS_BOOL = Same("({v} is True or {v} is False)", "({v} is True or {v} is False)")
 _IS_INT = Same(f"type({{v}}) is int and {INT_MIN} <= {{v}} <= {INT_MAX}", f"type({{v}}) is int and {{v}} <= {INT_MAX}")
 _IS_FLOAT = Same("type({v}) is float", "type({v}) is float")
-_IS_STR = Same("type({v}) is str", "type({v}) is str and len({v}) <= {longest}")
-_IS_BYTES = Same("type({v}) is bytes", "type({v}) is bytes and len({v}) <= {longest}")
+_IS_STR = Same("type({v}) is str", "type({v}) is str")
+_IS_BYTES = Same("type({v}) is bytes", "type({v}) is bytes")
 
 SIMPLE: dict[object, Plan] = {
     type(None): _simple(_check_none, _check_none, "nil", "None", _IS_NONE),
@@ -229,7 +220,7 @@ SIMPLE: dict[object, Plan] = {
     float: _simple(_encode_float, _decode_float, "float", "float", _IS_FLOAT),
     str: _simple(_encode_str, _decode_str, "str", "str", _IS_STR),
     bytes: _simple(_encode_bytes, _decode_bytes, "bin", "bytes", _IS_BYTES),
-    Any: _simple(_encode_json, _decode_json, "any", "Any", None),
+    Any: _simple(_any, _any, "any", "Any", None),
 }
 
 
@@ -260,6 +251,7 @@ def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: st
     def encode(value: Any, frames: list[Buffer]) -> Any:
         if not isinstance(value, python):
             raise wrong(describe, value)
+        _check_items(value)
         result: list[Any] = []
         append = result.append
         try:
@@ -273,8 +265,6 @@ def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: st
     def decode(value: Any, cursor: Cursor) -> Any:
         if type(value) is not list:
             raise wrong(describe, value)
-        if len(value) > cursor.limits.container:
-            raise Invalid(f"{len(value)} items, the limit is {cursor.limits.container}")
         result: list[Any] = []
         append = result.append
         try:
@@ -335,13 +325,12 @@ def mapping(item: Plan, describe: str) -> Plan:
     def encode(value: Any, frames: list[Buffer]) -> Any:
         if not isinstance(value, dict):
             raise wrong(describe, value)
+        _check_items(value)
         return run(value, lambda each: item.encode(each, frames))
 
     def decode(value: Any, cursor: Cursor) -> Any:
         if type(value) is not dict:
             raise wrong(describe, value)
-        if len(value) > cursor.limits.container:
-            raise Invalid(f"{len(value)} items, the limit is {cursor.limits.container}")
         return run(value, lambda each: item.decode(each, cursor))
 
     return Plan(encode, decode, "map", describe, f"dict[str, {item.layout}]")

@@ -16,8 +16,7 @@ source is, but for the choice of names::
     def decode(value, cursor):
         if type(value) is list and len(value) == 2:
             v0, v1 = value
-            longest = cursor.limits.string
-            if type(v0) is int and v0 <= MAX and type(v1) is str and len(v1) <= longest:
+            if type(v0) is int and v0 <= MAX and type(v1) is str:
                 made = blank()
                 made.x = v0
                 made.label = v1
@@ -56,11 +55,7 @@ def _encoder(cls: type, plans: Mapping[str, Plan], careful: Encoder) -> Any:
 
 
 def _decoder(cls: type, plans: Mapping[str, Plan], careful: Decoder) -> Any:
-    tests = [
-        plan.same.decode.format(v=f"v{i}", longest="longest")
-        for i, plan in enumerate(plans.values())
-        if plan.same is not None
-    ]
+    tests = [plan.same.decode.format(v=f"v{i}") for i, plan in enumerate(plans.values()) if plan.same is not None]
     steps = {f"step{i}": plan.decode for i, plan in enumerate(plans.values()) if plan.same is None}
     values = [f"step{i}(v{i}, cursor)" if f"step{i}" in steps else f"v{i}" for i in range(len(plans))]
     blank = _blank(cls, tuple(plans))
@@ -74,7 +69,6 @@ def _decoder(cls: type, plans: Mapping[str, Plan], careful: Decoder) -> Any:
         "def decode(value, cursor):",
         f" if type(value) is list and len(value) == {len(plans)}:",
         f"  [{', '.join(f'v{i}' for i in range(len(plans)))}] = value",
-        "  longest = cursor.limits.string",
         f"  if {' and '.join(tests) or 'True'}:",
         *_attempt(
             make,

@@ -29,6 +29,8 @@ _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
+# What frame 0 may hold beside a message of the largest size.
+_ENVELOPE_MAX = 1 << 20
 # plain integers: pyzmq's enumerations cost more than the call they are arguments of
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
@@ -89,24 +91,27 @@ class _Channel:
 
     async def read(self) -> None:
         """Deliver what arrives, until cancelled."""
+        descriptor = self.socket.fileno()
         while True:
-            self._drain()
-            await trio.lowlevel.checkpoint()
-            if not self._readable():
+            if self._drain():  # nothing can have come since, for nothing else ran: straight to waiting
                 with trio.CancelScope() as self._waiting:
-                    await trio.lowlevel.wait_readable(self.socket.fileno())
+                    await trio.lowlevel.wait_readable(descriptor)
                 self._waiting = None
+            else:
+                await trio.lowlevel.checkpoint()
 
     def _readable(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
+        """Deliver a burst; True when the socket is empty: a read that finds nothing has taken note of all that came."""
         for _ in range(_READ_BETWEEN_CHECKPOINTS):
             try:
                 frames = _receive(self.socket)
             except zmq.Again:
-                return
+                return True
             self._deliver(frames)
+        return False
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send without waiting; a peer that has vanished loses it. Wakes the reader if the send took its edge."""
@@ -202,7 +207,7 @@ class ZmqPort:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes + _ENVELOPE_MAX)
         socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
         socket.setsockopt(zmq.IPV6, 1)
         # a host that lost its power closes nothing: without ZeroMQ's own heartbeats TCP would notice in a quarter of an hour

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.bench_transport import SIZES, main, trajectories
+from benchmarks.bench_transport import main
+from benchmarks.transport_messages import SIZES, trajectories
 from transport import encode
 from transport.codec import size_of
 

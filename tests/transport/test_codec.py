@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from transport import DecodeError, EncodeError, Limits, Registry, compiler, decode, encode
+from transport.codec import WIRE_VERSION
+from transport.limits import MAX_ITEMS
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -173,7 +175,7 @@ def test_arbitrary_frames_raise_decode_error_only(frames):
         decode(frames, REGISTRY)
 
 
-LARGE = np.arange(1 << 13, dtype=np.int32).reshape(64, 128)
+LARGE = np.arange(1 << 14, dtype=np.int32).reshape(128, 128)
 
 
 def test_large_contiguous_arrays_are_not_copied_on_either_side():
@@ -308,7 +310,7 @@ def test_missing_and_extra_frames_are_refused():
     with pytest.raises(DecodeError, match=r"Cloud\.cells: its frame is missing"):
         decode(frames[:-1], REGISTRY)
     with pytest.raises(
-        DecodeError, match=r"Cloud\.cells: expected a frame of 32768 bytes for shape \[64, 128\], got 9"
+        DecodeError, match=r"Cloud\.cells: expected a frame of 65536 bytes for shape \[128, 128\], got 9"
     ):
         decode([frames[0], b"too short"], REGISTRY)
     with pytest.raises(DecodeError, match="1 frames more than its arrays"):
@@ -324,9 +326,6 @@ def test_missing_and_extra_frames_are_refused():
     [
         (Limits(message_bytes=100), "bytes, the limit is 100"),
         (Limits(message_frames=1), "2 frames, the limit is 1"),
-        (Limits(string=3), "characters, the limit is 3"),
-        (Limits(container=1), "2 items, the limit is 1"),
-        (Limits(json_depth=2), "nested deeper than 2"),
     ],
 )
 def test_limits_are_kept(limits, reason):
@@ -341,6 +340,23 @@ def test_limits_are_kept(limits, reason):
 def test_what_no_receiver_would_accept_is_not_encoded(limits, reason):
     with pytest.raises(EncodeError, match=f"Cloud: .*{reason}, the limit is"):
         encode(cloud(cells=LARGE), limits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"names": [""] * (MAX_ITEMS + 1)}, "Cloud.names"),
+        ({"extra": {"a": [0] * (MAX_ITEMS + 1)}}, "Cloud.extra['a']"),
+        ({"by_name": dict.fromkeys(map(str, range(MAX_ITEMS + 1)), Point(1, 1.0))}, "Cloud.by_name"),
+    ],
+)
+def test_containers_are_bounded_on_both_sides(changes, field):
+    with pytest.raises(EncodeError, match=f"{MAX_ITEMS + 1} items, the limit is {MAX_ITEMS}") as caught:
+        encode(cloud(**changes))
+    assert caught.value.field == field
+    many = msgpack.packb([WIRE_VERSION, "Cloud", 0, [None] * (MAX_ITEMS + 1)])
+    with pytest.raises(DecodeError, match=r"header: not msgpack: .* exceeds max_array_len"):
+        decode([many], REGISTRY)
 
 
 def test_deep_nesting_raises_decode_error():
@@ -387,13 +403,12 @@ def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message
     plans = compiler.field_plans(Cloud)
     careful_encode, careful_decode = compiler.careful(Cloud, plans)
     encode_cloud, decode_cloud = compiler.shortcuts(Cloud, plans, (careful_encode, careful_decode))
-    limits = Limits(string=8)
     values = careful_encode(message, [])
     odd = dataclasses.replace(message, **{name: value})
     assert outcome(encode_cloud, odd, []) == outcome(careful_encode, odd, [])
     values[POSITIONS[name]] = value
-    one = outcome(decode_cloud, values, compiler.Cursor([b""], limits))
-    other = outcome(careful_decode, values, compiler.Cursor([b""], limits))
+    one = outcome(decode_cloud, values, compiler.Cursor([b""]))
+    other = outcome(careful_decode, values, compiler.Cursor([b""]))
     assert same(one, other)
 
 

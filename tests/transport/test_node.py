@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import trio
 from trio.testing import MockClock
 
-from transport import BindError, EncodeError, MemoryNetwork, Node, PeerSilent, UnknownPeer
+from transport import BindError, EncodeError, Limits, MemoryNetwork, Node, PeerSilent, UnknownPeer, encode
+from transport.codec import size_of
 from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 
@@ -60,6 +63,74 @@ def test_errors_of_the_sender_are_raised_at_once():
                 await link.send(Item(0), to="c")
             with pytest.raises(BindError, match="a runs already"):
                 await Node("a", case.memory, REGISTRY, incarnation=1).run(Recorder())
+
+    case.run(main)
+
+
+def test_what_the_peer_would_not_take_is_refused_where_it_is_sent_and_the_largest_passes():
+    case = InMemory()
+    case.limits = Limits(message_bytes=1000)
+
+    async def main():
+        async with case.world("a", "b") as world:
+            recorder = Recorder()
+            a, _ = await world.start("a"), await world.start("b", recorder)
+            push = a.node.push("items", ["b"], window=1)
+            call = a.node.call("questions", ["b"], outstanding=1, timeout=1.0)
+            announce = a.node.announce("news", ["b"])
+            room = 1000 - size_of(encode(Item(0, "x" * 900))) + 900
+            large, too_large = Item(0, "x" * room), Item(0, "x" * (room + 1))
+            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+                await push.send(too_large)
+            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+                await call(too_large)
+            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+                announce.set(too_large)
+            await push.send(large)
+            announce.set(large)
+            assert await call(large) == Item(0)
+            await recorder.count(3)
+
+    case.run(main)
+
+
+def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world, trio.open_nursery() as nursery:
+            handled, turns = [], []
+
+            async def handle(delivery):
+                handled.append(delivery.message.number)
+                if len(handled) == 400:
+                    b.scope.cancel()
+
+            async def watch():
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns.append(len(handled))
+
+            ready = trio.Event()
+
+            async def hold_then_handle(delivery):
+                if not ready.is_set():
+                    await ready.wait()
+                await handle(delivery)
+
+            a, b = await world.start("a"), await world.start("b", hold_then_handle)
+            link = a.node.push("items", ["b"], window=1000)
+            for number in range(1000):
+                await link.send(Item(number))
+            await case.heartbeats(2)
+            nursery.start_soon(watch)
+            ready.set()
+            await b.ended.wait()
+            assert handled == list(range(len(handled)))
+            assert 400 <= len(handled) <= 464
+            stretches = [after - before for before, after in itertools.pairwise(turns)]
+            assert max(stretches) <= 64
+            nursery.cancel_scope.cancel()
 
     case.run(main)
 

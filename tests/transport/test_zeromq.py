@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -13,13 +14,16 @@ import trio
 from transport import (
     BindError,
     CurveKeys,
+    EncodeError,
     InsecureLink,
     Limits,
     Node,
     Unauthenticated,
     UnknownPeer,
     ZmqNetwork,
+    encode,
 )
+from transport.codec import size_of
 from transport.curve import Admission
 from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
@@ -133,6 +137,24 @@ def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
             assert isinstance(root(small), bytes)
             assert not isinstance(root(large), bytes)
             assert (large == 1024).all()
+
+    trio.run(main)
+
+
+def test_a_message_of_exactly_the_largest_size_passes(directory):
+    case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
+    case.limits = dataclasses.replace(LIMITS, message_bytes=1 << 20)
+
+    async def main():
+        async with case.world() as world:
+            recorder = Recorder()
+            a, _ = await world.start("a"), await world.start("b", recorder)
+            link = a.node.push("items", ["b"], window=2)
+            room = (1 << 20) - size_of(encode(Item(0, "x" * (1 << 19)))) + (1 << 19)
+            await link.send(Item(0, "x" * room))
+            await recorder.count(1)
+            with pytest.raises(EncodeError, match="Item: 1048577 bytes, the limit is 1048576"):
+                await link.send(Item(1, "x" * (room + 1)))
 
     trio.run(main)
 
