@@ -27,7 +27,7 @@ from agent_rl.messages import (
 from agent_rl.placement import MostRoom, Placement, try_placement
 from agent_rl.scheduling import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
 from agent_rl.tasks import load_tasks
-from agent_rl.topology import RlStage, Topology
+from agent_rl.topology import EvaluateStage, RlStage, Topology
 
 
 class KVSchedulerSettings(Settings):
@@ -64,8 +64,11 @@ class KVScheduler(Actor):
     @classmethod
     def check(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
         """A request window must hold at least one group, or placements wait for each other."""
-        if settings.request_window < topology.algorithm.samples:
-            least = f"set it to at least algorithm.samples = {topology.algorithm.samples}"
+        sizes = [("algorithm.samples", topology.algorithm.samples)]
+        sizes += [(f"{s.name}.samples", s.samples) for s in topology.stages if isinstance(s, EvaluateStage)]
+        key, largest = max(sizes, key=lambda size: size[1])
+        if settings.request_window < largest:
+            least = f"set it to at least {key} = {largest}"
             return [f"request_window {settings.request_window} is smaller than a group; {least}"]
         return []
 

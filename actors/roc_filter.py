@@ -243,6 +243,8 @@ class RoCFilter(Actor):
         self._take_up(entered)
         if entered.restored:
             self._resend(entered)
+        else:
+            self._perform(self._book.close_evaluation())  # one that another process was told of, and died
         if entered.stage >= len(self.context.topology.stages):
             self._records.write_summary(self.context.wall())
         self._commit()
@@ -319,8 +321,9 @@ class RoCFilter(Actor):
                 case EvaluationGroupDone(group):
                     self._journal.evaluated(group)
                 case Evaluated(stage, figures):
-                    self._journal.add_evaluation(stage, figures)
-                    self._records.evaluation(stage, figures, self.context.wall())
+                    if stage not in self._journal.evaluations():
+                        self._journal.add_evaluation(stage, figures)
+                        self._records.evaluation(stage, figures, self.context.wall())
                     self._training.send_nowait(("evaluation", EvaluationReady(stage, figures)))
         self._commit_wanted.set()
 

@@ -45,8 +45,9 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
     tasks = topology.tasks
     for key, patterns in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
         for index, pattern in enumerate(patterns):
-            if not glob(str(base / pattern), recursive=True):  # noqa: PTH207 - Path.glob refuses absolute patterns
-                message = f"no file matches {normpath((base / pattern).absolute())}"
+            place = base / pattern
+            if not (place.is_file() or glob(str(place), recursive=True)):  # noqa: PTH207 - Path.glob refuses absolute ones
+                message = f"no file matches {normpath(place.absolute())}"
                 faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
     evaluates = any(isinstance(stage, EvaluateStage) for stage in topology.stages)
     if evaluates and tasks.generator is None and not tasks.evaluation_files:

@@ -1,4 +1,4 @@
-"""The command line: ``agent-rl check``, ``run``, ``report``, ``audit``, ``bench`` and ``keys``.
+"""The command line: ``agent-rl check``, ``run``, ``report``, ``audit``, ``eval``, ``bench`` and ``keys``.
 
 A user's mistake ends with one clear message on stderr and exit code 2, never with a traceback.
 """
@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_rl.evaluation.arguments import add_arguments
 from agent_rl.interrupts import INTERRUPTED, raise_from_now_on
 
 if TYPE_CHECKING:
+    from agent_rl.live import LiveView
     from agent_rl.topology import Topology
 
 MISTAKE = 2
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if working_directory not in sys.path:
         sys.path.insert(0, working_directory)
     options = _parser().parse_args(arguments)
-    if options.command is not _run:  # which has something to end in order, and says when
+    if options.command not in {_run, _eval}:  # which have something to end in order, and say when
         raise_from_now_on()
     try:
         return int(options.command(options))
@@ -78,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the subject takes")
     bench.set_defaults(command=_bench)
 
+    evaluate = commands.add_parser("eval", help="evaluate a model on problems, or compare two results")
+    add_arguments(evaluate)
+    evaluate.set_defaults(command=_eval)
+
     keys = commands.add_parser("keys", help="make the key that hosts of one run share")
     keys.add_argument("file", type=Path, metavar="FILE", help="where to write it; it must not exist")
     keys.set_defaults(command=_keys)
@@ -97,7 +103,7 @@ def _add_topology(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    topology = _sound_topology(options)
+    topology = _sound_topology(options.file, options.overrides)
     if topology is None:
         return MISTAKE
     from agent_rl.describe import describe
@@ -107,10 +113,34 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    topology = _sound_topology(options)
+    topology = _sound_topology(options.file, options.overrides)
     if topology is None:
         return MISTAKE
     import time
+
+    from agent_rl.live import LiveView
+
+    started_at = time.time()
+    exit_code = _supervise(topology, options.file, options.overrides, options.host, LiveView)
+    try:
+        _show_results(topology, options, started_at, exit_code)
+    except OSError as error:
+        _drop_output()
+        where = topology.run.directory / "summary.json"
+        print(f"agent-rl: the results could not be shown ({error.strerror}); they are in {where}", file=sys.stderr)
+    return exit_code
+
+
+def _supervise(
+    topology: Topology,
+    file: Path,
+    overrides: Sequence[str],
+    host: str | None,
+    view_class: type[LiveView],
+    again: str = "",
+) -> int:
+    """Run a topology to its end; what is wrong is said. Raises KeyboardInterrupt when it is interrupted before it began."""
+    from functools import partial
 
     import trio
 
@@ -119,9 +149,8 @@ def _run(options: argparse.Namespace) -> int:
     from agent_rl.supervise import run_topology
     from transport import TransportError
 
-    started_at = time.time()
     try:
-        exit_code = trio.run(run_topology, topology, options.file, options.overrides, options.host)
+        return trio.run(partial(run_topology, topology, file, overrides, host, view_class=view_class, again=again))
     except (RunRefused, DiskError, OSError) as refusal:
         return _mistake(str(refusal))
     except BaseExceptionGroup as group:
@@ -132,13 +161,6 @@ def _run(options: argparse.Namespace) -> int:
         if any(isinstance(error, KeyboardInterrupt) for error in leaves):
             raise KeyboardInterrupt from None
         return _mistake("; ".join(str(error) for error in leaves))
-    try:
-        _show_results(topology, options, started_at, exit_code)
-    except OSError as error:
-        _drop_output()
-        where = topology.run.directory / "summary.json"
-        print(f"agent-rl: the results could not be shown ({error.strerror}); they are in {where}", file=sys.stderr)
-    return exit_code
 
 
 def _show_results(topology: Topology, options: argparse.Namespace, started_at: float, exit_code: int) -> None:
@@ -215,6 +237,17 @@ def _audit(options: argparse.Namespace) -> int:
     return 0 if found.balanced else 1
 
 
+def _eval(options: argparse.Namespace) -> int:
+    from agent_rl.evaluation.command import evaluate
+    from agent_rl.evaluation.progress import EvaluationView
+
+    def run(file: Path, overrides: Sequence[str], again: str) -> int:
+        topology = _sound_topology(file, overrides)
+        return MISTAKE if topology is None else _supervise(topology, file, overrides, None, EvaluationView, again)
+
+    return evaluate(options, run, _decode_stored, _mistake)
+
+
 def _bench(options: argparse.Namespace) -> int:
     import benchmarks
 
@@ -248,23 +281,23 @@ def _keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sound_topology(options: argparse.Namespace) -> Topology | None:
+def _sound_topology(file: Path, overrides: Sequence[str]) -> Topology | None:
     """The topology, if nothing is wrong with it; otherwise every fault is on stderr."""
     from agent_rl.check import check_topology
     from agent_rl.load import TopologyError, load_topology
     from agent_rl.user_modules import look_beside
 
-    look_beside(options.file)
+    look_beside(file)
     try:
-        topology = load_topology(options.file, options.overrides)
-        faults = check_topology(topology, options.file, options.overrides)
+        topology = load_topology(file, overrides)
+        faults = check_topology(topology, file, overrides)
     except TopologyError as error:
         faults = error.faults
     else:
         if not faults:
             return topology
     for fault in faults:
-        print(fault.render(options.file), file=sys.stderr)
+        print(fault.render(file), file=sys.stderr)
     return None
 
 

@@ -254,7 +254,7 @@ class GroupBook:
         stage = self.stages[self.entered.stage] if self.entered and self.entered.stage < len(self.stages) else None
         if stage is None or stage.kind != "evaluate":
             return {}
-        return {"step": float(len(self._evaluated)), "steps": 2.0 * stage.problems}
+        return {"step": float(len(self._evaluated)), "steps": float(stage.rollouts)}
 
     def waits_for(self) -> tuple[str, ...]:
         """Open groups that hold the next step back."""
@@ -329,9 +329,9 @@ class GroupBook:
         if self.entered is None or self.entered.stage >= len(self.stages):
             return []
         stage = self.stages[self.entered.stage]
-        if stage.kind != "evaluate" or self._groups or self._opened < 2 * stage.problems:
+        if stage.kind != "evaluate" or self._groups or self._opened < stage.groups:
             return []
-        return [Evaluated(self.entered.stage, evaluation_figures(self._evaluated, stage.name, self._opened))]
+        return [Evaluated(self.entered.stage, evaluation_figures(self._evaluated, stage))]
 
     def evaluated_before(self, figures: RolloutFigures, reward: float, purpose: str) -> None:
         """Take up one evaluated rollout that the journal holds."""

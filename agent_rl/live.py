@@ -55,7 +55,7 @@ class LiveView:
     def __init__(self, name: str, actors: Sequence[str], stages: Sequence[str], now: float) -> None:
         self.name = name
         self._stages = tuple(stages)
-        self._started = now
+        self.started = now
         self._actors = {actor: _ActorLine() for actor in actors}
         self.silences: Mapping[str, str] = {}
         """Actors that are silent, each with how long and who waits for it; shown as their state."""
@@ -82,12 +82,12 @@ class LiveView:
     def line(self, now: float) -> str:
         """The whole run in one line."""
         figures = "  ".join(f"{label} {value}" for label, value in self.figures())
-        actors = ", ".join(f"{actor} {state}" for actor, state in self._unusual())
-        return f"[{_duration(now - self._started)}] {figures}" + (f"  ({actors})" if actors else "")
+        actors = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
+        return f"[{duration(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
 
     def figures(self) -> list[tuple[str, str]]:
         """The figures of the whole run, each with its label; what nobody has reported is a dash."""
-        step, steps = self._progress()
+        step, steps = self.progress()
         per_step = self._first("seconds_per_step")
         left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
         without_update = self._first("steps_without_update")
@@ -104,12 +104,12 @@ class LiveView:
             ("trained", _count(self._first("groups_trained"))),
             ("dropped", _count(self._first("groups_dropped"))),
             *([("steps without update", _count(without_update))] if without_update else []),
-            ("left", DASH if left is None else _duration(left)),
+            ("left", DASH if left is None else duration(left)),
         ]
 
     def render(self, now: float) -> Group:
         """The live table: the run above, one line per actor below."""
-        run = Table(title=f"{self.name}, {_duration(now - self._started)}", title_justify="left", expand=True)
+        run = Table(title=f"{self.name}, {duration(now - self.started)}", title_justify="left", expand=True)
         figures = self.figures()
         for label, _ in figures:
             run.add_column(label, overflow="fold")
@@ -126,12 +126,12 @@ class LiveView:
             actors.add_row(actor, state, heard, str(line.restarts), ", ".join(own) or DASH)
         return Group(run, actors)
 
-    def _unusual(self) -> list[tuple[str, str]]:
+    def unusual(self) -> list[tuple[str, str]]:
         """Actors that are not simply running."""
         states = [(actor, self.silences.get(actor) or _state(line)) for actor, line in self._actors.items()]
         return [(actor, state) for actor, state in states if state != "running"]
 
-    def _progress(self) -> tuple[float | None, float | None]:
+    def progress(self) -> tuple[float | None, float | None]:
         """Step and steps of one actor: of the one that walks the stages, or else of who evaluates."""
         both = [line.figures for line in self._actors.values() if {"step", "steps"} <= line.figures.keys()]
         both.sort(key=lambda figures: "stage" not in figures)
@@ -342,7 +342,8 @@ def _percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.1f}%"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """As in 1:02:03 or 4:05."""
     minutes, second = divmod(int(max(0.0, seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

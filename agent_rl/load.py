@@ -319,6 +319,14 @@ def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
     return Fault(max(1, len(text.splitlines())), "", f"not TOML: {message.removesuffix(' (at end of document)')}")
 
 
+def _trains(data: Mapping[str, Any]) -> bool:
+    """Whether any stage needs problems to train on."""
+    stages = data.get("stages")
+    return not isinstance(stages, list) or any(
+        not isinstance(stage, dict) or stage.get("kind") != "evaluate" for stage in stages
+    )
+
+
 def _reference_faults(source: Source) -> list[Fault]:
     """What no type can say: either-or keys, and names that must exist elsewhere in the file.
 
@@ -331,7 +339,8 @@ def _reference_faults(source: Source) -> list[Fault]:
         if isinstance(value, dict):
             given = [key for key in (first, second) if value.get(key)]
             given += [key for key in (second,) if value.get(key) == {}]
-            if len(given) != 1:
+            evaluates_alone = table == "tasks" and value.get("evaluation_files") and not _trains(data)
+            if len(given) != 1 and (given or not evaluates_alone):
                 said = "both are given" if given else "neither is given"
                 faults.append(source.fault((table,), f"needs exactly one of {first} and {second}, {said}"))
     actors = data.get("actors")

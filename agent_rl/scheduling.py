@@ -283,7 +283,7 @@ class GroupScheduler:
         if stage is None or served is None or self._published is None:
             return False
         if stage.kind == "evaluate":
-            return self._opened < 2 * stage.problems
+            return self._opened < stage.groups
         steps = min(self._max_staleness + served - self._published.stage_version + 1, stage.steps)
         return self._opened - self._uncounted < steps * self._algorithm.groups_per_step
 
@@ -294,8 +294,8 @@ class GroupScheduler:
         purpose: Purpose = "train"
         samples = self._algorithm.samples
         if stage.kind == "evaluate":
-            purpose = "evaluate_sampled" if number < stage.problems else "evaluate_greedy"
-            samples = 1
+            sampled = number < stage.problems
+            purpose, samples = ("evaluate_sampled", stage.samples) if sampled else ("evaluate_greedy", 1)
         return GroupOpened(
             group=group_id(self._published.stage, number),
             stage=self._published.stage,

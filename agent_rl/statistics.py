@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agent_rl.evaluation.measures import bootstrap_interval
 from agent_rl.messages import Trajectory
 from agent_rl.staleness import Step
+from agent_rl.topology import EvaluateStage
 
 LOST = frozenset({"failed", "cancelled", "prompt_too_long"})
 """Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
@@ -32,6 +34,7 @@ class RolloutFigures:
     cut_responses: int = 0
     lost: str = ""
     """Its status, when it came to nothing; then it counts as that alone."""
+    group: str = ""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> RolloutFigures:
@@ -48,6 +51,7 @@ class RolloutFigures:
             unknown_tools=sum(call.outcome == "unknown_tool" for call in trajectory.calls),
             cut_responses=sum(call.cut for call in trajectory.calls),
             lost=trajectory.status if trajectory.status in LOST else "",
+            group=trajectory.group,
         )
 
     def judged(self, reward: float, purpose: str | None = None) -> RolloutFigures:
@@ -109,22 +113,29 @@ def step_figures(rollouts: Sequence[RolloutFigures], step: Step) -> dict[str, fl
     }
 
 
-def evaluation_figures(rollouts: Sequence[RolloutFigures], name: str, asked: int) -> dict[str, float]:
-    """Success, sampled and greedy, with Wilson 95 % intervals.
+def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage) -> dict[str, float]:
+    """Success, sampled and greedy, with 95 % intervals: Wilson's, or over problems where one has several samples.
 
-    A rollout that failed for infrastructure reasons in all its attempts counts as unanswered, hence wrong: ``asked`` is the
-    number of rollouts asked for, half of them sampled and half greedy.
+    A rollout that failed for infrastructure reasons in all its attempts counts as unanswered, hence wrong.
     """
     figures: dict[str, float] = {}
-    for way in ("sampled", "greedy"):
+    name, problems = stage.name, stage.problems
+    for way, samples in (("sampled", stage.samples), *((("greedy", 1),) if stage.greedy else ())):
         judged = [r for r in rollouts if r.purpose == f"evaluate_{way}"]
-        trials = asked // 2
+        trials = problems * samples
         successes = round(sum(r.reward for r in judged))
-        low, high = wilson_interval(successes, trials)
-        figures[f"success_{name}_{way}"] = successes / trials if trials else 0.0
+        if samples == 1:
+            low, high = wilson_interval(successes, trials)
+        else:
+            right: dict[str, float] = {}
+            for rollout in judged:
+                right[rollout.group] = right.get(rollout.group, 0.0) + rollout.reward
+            shares = [total / samples for total in right.values()]
+            low, high = bootstrap_interval([*shares, *[0.0] * (problems - len(shares))])
+        figures[f"success_{name}_{way}"] = successes / trials
         figures[f"success_{name}_{way}_low"] = low
         figures[f"success_{name}_{way}_high"] = high
-        figures[f"problems_{name}_{way}"] = float(trials)
+        figures[f"problems_{name}_{way}"] = float(problems)
         figures[f"lost_{name}_{way}"] = float(trials - len(judged))
         means = rollout_means(judged)
         for key in ("response_tokens", "tool_calls", "tool_error_share", "truncated_share"):

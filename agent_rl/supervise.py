@@ -66,10 +66,13 @@ async def run_topology(
     host: str | None = None,
     *,
     entry_module: str = "actors.run",
+    view_class: type[LiveView] = LiveView,
+    again: str = "",
 ) -> int:
     """Run the actors of ``host``, or of all hosts when they are all this machine; return the exit code.
 
-    ``entry_module`` is what an actor's process runs (``python -m``). Raises RunRefused when the run cannot start.
+    ``entry_module`` is what an actor's process runs (``python -m``), ``view_class`` what is shown, ``again`` the command
+    that continues the run when it is not ``agent-rl run``. Raises RunRefused when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
     directory = topology.run.directory
@@ -89,7 +92,7 @@ async def run_topology(
         stack.enter_context(socket_directory(runtime, sockets))
         stages = [stage.name for stage in topology.stages]
         timeline = stack.enter_context(closing(TimelineFile(directory, trio.current_time(), time.time)))
-        view = LiveView(topology.run.name, actors, stages, trio.current_time())
+        view = view_class(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")
         display = stack.enter_context(
             make_display(view, sys.stdout, lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
@@ -104,6 +107,7 @@ async def run_topology(
             display=display,
             log=log,
             entry_module=entry_module,
+            again=again,
         )
         return await supervisor.run(_network(topology, path, table), received)
 
@@ -123,12 +127,14 @@ class Supervisor:
         display: Display,
         log: structlog.typing.FilteringBoundLogger,
         entry_module: str,
+        again: str = "",
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._topology = topology
         self._path = path
         self._overrides = tuple(overrides)
         self._hosts = tuple(hosts)
+        self._again = again
         self._view = view
         self._timeline = timeline
         self._metrics = MetricsBoard()
@@ -353,6 +359,8 @@ class Supervisor:
 
     def _command(self) -> str:
         """What starts this run again."""
+        if self._again:
+            return self._again
         overrides = [part for override in self._overrides for part in ("--set", override)]
         host = ["--host", self._hosts[0]] if self._others else []
         return shlex.join(["agent-rl", "run", str(self._path), *overrides, *host])

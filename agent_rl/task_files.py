@@ -28,17 +28,17 @@ def read_tasks(patterns: Sequence[str], base: Path) -> tuple[tuple[Problem, ...]
 
 
 def _problems_of(pattern: str, base: Path) -> Iterator[Problem]:
-    for name, path in _resolve(pattern, base):
-        rows = _parquet_rows(name, path) if name.endswith(".parquet") else _json_rows(name, path)
+    for name, path in resolve(pattern, base):
         empty = True
-        for where, row in rows:
+        for where, row in read_rows(name, path):
             empty = False
-            yield _problem(row, where)
+            yield problem_of(row, where)
         if empty:
             raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it")
 
 
-def _resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
+def resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
+    """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is none."""
     matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
     names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
@@ -47,6 +47,11 @@ def _resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
         if not name.endswith(_FORMATS):
             raise TaskError(f"{name}: task files end in one of {', '.join(_FORMATS)}")
         yield name, base / name
+
+
+def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where each row of a file stands (``name:line``, or the row's number in parquet) and what it holds; one at a time."""
+    return _parquet_rows(name, path) if path.suffix == ".parquet" else _json_rows(name, path)
 
 
 def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -96,7 +101,8 @@ def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any
         ) from error
 
 
-def _problem(row: Mapping[str, Any], where: str) -> Problem:
+def problem_of(row: Mapping[str, Any], where: str) -> Problem:
+    """The problem in a row. Raises TaskError, naming ``where`` it stands, when it is none."""
     identity = row.get("id")
     problem = Problem(
         id=where if identity is None else str(identity),

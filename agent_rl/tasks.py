@@ -79,7 +79,7 @@ def load_tasks(tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, Tas
     if tasks.generator is not None:
         source = _load_generator(tasks.generator, tasks.settings, seed)
         return _FilteredGenerator(source, restrictions) if any(restrictions.values()) else source
-    if not tasks.files:
+    if not tasks.files and not tasks.evaluation_files:
         raise TaskError("[tasks] names neither a generator nor files: set `generator` or `files`")
     if tasks.settings:
         raise TaskError(
@@ -87,7 +87,7 @@ def load_tasks(tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, Tas
         )
     from agent_rl.task_files import read_tasks
 
-    training = read_tasks(tasks.files, base)
+    training = read_tasks(tasks.files, base) if tasks.files else ()
     held_out = read_tasks(tasks.evaluation_files, base) if tasks.evaluation_files else ()
     return _FileTasks(tasks.files, training, tasks.weights, list(chain.from_iterable(held_out)), seed, restrictions)
 
@@ -192,6 +192,8 @@ class _FileTasks:
 
     def problem(self, stage: int, number: int) -> Problem:
         parts = self._stages.get(stage, self._parts)
+        if not any(parts):
+            raise TaskError("a training stage needs problems: set `files` in [tasks]")
         part, place = mixed(number, self._weights)
         turn, position = divmod(place, len(parts[part]))
         return parts[part][self._permutation(stage, turn, part, len(parts[part]))[position]]

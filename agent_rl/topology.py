@@ -124,6 +124,20 @@ class EvaluateStage(Part):
     max_response_tokens: PositiveInt
     max_turns: PositiveInt
     temperature: PositiveFloat = 1.0
+    samples: PositiveInt = 1
+    """Rollouts sampled of each problem."""
+    greedy: bool = True
+    """Whether each problem is answered once more without chance."""
+
+    @property
+    def groups(self) -> int:
+        """One group a problem of those sampled, then one a problem answered greedily."""
+        return self.problems * (1 + self.greedy)
+
+    @property
+    def rollouts(self) -> int:
+        """How many rollouts are asked for."""
+        return self.problems * (self.samples + self.greedy)
 
 
 class TaskFilter(Part):

@@ -22,6 +22,7 @@ from agent_rl.report import make_report
 from agent_rl.staleness import Step
 from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
 from agent_rl.timeline import TimelineFile
+from tests.builders import evaluate_stage
 from tests.end_to_end.topologies import write_micro
 
 SFT, BEFORE, RL, AFTER = range(4)
@@ -135,7 +136,7 @@ class SyntheticRun:
                 self._store(made, reward)
                 self.journal.evaluated(group.group)
         name = "before" if stage == BEFORE else "after"
-        figures = evaluation_figures(judged, name, 2 * len(rewards))
+        figures = evaluation_figures(judged, evaluate_stage(name=name, problems=len(rewards)))
         self.journal.add_evaluation(stage, figures)
         self.wall += 1.0
         self.records.evaluation(stage, figures, self.wall)

@@ -86,7 +86,7 @@ def replace_run(monkeypatch, run_topology):
 def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, capsys):
     asked = []
 
-    async def run_topology(topology, path, overrides, host):
+    async def run_topology(topology, path, overrides, host, **shown):
         await trio.lowlevel.checkpoint()
         asked.append((topology.stages[0].steps, path, overrides, host))
         topology.run.directory.mkdir()
@@ -115,7 +115,7 @@ NOTHING = {"minutes": 0.1, "steps": 0, "groups_opened": 0, "groups_trained": 0, 
     ],
 )
 def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch, capsys, code, summary, shown):
-    async def run_topology(topology, *_):
+    async def run_topology(topology, *_, **shown):
         await trio.lowlevel.checkpoint()
         topology.run.directory.mkdir()
         (topology.run.directory / "summary.json").write_text(json.dumps(summary))
@@ -132,7 +132,7 @@ def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path
     script = tmp_path / "script.py"
     script.write_text(
         "import json, sys, trio, agent_rl.supervise\n"
-        "async def run_topology(topology, *_):\n"
+        "async def run_topology(topology, *_, **shown):\n"
         "    await trio.lowlevel.checkpoint()\n"
         "    topology.run.directory.mkdir(exist_ok=True)\n"
         "    (topology.run.directory / 'summary.json').write_text(json.dumps({'steps': 3}))\n"
@@ -184,7 +184,7 @@ def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
     ],
 )
 def test_what_prevents_a_run_is_one_clear_line(file, monkeypatch, capsys, error, message):
-    async def run_topology(*_):
+    async def run_topology(*_, **shown):
         await trio.lowlevel.checkpoint()
         raise error
 
@@ -194,7 +194,7 @@ def test_what_prevents_a_run_is_one_clear_line(file, monkeypatch, capsys, error,
 
 
 def test_a_bug_keeps_its_traceback(file, monkeypatch):
-    async def run_topology(*_):
+    async def run_topology(*_, **shown):
         await trio.lowlevel.checkpoint()
         raise ExceptionGroup("x", [BindError("port"), ZeroDivisionError("bug")])
 

@@ -445,7 +445,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
 def topology_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A topology file whose run is over at once, and left a run directory."""
 
-    async def run_topology(*_: object) -> int:
+    async def run_topology(*_: object, **shown: object) -> int:
         await trio.lowlevel.checkpoint()
         whole(tmp_path)
         return 0

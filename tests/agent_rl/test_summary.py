@@ -10,6 +10,7 @@ from agent_rl.audit import audit_journal
 from agent_rl.journal import Journal
 from agent_rl.statistics import evaluation_figures
 from agent_rl.summary import summarise
+from tests.builders import evaluate_stage
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_tasks_that_are_too_easy_are_said_to_be(journal: Journal) -> None:
 
 
 def test_evaluations_say_of_how_many_and_what_never_came(journal: Journal) -> None:
-    made = summary(journal, {1: evaluation_figures([], "after", 40)})
+    made = summary(journal, {1: evaluation_figures([], evaluate_stage(problems=20))})
     assert (made["success_after_greedy"], made["problems_after_greedy"]) == (0.0, 20.0)
     assert made["remarks"] == [
         "20 sampled answers of evaluation 'after' never came and count as wrong",

@@ -1,0 +1,150 @@
+"""What n answers to each problem say of a model: pass@k, maj@k, intervals over problems, and a paired test of two models.
+
+Symbols: n answers were sampled of a problem, c of them right. A value over problems is the mean of the problems' own values:
+problems, not answers, are what the intervals and the test take as drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+RESAMPLES = 10_000
+_CHUNK = 2**22
+"""Indices drawn at once: 32 MiB."""
+
+Float64Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that k of the n answers, drawn without putting back, hold a right one: 1 - C(n-c, k) / C(n, k).
+
+    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374, section 2.1). Raises ValueError unless 1 <= k <= n.
+    """
+    _check(n, k)
+    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
+
+
+def maj_at_k(right: int, wrong: Sequence[int], unanswered: int, k: int) -> float:
+    """The chance that the commonest of k answers, drawn without putting back, is the right one.
+
+    ``right`` answers are right, ``wrong`` counts each other answer's, ``unanswered`` rollouts gave none and have no vote. A tie
+    is decided by lot among the tied. Exact, by counting. Raises ValueError unless 1 <= k <= all of them.
+    """
+    n = right + sum(wrong) + unanswered
+    _check(n, k)
+    total = Fraction(0)
+    for votes in range(1, min(right, k) + 1):
+        # ways[drawn, tied]: to draw so many of the others, none more often than `votes`, so many just as often
+        ways = {(0, 0): 1}
+        for count in wrong:
+            further: dict[tuple[int, int], int] = {}
+            for (drawn, tied), number in ways.items():
+                for more in range(min(count, votes, k - votes - drawn) + 1):
+                    key = (drawn + more, tied + (more == votes))
+                    further[key] = further.get(key, 0) + number * math.comb(count, more)
+            ways = further
+        for (drawn, tied), number in ways.items():
+            silent = k - votes - drawn
+            total += Fraction(math.comb(right, votes) * number * math.comb(unanswered, silent), 1 + tied)
+    return float(total / math.comb(n, k))
+
+
+def powers_of_two(n: int) -> list[int]:
+    """1, 2, 4, ... up to n, and n itself: the k that are told."""
+    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+
+
+def bootstrap_intervals(
+    values: np.ndarray[tuple[int, int], np.dtype[np.float64]], seed: int = 0
+) -> list[tuple[float, float]]:
+    """95 % percentile bootstrap intervals of the columns' means, [problems, columns], resampling problems.
+
+    The same resamples serve every column. A column without problems has the interval (nan, nan).
+    """
+    problems, columns = values.shape
+    if not problems:
+        return [(math.nan, math.nan)] * columns
+    rng = np.random.default_rng(seed)
+    means = np.empty((RESAMPLES, columns))
+    step = max(1, _CHUNK // problems)
+    for start in range(0, RESAMPLES, step):
+        drawn = rng.integers(0, problems, size=(min(step, RESAMPLES - start), problems))
+        counts = np.stack([np.bincount(row, minlength=problems) for row in drawn])
+        means[start : start + len(drawn)] = counts @ values / problems
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+
+
+def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The interval of one mean."""
+    return bootstrap_intervals(np.array(values, dtype=np.float64).reshape(-1, 1), seed)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A against B on the same problems: mean pass@1 of each, their difference (B - A) with its interval, and the test's p."""
+
+    problems: int
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p: float
+    better: int
+    """Problems that B answers right more often."""
+    worse: int
+
+
+def compare(a: Sequence[Fraction], b: Sequence[Fraction]) -> Comparison:
+    """Compare two models by the shares of right answers to the same problems, in the same order. Raises ValueError without any."""
+    if not a or len(a) != len(b):
+        raise ValueError("a comparison needs the same problems of both, at least one")
+    differences = [right - left for left, right in zip(a, b, strict=True)]
+    low, high = bootstrap_interval([float(difference) for difference in differences])
+    return Comparison(
+        problems=len(a),
+        a=float(sum(a, Fraction(0)) / len(a)),
+        b=float(sum(b, Fraction(0)) / len(b)),
+        difference=float(sum(differences, Fraction(0)) / len(a)),
+        low=low,
+        high=high,
+        p=sign_flip_p(differences),
+        better=sum(difference > 0 for difference in differences),
+        worse=sum(difference < 0 for difference in differences),
+    )
+
+
+def sign_flip_p(differences: Sequence[Fraction]) -> float:
+    """The two-sided p of the paired permutation test: how often flipping signs by lot gives a sum as far from 0, or farther.
+
+    Under the null hypothesis it does not matter which of the two results of a problem is whose. All 2^problems ways
+    are counted, not sampled: the differences are whole multiples of one share, so that the sum's distribution is a
+    convolution. Exact but for rounding of float64.
+    """
+    scale = math.lcm(*(difference.denominator for difference in differences)) if differences else 1
+    steps = [int(abs(difference) * scale) for difference in differences if difference]
+    if not steps:
+        return 1.0
+    unit = math.gcd(*steps)
+    steps = [step // unit for step in steps]
+    observed = abs(int(sum(differences, Fraction(0)) * scale)) // unit
+    # chance[i] is that of the sum reach - 2 i, for sums of the signed steps so far
+    chance = np.ones(1)
+    for step in steps:
+        longer = np.zeros(len(chance) + step)
+        longer[: len(chance)] = chance / 2
+        longer[step:] += chance / 2
+        chance = longer
+    sums = sum(steps) - 2 * np.arange(len(chance))
+    return min(1.0, float(chance[np.abs(sums) >= observed].sum()))
+
+
+def _check(n: int, k: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k}: of {n} answers it can be 1 to {n}")

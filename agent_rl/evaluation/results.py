@@ -1,0 +1,242 @@
+"""The results of an evaluation: per problem from the journal, and the figures made of them, over all and by file and subject."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_rl.disk import whole
+from agent_rl.evaluation.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
+from agent_rl.evaluation.topology import EvaluationError
+from agent_rl.journal import Journal
+from agent_rl.rewards import exactly_equal, final_answer
+from agent_rl.statistics import LOST
+from agent_rl.task_files import problem_of, read_rows
+
+FILE = "results.json"
+GROUPINGS = {"file": "by_file", "subject": "by_subject", "level": "by_level"}
+"""What problems are grouped by, where the rows say it, and the name of that part of the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """What became of one problem. Lists have an entry a rollout; a rollout that never came has no answer and is wrong."""
+
+    file: str
+    id: str
+    subject: str
+    level: str
+    problem: str
+    answer: str
+    correct: int
+    samples: int
+    answers: tuple[str | None, ...]
+    rewards: tuple[float, ...]
+    tokens: tuple[int, ...]
+    turns: tuple[int, ...]
+    calls: tuple[int, ...]
+    failed_calls: tuple[int, ...]
+    truncated: int
+    lost: int
+
+    @property
+    def share(self) -> Fraction:
+        """Of right answers."""
+        return Fraction(self.correct, self.samples)
+
+    def votes(self) -> tuple[int, list[int], int]:
+        """How many rollouts gave the right answer, each other one, and none.
+
+        Wrong answers count as the same when they are so as written, or as numbers.
+        """
+        others: list[tuple[str, int]] = []
+        unanswered = self.lost
+        for answer, reward in zip(self.answers, self.rewards, strict=True):
+            if reward > 0:
+                continue
+            if answer is None:
+                unanswered += 1
+                continue
+            for index, (known, count) in enumerate(others):
+                if known == answer or exactly_equal(known, answer):
+                    others[index] = (known, count + 1)
+                    break
+            else:
+                others.append((answer, 1))
+        return self.correct, [count for _, count in others], unanswered
+
+
+@dataclass(frozen=True, slots=True)
+class AskedProblem:
+    """A problem as a file holds it, with what the row says beside."""
+
+    file: str
+    id: str
+    subject: str
+    level: str
+
+
+def asked_problems(files: Iterable[Path], problems: int | None = None) -> list[AskedProblem]:
+    """The rows of the files, in the order in which they are asked, the first ``problems`` of them."""
+    found: list[AskedProblem] = []
+    for path in files:
+        for where, row in read_rows(str(path), path):
+            if len(found) == problems:
+                return found
+            problem = problem_of(row, where)
+            said = (str(row.get(key) or "") for key in ("subject", "level"))
+            found.append(AskedProblem(path.name, problem.id, *said))
+    return found
+
+
+def read_results(
+    journal: Path, asked: Sequence[AskedProblem], samples: int, decode: Callable[[bytes], Any]
+) -> list[ProblemResult]:
+    """What the journal of an evaluation holds, one by one in the order asked. Raises EvaluationError when some are missing."""
+    opened = Journal(journal)
+    try:
+        results = [
+            _problem_result(asked[row.number], decode(row.opened).problem, opened.trajectories(row.id), samples, decode)
+            for row in opened.groups(stage=0, states=("evaluated",))
+        ]
+    finally:
+        opened.close()
+    if len(results) != len(asked):
+        raise EvaluationError(
+            f"{journal} holds {len(results)} of {len(asked)} problems: the evaluation is not finished"
+        )
+    return results
+
+
+def _problem_result(
+    asked: AskedProblem, problem: Any, rows: Iterable[tuple[Any, ...]], samples: int, decode: Callable[[bytes], Any]
+) -> ProblemResult:
+    judged = [(decode(payload), reward) for _, _, status, reward, payload in rows if status not in LOST]
+    judged = [(rollout, reward) for rollout, reward in judged if reward is not None]
+    rollouts = [rollout for rollout, _ in judged]
+    return ProblemResult(
+        file=asked.file,
+        id=asked.id,
+        subject=asked.subject,
+        level=asked.level,
+        problem=problem.text,
+        answer=problem.answer,
+        correct=sum(reward > 0 for _, reward in judged),
+        samples=samples,
+        answers=tuple(final_answer(rollout.text) for rollout in rollouts),
+        rewards=tuple(float(reward) for _, reward in judged),
+        tokens=tuple(len(rollout.tokens) for rollout in rollouts),
+        turns=tuple(rollout.turns for rollout in rollouts),
+        calls=tuple(len(rollout.calls) for rollout in rollouts),
+        failed_calls=tuple(sum(call.outcome != "success" for call in rollout.calls) for rollout in rollouts),
+        truncated=sum(rollout.status == "truncated" for rollout in rollouts),
+        lost=samples - len(judged),
+    )
+
+
+def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
+    """Of some problems, each with as many samples: shares with 95 % intervals over problems (``_low``, ``_high``), and means.
+
+    Shares are in [0, 1], lengths in response tokens. A mean of nothing is None.
+    """
+    samples = results[0].samples
+    ks = powers_of_two(samples)
+    names = [f"pass@{k}" for k in ks] + [f"maj@{k}" for k in ks[1:]]
+    values = np.array([_shares(result, ks) for result in results])
+    found: dict[str, float | None] = {"problems": float(len(results)), "samples": float(samples)}
+    intervals = bootstrap_intervals(values)
+    for name, mean, (low, high) in zip(names, values.mean(axis=0), intervals, strict=True):
+        found |= {name: float(mean), f"{name}_low": low, f"{name}_high": high}
+    rollouts = sum(len(result.tokens) for result in results)
+    calls = sum(sum(result.calls) for result in results)
+
+    def share(total: float, of: float) -> float | None:
+        return total / of if of else None
+
+    return found | {
+        "response_tokens": share(sum(sum(result.tokens) for result in results), rollouts),
+        "turns": share(sum(sum(result.turns) for result in results), rollouts),
+        "tool_calls": share(calls, rollouts),
+        "tool_error_share": share(sum(sum(result.failed_calls) for result in results), calls),
+        "truncated_share": share(sum(result.truncated for result in results), rollouts),
+        "lost": float(sum(result.lost for result in results)),
+    }
+
+
+def _shares(result: ProblemResult, ks: Sequence[int]) -> list[float]:
+    right, wrong, unanswered = result.votes()
+    passed = [pass_at_k(result.samples, right, k) for k in ks]
+    return passed + [maj_at_k(right, wrong, unanswered, k) for k in ks[1:]]
+
+
+def all_figures(results: Sequence[ProblemResult]) -> dict[str, Any]:
+    """The figures of all problems, and by file, subject and level where there are several."""
+    found: dict[str, Any] = {"overall": figures(results)}
+    for attribute, name in GROUPINGS.items():
+        groups: dict[str, list[ProblemResult]] = {}
+        for result in results:
+            groups.setdefault(getattr(result, attribute), []).append(result)
+        if len(groups) > 1:
+            found[name] = {key or "(none)": figures(members) for key, members in sorted(groups.items())}
+    return found
+
+
+def write_results(path: Path, settings: Mapping[str, Any], results: Sequence[ProblemResult]) -> dict[str, Any]:
+    """Write settings, figures and problems as JSON, whole or not at all; returns the figures."""
+    found = all_figures(results)
+    body = {"settings": dict(settings), **found, "problems": [asdict(result) for result in results]}
+    with whole(path) as partial:
+        partial.write_text(json.dumps(_known(body), ensure_ascii=False, indent=1, allow_nan=False) + "\n", "utf-8")
+    return found
+
+
+def _known(value: Any) -> Any:
+    """NaN is no JSON: what could not be computed is null."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def load_results(path: Path) -> list[ProblemResult]:
+    """The problems of a results file, or of the directory it is in. Raises EvaluationError when that is none."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        results = [
+            ProblemResult(**dict[str, Any]({k: tuple(v) if isinstance(v, list) else v for k, v in problem.items()}))
+            for problem in body["problems"]
+        ]
+    except FileNotFoundError as error:
+        raise EvaluationError(f"there is no {file}: name the directory of a finished evaluation") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvaluationError(
+            f"{file} is no results file of agent-rl eval ({type(error).__name__}: {error})"
+        ) from error
+    if not results:
+        raise EvaluationError(f"{file} holds no problems")
+    return results
+
+
+def paired(a: Sequence[ProblemResult], b: Sequence[ProblemResult]) -> tuple[list[tuple[Fraction, Fraction]], int]:
+    """The shares of right answers of the problems that are in both, and how many are in one alone.
+
+    Problems are the same when text and answer are; one that stands in several files is paired as often as it is in both.
+    """
+    places: dict[tuple[str, str], list[ProblemResult]] = {}
+    for result in b:
+        places.setdefault((result.problem, result.answer), []).append(result)
+    pairs = []
+    for result in a:
+        others = places.get((result.problem, result.answer))
+        if others:
+            pairs.append((result.share, others.pop(0).share))
+    return pairs, len(a) + len(b) - 2 * len(pairs)

@@ -1,0 +1,161 @@
+"""The topology of an evaluation: embedded defaults, or the actors of a topology file, with one evaluate stage and no training."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_rl.load import Source
+
+EVALUATOR = "actors.evaluator:Evaluator"
+LEARNER = "learner"
+STAGE = "evaluation"
+
+ACTORS: dict[str, Any] = {
+    "kv_scheduler": {
+        "class": "actors.kv_scheduler:KVScheduler",
+        "links": {
+            "groups": "roc_filter",
+            "requests": "rollout_generator",
+            "unwanted": "rollout_generator",
+            "journal": "roc_filter",
+        },
+    },
+    "rollout_generator": {
+        "class": "actors.rollout_generator:RolloutGenerator",
+        "links": {"trajectories": "roc_filter", "tools": "tool_executor", "load": "kv_scheduler"},
+    },
+    "tool_executor": {"class": "actors.tool_executor:ToolExecutor"},
+    "roc_filter": {
+        "class": "actors.roc_filter:RoCFilter",
+        "links": {"checks": "tool_executor", "training": LEARNER, "progress": "kv_scheduler"},
+    },
+    LEARNER: {
+        "links": {
+            "policy": ["kv_scheduler", "rollout_generator"],
+            "stages": "roc_filter",
+            "steps": "roc_filter",
+            "checkpoints": "roc_filter",
+        }
+    },
+}
+
+
+class EvaluationError(Exception):
+    """The evaluation cannot be made as asked; the message says what is wrong and what would mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the model is asked, and how."""
+
+    model: Path
+    data: tuple[Path, ...]
+    samples: int
+    problems: int
+    temperature: float
+    max_response_tokens: int
+    max_turns: int
+    seed: int
+    prompt: str
+
+
+def model_of(path: Path) -> tuple[Path, str, str | None]:
+    """The Hugging Face directory of a model, a checkpoint or a run, a name for it, and the prompt that run was made with.
+
+    Of a run the newest checkpoint is taken. Raises EvaluationError when there is none.
+    """
+    if not path.is_dir():
+        raise EvaluationError(
+            f"there is no directory {path}: name a Hugging Face model, a checkpoint or a run directory"
+        )
+    run = path if (path / "checkpoints").is_dir() else path.parent.parent
+    prompt = _prompt_of(run)
+    if (path / "config.json").is_file():
+        name = path.resolve().name if prompt is None else f"{run.resolve().name}-{path.name}"
+        return path.resolve(), name, prompt
+    checkpoints = sorted(found for found in path.glob("checkpoints/version-*") if (found / "config.json").is_file())
+    if not checkpoints:
+        raise EvaluationError(
+            f"{path} holds neither config.json (as a Hugging Face model does) nor checkpoints/version-* (as a run does)"
+        )
+    return checkpoints[-1].resolve(), f"{path.resolve().name}-{checkpoints[-1].name}", prompt
+
+
+def _prompt_of(run: Path) -> str | None:
+    try:
+        made_with = json.loads((run / "topology.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    prompt = made_with.get("tasks.prompt") if isinstance(made_with, dict) else None
+    return prompt if isinstance(prompt, str) else None
+
+
+def model_config(model: Path) -> tuple[int | None, str]:
+    """By its config.json: how many tokens the model's sequences may have (None: unknown), and its data type."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvaluationError(f"{model / 'config.json'} cannot be read ({error}); save the model again") from error
+    config = config if isinstance(config, dict) else {}
+    length = config.get("text_config", config).get("max_position_embeddings")
+    stored = config.get("dtype", config.get("torch_dtype"))
+    return (length if isinstance(length, int) else None), ("bfloat16" if stored == "bfloat16" else "float32")
+
+
+def prompt_in(file: Path) -> str | None:
+    """The prompt that a topology file names."""
+    tasks = Source.read(file).data.get("tasks")
+    return tasks.get("prompt") if isinstance(tasks, dict) else None
+
+
+def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dict[str, Any]:
+    """The whole topology as TOML would read it: with the actors, hosts and model settings of ``file``, if one is given.
+
+    Raises EvaluationError when the file's actors cannot evaluate, TopologyError when it cannot be read.
+    """
+    found = Source.read(file).data if file is not None else {}
+    actors = copy.deepcopy(found.get("actors", ACTORS))
+    if not isinstance(actors, dict) or not isinstance(actors.get(LEARNER), dict):
+        raise EvaluationError(f"{file} has no actor named {LEARNER!r}, whose place the evaluator takes")
+    kept = {key: value for key, value in actors[LEARNER].items() if key in {"host", "links"}}
+    actors[LEARNER] = {"class": EVALUATOR, **kept}
+    model = {"path": str(asked.model), "dtype": model_config(asked.model)[1]}
+    if isinstance(found.get("model"), dict) and "dtype" in found["model"]:
+        model["dtype"] = found["model"]["dtype"]
+    topology: dict[str, Any] = {
+        "stages": [
+            {
+                "kind": "evaluate",
+                "name": STAGE,
+                "problems": asked.problems,
+                "samples": asked.samples,
+                "greedy": False,
+                "temperature": asked.temperature,
+                "max_response_tokens": asked.max_response_tokens,
+                "max_turns": asked.max_turns,
+            }
+        ],
+        "run": {"name": "evaluation", "seed": asked.seed, "directory": str(directory)},
+        "model": model,
+        "tasks": {"evaluation_files": [str(path) for path in asked.data], "prompt": asked.prompt},
+        "actors": actors,
+    }
+    for table in ("hosts", "security", "algorithm"):
+        if table in found:
+            topology[table] = copy.deepcopy(found[table])
+    key_file = topology.get("security", {}).get("key_file")
+    if isinstance(key_file, str) and file is not None:
+        topology["security"]["key_file"] = str(file.absolute().parent / Path(key_file).expanduser())
+    return topology
+
+
+def data_files(patterns: Sequence[str]) -> tuple[Path, ...]:
+    """The files that paths and globs name, absolute, in the order named. Raises TaskError for one that names none."""
+    from agent_rl.task_files import resolve
+
+    return tuple(path.absolute() for pattern in patterns for _, path in resolve(pattern, Path.cwd()))

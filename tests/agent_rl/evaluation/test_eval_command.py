@@ -1,0 +1,146 @@
+"""``agent-rl eval``: what it refuses, with one message each, and the topology it makes."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.check import check_topology
+from agent_rl.cli import main
+from agent_rl.evaluation.results import write_results
+from agent_rl.evaluation.toml_text import toml_text
+from agent_rl.evaluation.topology import Asked, evaluation_topology, model_of
+from agent_rl.load import load_topology
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
+from tests.agent_rl.evaluation.test_results import result
+from tests.end_to_end.topologies import write_micro
+
+values = st.recursive(
+    st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), values, max_size=4))
+def test_what_is_written_as_toml_is_read_back(tables: dict[str, object]) -> None:
+    assert tomllib.loads(toml_text(tables)) == tables
+
+
+def test_infinity_is_written_too() -> None:
+    assert tomllib.loads(toml_text({"a": {"silent_seconds": math.inf, "none": None}})) == {
+        "a": {"silent_seconds": math.inf}
+    }
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made") / "model"
+    initialise_model(
+        InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32), directory, 0
+    )
+    return directory
+
+
+def write_problems(folder: Path, count: int = 3) -> Path:
+    path = folder / "held_out.jsonl"
+    path.write_text("\n".join(json.dumps({"problem": f"{i}?", "answer": "4"}) for i in range(count)))
+    return path
+
+
+def asked(model: Path, data: Path) -> Asked:
+    return Asked(model, (data,), 4, 3, 0.6, 64, 2, 0, "plain")
+
+
+def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "evaluation.toml"
+    file.write_text(toml_text(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", None)))
+    topology = load_topology(file)
+    assert check_topology(topology, file) == []
+    stage = topology.stages[0]
+    assert stage.kind == "evaluate"
+    assert (stage.samples, stage.greedy, stage.groups, stage.rollouts) == (4, False, 3, 12)
+
+
+def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_path: Path, model: Path) -> None:
+    micro, _ = write_micro(tmp_path)
+    file = tmp_path / "evaluation.toml"
+    file.write_text(toml_text(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", micro)))
+    topology = load_topology(file)
+    assert check_topology(topology, file) == []
+    assert topology.actors["rollout_generator"].settings["error_detail"] == "last_line"
+    assert topology.actors["learner"].class_path == "actors.evaluator:Evaluator"
+
+
+def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for version in ("version-000002-stage-01", "version-000010-stage-01"):
+        (run / "checkpoints" / version).mkdir(parents=True)
+        (run / "checkpoints" / version / "config.json").write_text("{}")
+    (run / "topology.json").write_text(json.dumps({"tasks.prompt": "plain"}))
+    newest = run / "checkpoints" / "version-000010-stage-01"
+    assert model_of(run) == (newest, "run-version-000010-stage-01", "plain")
+    assert model_of(newest) == (newest, "run-version-000010-stage-01", "plain")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    try:
+        code = main(["eval", *arguments])
+    except SystemExit as error:  # argparse
+        code = error.code
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" not in said
+    return said
+
+
+def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = str(write_problems(tmp_path)), ["--out", str(tmp_path / "out")]
+    sound = [str(model), "--data", data]
+    assert "name a MODEL" in refused(capsys)
+    assert "name a MODEL" in refused(capsys, str(model))
+    assert "no directory" in refused(capsys, str(tmp_path / "nothing"), "--data", data)
+    assert "neither config.json" in refused(capsys, str(tmp_path), "--data", data)
+    assert "no such file" in refused(capsys, str(model), "--data", str(tmp_path / "nothing.jsonl"))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"problem": "?"}\n')
+    assert "broken.jsonl:1: `answer`" in refused(capsys, str(model), "--data", str(broken))
+    assert "--n: '0' is no whole number" in refused(capsys, *sound, "--n", "0")
+    assert "--temperature: 'inf' is no number" in refused(capsys, *sound, "--temperature", "inf")
+    assert "asks for 4 problems, and the files hold 3" in refused(capsys, *sound, "--problems", "4")
+    assert "cannot be read" in refused(capsys, *sound, "--topology", str(tmp_path / "nothing.toml"), *out)
+    wrong = ["--set", "actors.rollout_generator.settings.max_rolouts=3"]
+    assert "max_rolouts" in refused(capsys, *sound, *wrong, *out)
+    assert not (tmp_path / "out" / "journal.sqlite").exists()
+    assert "holds something else" in refused(capsys, *sound, "--out", str(tmp_path))
+    (tmp_path / "out" / "journal.sqlite").touch()  # as if it had begun
+    assert "samples: 16 then, 8 now" in refused(capsys, *sound, "--n", "8", *out)
+    Path(data).write_text('{"problem": "new", "answer": "4"}')
+    assert "holds another evaluation" in refused(capsys, *sound, *out)
+    assert "leave out MODEL" in refused(capsys, str(model), "--compare", "a", "b")
+    assert "there is no a:" in refused(capsys, "--compare", "a", "b")
+
+
+def test_two_results_are_compared_on_what_both_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, answer in (("a", "5"), ("b", "4")):
+        (tmp_path / name).mkdir()
+        problems = [result("4", answer, problem=f"{i} [b]?") for i in range(6)]
+        write_results(tmp_path / name / "results.json", {}, problems)
+    (tmp_path / "c.json").write_text((tmp_path / "a" / "results.json").read_text().replace("[b]?", "[c]?"))
+    assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    found = json.loads(said.splitlines()[-1])
+    assert (found["a"], found["b"], found["better"], found["problems"]) == (0.5, 1.0, 6, 6)
+    assert found["p"] == pytest.approx(2 / 2**6)
+    assert "exact paired permutation test" in said
+    assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "c.json")]) == 2
+    assert "no problem in common" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""From a journal and files to figures, and back from a results file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.stored import decode_stored, encode_stored
+from agent_rl.evaluation.results import (
+    ProblemResult,
+    all_figures,
+    asked_problems,
+    load_results,
+    paired,
+    read_results,
+    write_results,
+)
+from agent_rl.evaluation.topology import EvaluationError
+from agent_rl.journal import Journal
+from tests.builders import call, opened, trajectory
+
+
+def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any) -> ProblemResult:
+    """Rollouts that gave these answers, each of 10 tokens and one turn."""
+    count = len(answers)
+    made = ProblemResult(
+        file="f.jsonl",
+        id="1",
+        subject="",
+        level="",
+        problem="2 + 2?",
+        answer=right,
+        correct=sum(answer == right for answer in answers),
+        samples=count + lost,
+        answers=answers,
+        rewards=tuple(float(answer == right) for answer in answers),
+        tokens=(10,) * count,
+        turns=(1,) * count,
+        calls=(0,) * count,
+        failed_calls=(0,) * count,
+        truncated=0,
+        lost=lost,
+    )
+    return replace(made, **changes)
+
+
+def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Path:
+    """A journal of an evaluation: per problem, each rollout's answer and status."""
+    path = folder / "journal.sqlite"
+    journal = Journal(path)
+    for number, rollouts in enumerate(rows):
+        group = opened(number, samples=len(rollouts), purpose="evaluate_sampled")
+        journal.open_group(group.group, 0, number, group.purpose, encode_stored(group))
+        for sample, (answer, status) in enumerate(rollouts):
+            made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
+            journal.add_trajectory(group.group, sample, 0, status, encode_stored(made))
+            if status != "failed":
+                journal.reward(group.group, sample, 0, float(answer == "4"))
+        journal.evaluated(group.group)
+    journal.close()
+    return path
+
+
+def write_data(folder: Path, rows: int) -> Path:
+    path = folder / "data.jsonl"
+    lines = [json.dumps({"problem": f"{i}?", "answer": "4", "subject": "ab"[i % 2], "level": 3}) for i in range(rows)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: Path) -> None:
+    journal = write_journal(tmp_path, [[("4", "finished"), ("5", "truncated")], [(None, "finished"), ("4", "failed")]])
+    asked = asked_problems([write_data(tmp_path, 2)])
+    first, second = read_results(journal, asked, 2, decode_stored)
+    assert (first.correct, first.answers, first.truncated, first.lost) == (1, ("4", "5"), 1, 0)
+    assert (first.subject, first.level, first.file) == ("a", "3", "data.jsonl")
+    assert (second.correct, second.answers, second.samples, second.lost) == (0, (None,), 2, 1)
+    assert second.votes() == (0, [], 2)
+    found = all_figures([first, second])
+    overall = found["overall"]
+    assert overall["pass@1"] == 0.25
+    assert overall["pass@2"] == 0.5
+    assert overall["maj@2"] == 0.25  # a tie, and nothing
+    assert overall["tool_error_share"] == 0.5
+    assert overall["tool_calls"] == 2
+    assert overall["truncated_share"] == pytest.approx(1 / 3)
+    assert overall["lost"] == 1
+    assert found["by_subject"]["a"]["pass@1"] == 0.5
+    assert "by_file" not in found  # there is one
+
+
+def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path: Path) -> None:
+    journal = write_journal(tmp_path, [[("4", "finished")]])
+    with pytest.raises(EvaluationError, match="holds 1 of 2 problems"):
+        read_results(journal, asked_problems([write_data(tmp_path, 2)]), 1, decode_stored)
+
+
+def test_wrong_answers_that_are_the_same_vote_together() -> None:
+    assert result("4", "1,000", "1000", "x", None, lost=1).votes() == (1, [2, 1], 2)
+
+
+def test_results_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:
+    problems = [result("4", None), result("5", "5", id="2", problem="other")]
+    found = write_results(tmp_path / "results.json", {"model": "m"}, problems)
+    assert load_results(tmp_path) == load_results(tmp_path / "results.json") == problems
+    body = json.loads((tmp_path / "results.json").read_text())
+    assert body["overall"] == found["overall"]
+    assert body["settings"] == {"model": "m"}
+
+
+def test_without_calls_their_error_share_is_unknown_not_zero() -> None:
+    assert all_figures([result("4")])["overall"]["tool_error_share"] is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"problems": []}', '{"problems": [1]}', '{"problems": [{"a": 1}]}'])
+def test_what_is_no_results_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(EvaluationError, match=r"results\.json"):
+        load_results(path)
+    with pytest.raises(EvaluationError, match="directory of a finished evaluation"):
+        load_results(tmp_path / "nothing")
+
+
+def test_problems_are_paired_by_what_they_say(tmp_path: Path) -> None:
+    a = [result("4", "4"), result("5", "4", problem="b"), result("4", "4", problem="only a")]
+    b = [result("5", "4", problem="b"), result("4", "4", problem="b"), result("5", "5")]
+    pairs, alone = paired(a, b)
+    assert pairs == [(Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(1, 2))]
+    assert alone == 2

@@ -1,0 +1,87 @@
+"""`agent-rl eval` for real: the five processes, a model on disk, an interrupt in between, and results that add up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
+from tests.end_to_end.processes import finish, processes_of, wait_for
+from tests.end_to_end.topologies import write_micro
+
+PROBLEMS = 30
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "agent_rl", "eval", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def prepare(folder: Path) -> list[str]:
+    """A model, problems whose answer is 4, and a topology whose filter finds every second rollout right."""
+    spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32)
+    initialise_model(spec, folder / "model", 0)
+    rows = [json.dumps({"problem": f"{i}?", "answer": "4", "subject": "ab"[i % 2]}) for i in range(PROBLEMS)]
+    (folder / "fours.jsonl").write_text("\n".join(rows))
+    micro, _ = write_micro(folder)
+    micro.write_text(micro.read_text().replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight"))
+    lengths = ["--n", "4", "--max-tokens", "24", "--max-turns", "2", "--prompt", "plain"]
+    return ["model", "--data", "fours.jsonl", *lengths, "--topology", str(micro), "--out", "out"]
+
+
+def stored(folder: Path) -> dict[tuple[str, int], bytes]:
+    """The judged trajectories."""
+    path = folder / "out" / "journal.sqlite"
+    if not path.exists():
+        return {}
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        rows = database.execute(
+            "SELECT group_id, sample, payload FROM trajectories WHERE reward IS NOT NULL"
+        ).fetchall()
+    except sqlite3.OperationalError:  # it is being made
+        return {}
+    finally:
+        database.close()
+    return {(group, sample): payload for group, sample, payload in rows}
+
+
+def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_rollout(tmp_path: Path) -> None:
+    arguments = prepare(tmp_path)
+    process = begin(tmp_path, *arguments)
+    wait_for(lambda: len(stored(tmp_path)) >= 6, "a few rollouts")
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = finish(process)
+    before = stored(tmp_path)
+    if len(before) < 4 * PROBLEMS:  # else the machine was faster than the interrupt
+        assert code == 130, out + err
+        assert "continue with: agent-rl eval model" in out + err
+    assert processes_of(tmp_path / "out" / "evaluation.toml") == []
+
+    code, out, err = finish(begin(tmp_path, *arguments))
+    assert code == 0, out + err
+    after = stored(tmp_path)
+    assert len(after) == 4 * PROBLEMS
+    assert before.items() <= after.items()  # nothing was answered twice
+    overall = json.loads(out.splitlines()[-1])
+    assert overall["pass@1"] == 0.5
+    assert overall["pass@4"] == 1.0
+    assert overall["maj@4"] == 0.5  # two against two
+    assert overall["pass@1_low"] == overall["pass@1_high"] == 0.5
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results["problems"]) == PROBLEMS
+    assert results["by_subject"]["a"]["problems"] == PROBLEMS / 2
+    assert [problem["problem"] for problem in results["problems"]] == [f"{i}?" for i in range(PROBLEMS)]
+
+    code, again, err = finish(begin(tmp_path, *arguments))  # finished: only told again
+    assert code == 0, again + err
+    assert again.splitlines()[-1] == out.splitlines()[-1]
+    assert "judged" not in again
