@@ -69,8 +69,10 @@ class RoCFilterSettings(Settings):
 
     commit_seconds: PositiveFloat = 0.02
     """The longest a message waits for the commit that acknowledges it."""
-    check_timeout_seconds: PositiveFloat = 60.0
+    check_timeout_seconds: PositiveFloat = 300.0
+    """From asking to the verdict, queueing included; the executor's own limit is shorter. Then it is asked again."""
     check_attempts: PositiveInt = 3
+    """Checks of one answer that may die before it counts as not equal. That no checker is there is no such check."""
     training_window: PositiveInt = 4096
 
 
@@ -158,7 +160,7 @@ class RoCFilter(Actor):
         self.context.nursery.start_soon(self._judge, checks)
         self._trajectories = 0
         self._too_long: set[str] = set()
-        self._judging = 0
+        self._judging = self._checks_failed = 0
         stage = self._journal.fact("stage")
         if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
             begun = int(self._journal.fact("stage_version") or 0)
@@ -376,24 +378,31 @@ class RoCFilter(Actor):
                 nursery.start_soon(self._judge_one, check)
 
     async def _judge_one(self, check: Check) -> None:
-        """Have one answer judged. The checker's own failures are retried; then the answer counts as not equal, loudly."""
+        """Have one answer judged, however long it takes until there is a checker to judge it.
+
+        One that dies of an answer again and again is the answer's doing: it counts as not equal, loudly.
+        """
         settings: RoCFilterSettings = self.context.settings
         name = f"{check.group}/{check.sample}/{check.attempt}"
         message = VerifyAnswer(name, check.gold, check.prediction)
-        equal = False
+        equal, deaths = False, 0
         self._judging += 1
-        for attempt in range(1, settings.check_attempts + 1):
+        while deaths < settings.check_attempts:
             try:
                 verdict: Verdict = await self.context.link("checks")(message, timeout=settings.check_timeout_seconds)
-            except (CallTimeout, CallFailed, PeerLost) as error:
-                self.log.warning("check failed", check=name, attempt=attempt, error=str(error))
-                continue
-            if not verdict.failure:
-                equal = verdict.equal
-                break
-            self.log.warning("check failed", check=name, attempt=attempt, error=verdict.failure)
+            except (CallTimeout, PeerLost) as error:
+                failure = str(error)
+            except CallFailed as error:
+                failure, deaths = str(error), deaths + 1
+            else:
+                if not verdict.failure:
+                    equal = verdict.equal
+                    break
+                failure, deaths = verdict.failure, deaths + (verdict.method != "unavailable")
+            self.log.warning("check failed", check=name, deaths=deaths, error=failure)
+            self._checks_failed += 1
         else:
-            self.log.error("answer counted as not equal: its check kept failing", check=name)
+            self.log.error("answer counted as not equal: its check kept dying", check=name)
         self._judging -= 1
         self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=equal))
 
@@ -420,6 +429,7 @@ class RoCFilter(Actor):
             "held_back_by": len(self._book.waits_for()),
             "trajectories": self._trajectories,
             "queue": len(self._acks),
+            "checks_failed": self._checks_failed,
             **self._book.evaluation_progress,
             **self._records.counts,
         }

@@ -96,11 +96,6 @@ class ToolSession:
         return self.calls
 
 
-def first_of(errors: BaseException) -> BaseException:
-    """The first exception in a group of groups."""
-    return first_of(errors.exceptions[0]) if isinstance(errors, BaseExceptionGroup) else errors
-
-
 class RolloutGenerator(Actor):
     """Each RolloutRequest is one task from the first token to the trajectory's acknowledgement."""
 
@@ -222,8 +217,8 @@ class RolloutGenerator(Actor):
             scopes[request.rollout] = scope
             try:
                 await self._run(episode)
-            except* (ToolsUnavailableError, EngineError) as errors:  # of several calls at once, several may fail
-                failure = ("failed", str(first_of(errors)))
+            except (ToolsUnavailableError, EngineError) as error:
+                failure = ("failed", str(error))
             finally:
                 del scopes[request.rollout]
                 if not scopes:
@@ -267,16 +262,23 @@ class RolloutGenerator(Actor):
         """The turn's calls run at once, within bounds; responses and records come back in their order."""
         answers: list[tuple[str, ToolCallRecord] | None] = [None] * len(calls)
         left = iter(enumerate(calls))
+        failed: list[ToolsUnavailableError] = []
 
         async def work() -> None:
-            for index, call in left:
-                answers[index] = await self._call(episode, index, call)
+            try:
+                for index, call in left:
+                    answers[index] = await self._call(episode, index, call)
+            except ToolsUnavailableError as error:
+                failed.append(error)
+                nursery.cancel_scope.cancel()
 
         in_session = any(isinstance(call, ParsedCall) and call.name in SESSION_TOOLS for call in calls)
         at_once = 1 if in_session else self.context.settings.tool_calls_at_once  # each cell may build on the one before
         async with trio.open_nursery() as nursery:
             for _ in range(min(at_once, len(calls))):
                 nursery.start_soon(work)
+        if failed:
+            raise failed[0]
         done = [answer for answer in answers if answer is not None]
         return [text for text, _ in done], [record for _, record in done]
 

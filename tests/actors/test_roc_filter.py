@@ -201,6 +201,35 @@ def test_an_answer_text_cannot_decide_is_checked_by_the_executor_and_its_failure
     simulate(main)
 
 
+@pytest.mark.parametrize(("method", "attempts", "reward"), [("unavailable", 8, 1.0), ("crashed", 3, 0.0)])
+def test_a_checker_that_is_not_there_is_asked_on_and_one_that_dies_of_an_answer_is_not(
+    tmp_path: Path, method: str, attempts: int, reward: float
+) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            checks = stage["tool_executor"].log
+
+            def judge(check: Any) -> Verdict:
+                if len(checks) < 8:
+                    return Verdict(check.check, equal=False, method=method, failure="failed", seconds=0.01)
+                return Verdict(check.check, equal=True, method="symbolic", failure="", seconds=0.01)
+
+            stage["tool_executor"].reply = judge
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+                await enter(stage)
+                await settle_group(stage, 0, ["\\sqrt{16}", "4", "5", "5"])
+                await stage["learner"].receive(TrainingGroup)
+                assert len(checks) == attempts
+                assert actor.status()[1]["checks_failed"] == min(attempts, 7)
+        journal = Journal(tmp_path / "journal.sqlite")
+        rewards = {sample: given for sample, _, _, given, _ in journal.trajectories("s2-g000000")}
+        journal.close()
+        assert rewards == {0: reward, 1: 1.0, 2: 0.0, 3: 0.0}
+
+    simulate(main)
+
+
 def test_failed_rollouts_are_announced_for_another_attempt(tmp_path: Path) -> None:
     async def main() -> None:
         topology = micro(tmp_path)

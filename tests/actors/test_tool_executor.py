@@ -198,6 +198,29 @@ def test_answers_are_judged(tmp_path: Path) -> None:
     assert [verdict.equal for verdict in serve(tmp_path, main)] == [True, True, False]
 
 
+def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp_path: Path) -> None:
+    endless = "\\sum_{k=1}^{10^{10}} k^k"
+
+    async def main(ask: Ask) -> tuple[list[Verdict], bool]:
+        ended: dict[str, Verdict] = {}
+
+        async def one(name: str, gold: str, prediction: str) -> None:
+            ended[name] = await ask(VerifyAnswer(name, gold, prediction))
+
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b"):
+                nursery.start_soon(one, name, "7", endless)
+            await trio.sleep(0.1)
+            await one("good", "\\frac{1}{2}", "0.5")
+            first = set(ended) == {"good"}
+        return [ended[name] for name in ("a", "b", "good")], first
+
+    verdicts, good_was_first = serve(tmp_path, main, check_seconds=2)
+    assert [(verdict.equal, verdict.failure) for verdict in verdicts] == [(False, ""), (False, ""), (True, "")]
+    assert {verdict.method for verdict in verdicts[:2]} <= {"timeout", "memory_limit"}
+    assert good_was_first
+
+
 def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
