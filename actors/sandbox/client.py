@@ -252,14 +252,15 @@ class Sandbox:
         async with self._queue.place(session.name):
             for _ in range(ATTEMPTS):
                 request: dict[str, Any] = {"code": code, "session": True}
-                if session.alive and session.cells == len(earlier):
+                goes_on = session.alive and session.cells == len(earlier)
+                if goes_on:
                     request["cell"] = session.cells
                 else:
+                    session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
                     if earlier:
                         why = f" ({session.lost})" if session.lost else ""
                         note = f"[The session was lost{why}: its {len(earlier)} earlier cells were run again.]\n"
                         self._counts["sessions_rebuilt"] += 1
-                    session.lose("it is rebuilt")
                     interpreter = await self._pick(self._weight("\n".join([*earlier, code])))
                     if interpreter is None:
                         break
@@ -267,13 +268,18 @@ class Sandbox:
                     request["earlier"] = earlier
                     bounds["wall_seconds"] = limits.wall_seconds * (1 + len(earlier))
                 assert session.interpreter is not None
-                ended = await session.interpreter.call(
-                    request, "", bounds, bounds["wall_seconds"] + GRACE_SECONDS, session.number
-                )
+                seconds_at_most = bounds["wall_seconds"] + GRACE_SECONDS
+                try:
+                    ended = await session.interpreter.call(
+                        request, "", bounds, seconds_at_most, session.number, goes_on=goes_on
+                    )
+                except trio.Cancelled:
+                    session.lose("its last cell was given up")
+                    raise
                 if ended is not None:
                     judgement, seconds = judge(ended, limits.output_bytes), ended.seconds
                     break
-                session.lose("its interpreter died")
+                session.lose("its process was gone" if session.alive else "its interpreter died")
         if judgement.goes_on:
             session.cells = len(earlier) + 1
         else:

@@ -23,6 +23,7 @@ from actors.sandbox.wire import (
     CANCEL,
     END_SESSION,
     FAILED,
+    NEXT_CELL,
     NOT_RUN,
     REPLY,
     pack_request,
@@ -146,9 +147,18 @@ class Interpreter:
                 claim.release()
 
     async def call(
-        self, request: dict[str, Any], stdin: str, limits: dict[str, Any], seconds: float, session: int = 0
+        self,
+        request: dict[str, Any],
+        stdin: str,
+        limits: dict[str, Any],
+        seconds: float,
+        session: int = 0,
+        *,
+        goes_on: bool = False,
     ) -> Ended | None:
         """Run a call and wait for its end; None when the interpreter was lost, did not run it, or was silent for ``seconds``.
+
+        A cell of a ``session`` starts its process, or ``goes_on`` in the one there is.
 
         The server keeps each call's own deadline, so a silent one hangs and is killed. A cancelled call is cancelled in
         the server too.
@@ -159,7 +169,8 @@ class Interpreter:
         try:
             self._pending[number] = pending
             try:
-                self._send(pack_request(CALL, number, session, limits), [*files, *given])
+                kind = NEXT_CELL if goes_on else CALL
+                self._send(pack_request(kind, number, session, limits), [*files, *given])
                 with trio.move_on_after(seconds) as waiting:
                     await pending.done.wait()
                 if waiting.cancelled_caught:

@@ -50,6 +50,7 @@ from actors.sandbox.wire import (
     CPU_TIMEOUT,
     DONE,
     END_SESSION,
+    NEXT_CELL,
     NO_VERDICT,
     NOT_RUN,
     REPLY,
@@ -182,11 +183,9 @@ class Server:
                 return
             kind, number, session, *bounds = REQUEST.unpack(data)
             if kind == CALL:
-                call = Call(number, session, Bounds(*bounds), fds)
-                if session in self.sessions:
-                    self.next_cell(self.sessions[session], call)
-                else:
-                    self.start(call)
+                self.start(Call(number, session, Bounds(*bounds), fds))
+            elif kind == NEXT_CELL:
+                self.next_cell(self.sessions.get(session), Call(number, session, Bounds(*bounds), fds))
             elif kind == CANCEL:
                 self.cancel(number)
             elif kind == END_SESSION and session in self.sessions:
@@ -286,9 +285,9 @@ class Server:
             run_session(self.work, call.bounds)
         run(self.work, call.bounds.output_bytes)
 
-    def next_cell(self, child: Child, call: Call) -> None:
-        """Give a session its next cell."""
-        if child.call is not None or child.control is None:  # the owner sends one at a time
+    def next_cell(self, child: Child | None, call: Call) -> None:
+        """Give a session its next cell; it is not run where the session's process is gone or occupied."""
+        if child is None or child.call is not None or child.control is None:
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
         else:
             while child.call is None:

@@ -14,7 +14,8 @@ REQUEST = struct.Struct("!BQQdIQQQII")
 """Kind, id, session (0: none), wall seconds, CPU seconds, bytes of memory, output and files, open files, processes."""
 REPLY = struct.Struct("!BQBid")
 """Kind, id, verdict, exit status (minus the signal), seconds. READY and FAILED are followed by JSON."""
-CALL, CANCEL, END_SESSION = range(3)
+CALL, CANCEL, END_SESSION, NEXT_CELL = range(4)
+"""CALL starts a process, a session's first one too; NEXT_CELL goes to a session's live process, or is not run."""
 READY, FAILED, DONE = range(3)
 NO_VERDICT, TIMEOUT, CANCELLED, NOT_RUN, SESSION_GOES_ON, SESSION_LEFT_PROCESSES, CPU_TIMEOUT = range(7)
 """What the interpreter decided about a call; without a verdict the exit status and the child's report do."""

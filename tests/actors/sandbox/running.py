@@ -62,17 +62,23 @@ def named(name: str) -> str:
     return f"import ctypes\n_ = ctypes.CDLL(None).prctl(15, b{name!r})\n"
 
 
-def living(name: str) -> int:
-    """How many processes of the host have the name."""
-    count = 0
+def pids(name: str) -> list[int]:
+    """The processes of the host that have the name."""
+    found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
                 alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                count += alive and (path / "comm").read_text() == f"{name}\n"
+                if alive and (path / "comm").read_text() == f"{name}\n":
+                    found.append(int(path.name))
             except (FileNotFoundError, ProcessLookupError):
                 continue
-    return count
+    return found
+
+
+def living(name: str) -> int:
+    """How many processes of the host have the name."""
+    return len(pids(name))
 
 
 def is_alive(pid: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import trio
 
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
-from tests.actors.sandbox.running import eventually, living, named, require, run_with
+from tests.actors.sandbox.running import eventually, living, named, pids, require, run_with
 
 SHORT = ExecutionLimits(wall_seconds=0.6, memory_bytes=64 << 20, output_bytes=1000, processes=8)
 
@@ -236,3 +238,28 @@ def test_a_session_that_talks_out_of_turn_harms_only_itself(said: str) -> None:
 
     other, call = in_notebook(main)
     assert (other.stdout, call.stdout) == ("1\n", "2\n")
+
+
+def test_a_cell_that_is_given_up_ends_its_session_and_the_next_finds_the_state_before() -> None:
+    async def main(notebook: Notebook) -> ExecutionResult:
+        await notebook.run("x = 1")
+        with trio.move_on_after(0.2):
+            await notebook.run("x = 2\nimport time\ntime.sleep(60)")
+        return await notebook.run("x")
+
+    result = in_notebook(main)
+    assert (result.outcome, result.value) == ("success", "1")
+    assert result.note == "[The session was lost (its last cell was given up): its 1 earlier cells were run again.]\n"
+
+
+def test_a_session_whose_idle_process_is_killed_from_outside_is_rebuilt_and_says_so() -> None:
+    async def main(notebook: Notebook) -> ExecutionResult:
+        await notebook.run(named("idle-session") + "x = 3")
+        (pid,) = pids("idle-session")
+        os.kill(pid, signal.SIGKILL)  # as the system does when memory runs out
+        assert await eventually(lambda: living("idle-session") == 0)
+        return await notebook.run("x")
+
+    result = in_notebook(main)
+    assert (result.outcome, result.value) == ("success", "3")
+    assert result.note == "[The session was lost (its process was gone): its 1 earlier cells were run again.]\n"
