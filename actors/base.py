@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import trio
 from pydantic import BaseModel, ConfigDict
@@ -47,7 +47,7 @@ class Push:
     messages: tuple[type, ...]
     awaited_in_handler: bool = True
     required: bool = True
-    kind: ClassVar[str] = "push"
+    kind: ClassVar[Literal["push"]] = "push"
 
     def __init__(self, *messages: type, awaited_in_handler: bool = True, required: bool = True) -> None:
         object.__setattr__(self, "messages", messages)
@@ -66,7 +66,7 @@ class Call:
     reply: type
     awaited_in_handler: bool = True
     required: bool = True
-    kind: ClassVar[str] = "call"
+    kind: ClassVar[Literal["call"]] = "call"
 
     @property
     def messages(self) -> tuple[type, ...]:
@@ -80,7 +80,7 @@ class Announce:
 
     messages: tuple[type, ...]
     required: bool = True
-    kind: ClassVar[str] = "announce"
+    kind: ClassVar[Literal["announce"]] = "announce"
 
     def __init__(self, *messages: type, required: bool = True) -> None:
         object.__setattr__(self, "messages", messages)

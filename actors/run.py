@@ -39,6 +39,7 @@ from transport import (
     BindError,
     CurveKeys,
     Delivery,
+    DeliveryKind,
     InsecureLink,
     Network,
     Node,
@@ -91,9 +92,17 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
         case Push():
             return node.push(name, targets, **options)
         case Call():
-            return node.call(name, targets, **options)
+            return node.call(name, targets, reply=kind.reply, **options)
         case Announce():
             return node.announce(name, targets)
+
+
+def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
+    """The message types the class says it receives, by kind; nothing else reaches its `handle`."""
+    types: dict[DeliveryKind, set[type]] = {"push": set(), "call": set(), "announce": set()}
+    for each in cls.receives:
+        types[each.kind].update(each.messages)
+    return types
 
 
 async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Event, nursery: trio.Nursery) -> None:
@@ -117,7 +126,9 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
 
     async with trio.open_nursery() as node_nursery:
-        await node_nursery.start(partial(node.run, handler, concurrency=actor.concurrency))
+        await node_nursery.start(
+            partial(node.run, handler, concurrency=actor.concurrency, receives=received(type(actor)))
+        )
         node_nursery.start_soon(report)
         try:
             await actor.start()

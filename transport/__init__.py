@@ -29,7 +29,7 @@ from transport.errors import (
     UnknownPeer,
 )
 from transport.handles import AnnounceLink, CallLink, PushLink
-from transport.inbound import Delivery, current_delivery
+from transport.inbound import Delivery, DeliveryKind, current_delivery
 from transport.limits import Limits
 from transport.memory import MemoryNetwork
 from transport.network import Network, Port
@@ -47,6 +47,7 @@ __all__ = [
     "CurveKeys",
     "DecodeError",
     "Delivery",
+    "DeliveryKind",
     "EncodeError",
     "Handler",
     "InsecureLink",

@@ -145,7 +145,7 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     _, name, sent_fingerprint, values = header
     known = registry.plan(name)
     if known is None:
-        raise DecodeError("header", f"unknown message type {name!r:.80}")
+        raise DecodeError("header", f"message type {name!r:.80} is unknown or not expected here")
     plan, fingerprint = known
     if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
         raise DecodeError(name, "the sender's definition of it is another one: use one version everywhere")

@@ -21,7 +21,7 @@ class EncodeError(TransportError):
 
 
 class DecodeError(TransportError):
-    """Bytes that are not a message of the registry. ``field`` is a dotted path, as in ``Trajectory.calls[2].turn``."""
+    """Bytes that are not a message of the registry, which holds the types that are expected. ``field`` is a dotted path, as in ``Trajectory.calls[2].turn``."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from transport.codec import encode
+from transport.codec import Registry, encode
 from transport.errors import CallTimeout, CreditWait, UnknownPeer
 from transport.limits import Limits
 from transport.link import CallRouter, PushSender, Unsettled, Waiting
@@ -146,11 +146,13 @@ class CallLink:
         targets: Mapping[str, Outbound],
         outstanding: int,
         timeout: float,
+        replies: Registry,
         limits: Limits,
         silent: Collection[str],
     ) -> None:
         self.name = name
         self._limits = limits
+        self.replies = replies
         self.router = CallRouter(tuple(targets), outstanding)
         self._targets = dict(targets)
         self._timeout = timeout

@@ -11,8 +11,7 @@ Arrivals are processed synchronously, a burst at a time; credit and acknowledgem
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -22,12 +21,11 @@ from transport.dispatch import Dispatcher, Handler
 from transport.errors import (
     DecodeError,
     LinkEvent,
-    MalformedFrames,
     PeerBack,
     PeerSilent,
-    Unauthenticated,
     log_event,
 )
+from transport.faults import Faults
 from transport.frames import (
     Announce,
     Call,
@@ -42,21 +40,12 @@ from transport.frames import (
     unpack,
 )
 from transport.handles import AnnounceLink, CallLink, PushLink
-from transport.inbound import Delivery, Inbound
+from transport.inbound import Delivery, DeliveryKind, Inbound
 from transport.limits import Limits
 from transport.link import Liveness
 from transport.network import Network, read_identity
 from transport.outbound import Outbound
 from transport.schema import Buffer
-
-_COUNTED = (
-    "decode_errors",
-    "duplicates_dropped",
-    "frames_for_another_incarnation",
-    "frames_of_replaced_processes",
-    "unauthenticated",
-)
-
 
 STRANGER = "a stranger"
 """Who sends without being a node of the network; reported once, whoever they are."""
@@ -83,6 +72,7 @@ class Node:
         self.incarnation = incarnation
         self._limits = limits or Limits()
         self._registry = registry
+        self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
         self._on_event = on_event
         self._port = network.attach(name, incarnation, self._limits)
         self._running = False
@@ -91,8 +81,7 @@ class Node:
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
         self._liveness = Liveness(self._limits.silent_after)
-        self._reported: set[str] = set()
-        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
+        self._faults = Faults(on_event)
         self._changed: dict[Inbound, None] = {}
         self._announcing: dict[Outbound, None] = {}
         self._pushing: dict[Outbound, None] = {}
@@ -107,12 +96,18 @@ class Node:
         self._links[link] = made = PushLink(link, peers, window, self._limits, self._liveness.silent)
         return made
 
-    def call(self, link: str, targets: Sequence[str], *, outstanding: int, timeout: float) -> CallLink:
-        """A call link: at most ``outstanding`` calls to each replica at once; ``timeout`` in seconds is the default."""
+    def call(
+        self, link: str, targets: Sequence[str], *, outstanding: int, timeout: float, reply: type | None = None
+    ) -> CallLink:
+        """A call link: at most ``outstanding`` calls to each replica at once; ``timeout`` in seconds is the default.
+
+        A reply of another type than ``reply`` fails the call; None: any type is taken.
+        """
         if outstanding < 1:
             raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
+        replies = self._registry if reply is None else Registry(reply)
         self._links[link] = made = CallLink(
-            link, self._peers(link, targets), outstanding, timeout, self._limits, self._liveness.silent
+            link, self._peers(link, targets), outstanding, timeout, replies, self._limits, self._liveness.silent
         )
         return made
 
@@ -141,14 +136,22 @@ class Node:
         return outbound
 
     async def run(
-        self, handler: Handler, *, concurrency: int = 1, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        receives: Mapping[DeliveryKind, Collection[type]] | None = None,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve until cancelled; ``started()`` once the inbox is open. Raises BindError.
 
         What ``handler`` returns answers a call; CallRefused refuses it. At most ``concurrency`` handlers run at once;
         with 1, messages are handled strictly in order of arrival. With more, announcements are handled one at a time
         beside them. Any other exception of a handler ends the node: it leaves here in an ExceptionGroup.
+        Of types that ``receives`` does not list under a message's kind nothing reaches the handler; None: all do.
         """
+        if receives is not None:
+            self._receives = {kind: Registry(*receives.get(kind, ())) for kind in self._receives}
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, got {concurrency}")
         await self._port.bind(self)
@@ -238,12 +241,12 @@ class Node:
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
         except MalformedFrame as error:
-            self._malformed(inbound.peer, str(error))
+            self._faults.malformed(inbound.peer, str(error))
             return
         self._liveness.heard(inbound.peer)
         if isinstance(envelope, (Push, Call, Announce, Cancel)):
             if envelope.incarnation != self.incarnation:
-                self._counts["frames_for_another_incarnation"] += 1
+                self._faults.counts["frames_for_another_incarnation"] += 1
             elif isinstance(envelope, Push):
                 self._push(inbound, envelope, bodies, frames[1:])
             elif isinstance(envelope, Call):
@@ -257,19 +260,19 @@ class Node:
         elif isinstance(envelope, Goodbye):
             self._forget(inbound)
         else:
-            self._malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
+            self._faults.malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
 
     def _admit(self, identity: bytes) -> Inbound | None:
         who = read_identity(identity)
         if who is None or not self._port.knows(who[0]):
             # Under one name, however they call themselves: what a stranger can make a node remember is bounded.
-            self._malformed(STRANGER, f"{identity[:40]!r} is no node of this network")
+            self._faults.malformed(STRANGER, f"{identity[:40]!r} is no node of this network")
             return None
         peer, incarnation = who
         before = self._inbound_by_name.get(peer)
         if before is not None:
             if before.incarnation > incarnation:
-                self._counts["frames_of_replaced_processes"] += 1
+                self._faults.counts["frames_of_replaced_processes"] += 1
                 return None
             self._forget(before)
         inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
@@ -299,29 +302,29 @@ class Node:
         last = push.sequence + len(bodies) - 1
         for sequence, body in enumerate(bodies, push.sequence):
             if not stream.accept(sequence):
-                self._counts["duplicates_dropped"] += 1
+                self._faults.counts["duplicates_dropped"] += 1
                 inbound.changed(stream)
                 continue
             try:
-                message = self._decode([body, *frames] if sequence == last else [body])
+                message = self._decode([body, *frames] if sequence == last else [body], self._receives["push"])
             except DecodeError as error:
                 stream.take()
                 stream.reject(sequence, str(error))
                 inbound.changed(stream)
-                self._malformed(inbound.peer, str(error))
+                self._faults.malformed(inbound.peer, str(error))
                 continue
             self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
 
     def _call(self, inbound: Inbound, call: Call, frames: Sequence[Buffer]) -> None:
         if call.request <= inbound.last_request:
-            self._counts["duplicates_dropped"] += 1
+            self._faults.counts["duplicates_dropped"] += 1
             return
         inbound.last_request = call.request
         try:
-            message = self._decode(frames)
+            message = self._decode(frames, self._receives["call"])
         except DecodeError as error:
             self._send_back(inbound, Refused(call.request, f"undecodable request: {error}"))
-            self._malformed(inbound.peer, str(error))
+            self._faults.malformed(inbound.peer, str(error))
             return
         delivery = Delivery(message, "call", call.link, inbound, call.request)
         delivery.deadline = trio.current_time() + call.timeout
@@ -337,9 +340,9 @@ class Node:
         if not inbound.announce(announce.link, announce.type, announce.version):
             return
         try:
-            message = self._decode(frames)
+            message = self._decode(frames, self._receives["announce"])
         except DecodeError as error:
-            self._malformed(inbound.peer, str(error))
+            self._faults.malformed(inbound.peer, str(error))
             return
         self._dispatcher.put(Delivery(message, "announce", announce.link, inbound, announce.version))
 
@@ -351,14 +354,14 @@ class Node:
             envelope, bodies = unpack(frames[0] if frames else b"")
             self._outbound[peer].receive(envelope, [*bodies, *frames[1:]])
         except MalformedFrame as error:
-            self._malformed(peer, str(error))
+            self._faults.malformed(peer, str(error))
             return
         self._liveness.heard(peer)
         self._alive(peer)
 
     def on_unauthenticated(self, address: str) -> None:
         """A client without the cluster's key was turned away."""
-        self._count_and_report("unauthenticated", address, Unauthenticated(address))
+        self._faults.unauthenticated(address)
 
     def _alive(self, peer: str) -> None:
         if peer in self._liveness.silent:
@@ -368,17 +371,8 @@ class Node:
             if peer in self._outbound:
                 self._outbound[peer].back()
 
-    def _malformed(self, peer: str, reason: str) -> None:
-        self._count_and_report("decode_errors", peer, MalformedFrames(peer, reason))
-
-    def _count_and_report(self, figure: str, whom: str, event: LinkEvent) -> None:
-        self._counts[figure] += 1
-        if whom not in self._reported:
-            self._reported.add(whom)
-            self._on_event(event)
-
-    def _decode(self, frames: Sequence[Buffer]) -> Any:
-        return decode(frames, self._registry, self._limits)
+    def _decode(self, frames: Sequence[Buffer], registry: Registry) -> Any:
+        return decode(frames, registry, self._limits)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -394,5 +388,5 @@ class Node:
             "peers": len(self._inbound_by_name.keys() | self._outbound.keys()),
             "silent_peers": len(self._liveness.silent),
             "handled": self._dispatcher.handled,
-            **self._counts,
+            **self._faults.counts,
         }

@@ -27,6 +27,7 @@ from transport.link import AnnounceSender, PushSender, Unsettled
 from transport.schema import Buffer
 
 if TYPE_CHECKING:
+    from transport.codec import Registry
     from transport.handles import CallLink, PushLink
 
 
@@ -66,7 +67,7 @@ class Outbound:
         self,
         peer: str,
         transmit: Callable[[str, Sequence[Buffer]], None],
-        decode: Callable[[Sequence[Buffer]], Any],
+        decode: Callable[[Sequence[Buffer], Registry], Any],
         report: Callable[[LinkEvent], None],
         on_waiting: Callable[[Outbound], None],
     ) -> None:
@@ -206,7 +207,7 @@ class Outbound:
 
     def _replied(self, call: PendingCall, frames: Sequence[Buffer]) -> None:
         try:
-            reply = self._decode(frames)
+            reply = self._decode(frames, call.link.replies)
         except DecodeError as error:
             call.finish(None, CallFailed(f"undecodable reply: {error}"))
             raise MalformedFrame(str(error)) from error

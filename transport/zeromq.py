@@ -2,8 +2,8 @@
 
 Three traps shape this file. A socket's file descriptor is edge-triggered and any operation on the socket may consume
 the edge: so one task reads each socket until it is empty before it waits, and a send that leaves something to read
-wakes it. High-water marks would make a ROUTER drop and a DEALER block: they are off, and credit bounds what is under
-way. Closing with linger 0 would lose the last acknowledgements: the linger is bounded instead.
+wakes it. High-water marks on sending would make a ROUTER drop and a DEALER block: they are off, and credit bounds what is
+under way. The mark on receiving makes who sends too much wait, and loses nothing. Closing with linger 0 would lose the last acknowledgements: the linger is bounded instead.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
+# Messages of one connection that wait to be read from an inbox: whoever floods it fills his own memory, not this process's.
+_UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
-_ENVELOPE_MAX = 1 << 20
+_ENVELOPE_MAX = 64 << 10
 # plain integers: pyzmq's enumerations cost more than the call they are arguments of
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
@@ -206,7 +208,7 @@ class ZmqPort:
         assert self._context is not None
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, _UNREAD_MAX if kind == zmq.ROUTER else 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes + _ENVELOPE_MAX)
         socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
         socket.setsockopt(zmq.IPV6, 1)

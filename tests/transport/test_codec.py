@@ -293,7 +293,7 @@ def put(*path):
         (lambda header: header.__setitem__(2, 7), "Cloud", "definition of it is another"),
         (lambda header: header.__setitem__(2, None), "Cloud", "definition of it is another"),
         (lambda header: header.__setitem__(0, True), "header", "wire version True"),
-        (lambda header: header.__setitem__(1, "Fog"), "header", "unknown message type 'Fog'"),
+        (lambda header: header.__setitem__(1, "Fog"), "header", "message type 'Fog' is unknown"),
         (lambda header: header.append(0), "header", "not a message"),
     ],
 )

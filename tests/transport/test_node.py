@@ -129,7 +129,7 @@ def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
             assert handled == list(range(len(handled)))
             assert 400 <= len(handled) <= 464
             stretches = [after - before for before, after in itertools.pairwise(turns)]
-            assert max(stretches) <= 64
+            assert max(stretches) <= 128  # tasks of one turn run in any order
             nursery.cancel_scope.cancel()
 
     case.run(main)

@@ -1,0 +1,164 @@
+"""What should not come: floods, and messages of a known peer that the receiver does not take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from transport import (
+    CallFailed,
+    Limits,
+    MalformedFrames,
+    MemoryNetwork,
+    MessageRejected,
+    Node,
+    ZmqNetwork,
+)
+from transport.node import STRANGER
+from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
+
+SIZE, COUNT = 64 << 10, 6000
+BOUND = 64 << 20
+# Sends until the other side takes no more for two seconds, or all is sent, says how many, and goes on as fast as it can.
+FLOODER = f"""
+import sys, zmq
+identity, address = sys.argv[1:]
+context = zmq.Context()
+socket = context.socket(zmq.DEALER)
+socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+socket.setsockopt(zmq.LINGER, 0)
+socket.setsockopt(zmq.SNDHWM, 1)
+socket.setsockopt(zmq.SNDTIMEO, 2000)
+socket.connect(address)
+sent = 0
+try:
+    while sent < {COUNT}:
+        socket.send(bytes({SIZE}))
+        sent += 1
+except zmq.Again:
+    pass
+print(sent, flush=True)
+socket.setsockopt(zmq.SNDTIMEO, -1)
+while True:
+    socket.send(bytes({SIZE}))
+"""
+
+
+class Zmq(ContractBase):
+    limits = Limits(heartbeat_interval=0.05, silent_after=60.0, linger=0.2)
+
+    def __init__(self, directory):
+        self.addresses = {name: f"ipc://{directory}/{name}" for name in "abc"}
+
+    def network(self, _names):
+        return ZmqNetwork(self.addresses)
+
+
+class InMemory(ContractBase):
+    def __init__(self):
+        self.memory = MemoryNetwork()
+
+    def network(self, _names):
+        return self.memory
+
+
+def resident():
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("identity", ["nobody#1", "c#7"], ids=["stranger", "impersonator"])
+def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(identity):
+    """The event loop stands still until the flooder gets no further; then pushes pass while it goes on."""
+    with tempfile.TemporaryDirectory(prefix="link") as directory:
+        case = Zmq(directory)
+        flooder = grown = None
+
+        async def busy(delivery):
+            nonlocal flooder, grown
+            if delivery.message.number == 0:
+                before = resident()
+                command = [sys.executable, "-c", FLOODER, identity, case.addresses["b"]]
+                flooder = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220
+                sent = int(flooder.stdout.readline())
+                grown = resident() - before
+                assert sent < COUNT
+
+        async def main():
+            async with case.world() as world:
+                recorder = Recorder(answers=busy)
+                a, b = await world.start("a"), await world.start("b", recorder)
+                link = a.node.push("items", ["b"], window=8)
+                for number in range(200):
+                    await link.send(Item(number))
+                with trio.fail_after(20):
+                    await link.drained()
+                assert flooder.poll() is None
+                assert recorder.numbers == list(range(200))
+                whom = STRANGER if identity == "nobody#1" else "c"
+                assert [event.peer for event in b.told(MalformedFrames)] == [whom]
+                assert b.node.figures["decode_errors"] > 64
+
+        try:
+            trio.run(main)
+        finally:
+            if flooder is not None:
+                flooder.kill()
+                flooder.wait()
+                flooder.stdout.close()
+        assert grown < BOUND, f"{grown >> 20} MiB more"
+
+
+def test_a_known_peers_message_of_an_unexpected_type_is_counted_told_once_and_not_handled():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world, trio.open_nursery() as nursery:
+            a, recorder, events = await world.start("a"), Recorder(), []
+            node = Node("b", case.memory, REGISTRY, incarnation=0, on_event=events.append)
+            receives = {"push": [Item], "call": [Question]}
+
+            async def run(*, task_status):
+                await node.run(recorder, receives=receives, task_status=task_status)
+
+            await nursery.start(run)
+            push = a.node.push("items", ["b"], window=8)
+            call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
+            await push.send(Question(1))
+            await push.send(Item(2))
+            a.node.announce("news", ["b"]).set(Item(3))
+            with pytest.raises(CallFailed, match="'Item' is unknown or not expected here"):
+                await call(Item(4))
+            assert await call(Question(5)) == Item(5)
+            await push.drained()
+            await case.heartbeats(2)
+            assert recorder.numbers == [2, 5]
+            assert len(events) == 1
+            assert isinstance(events[0], MalformedFrames)
+            assert node.figures["decode_errors"] == 3
+            (rejected,) = a.told(MessageRejected)
+            assert "'Question' is unknown or not expected here" in rejected.reason
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_reply_of_another_type_than_expected_fails_the_call():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            a, _ = await world.start("a"), await world.start("b")
+            call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
+            with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown or not expected"):
+                await call(Question(1))
+            assert len(a.told(MalformedFrames)) == 1
+            assert a.node.figures["outstanding_calls"] == 0
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
