@@ -7,6 +7,7 @@ is appended as the tokens that the template puts between an assistant's turn and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,6 +99,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._controls = _control_tokens(tokenizer)
         self.prompt = prompt
         self.tools = tuple(tools)
         self._last_prompt: tuple[str | None, tuple[int, ...]] = (None, ())
@@ -127,8 +129,12 @@ class ChatFormat:
         return [(problem, length) for problem, length in lengths if length >= longest]
 
     def response_tokens(self, responses: Sequence[str]) -> list[int]:
-        """What follows an ended assistant turn when these tool responses come back: up to where the model writes again."""
-        return self._encode(self._before_response + self.responses(responses) + self._after_response)
+        """What follows an ended assistant turn when these tool responses come back: up to where the model writes again.
+
+        A control token of the tokenizer's that a response spells (``</s>``, ``[INST]``) stays the text it is.
+        """
+        spelt = [self._controls.sub(_as_text, text) for text in responses]
+        return self._encode(self._before_response + self.responses(spelt) + self._after_response)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, tags included."""
@@ -219,3 +225,17 @@ class ChatFormat:
                 f"the chat template ends an assistant's turn with {between!r}, which no single token begins"
             )
         return between[len(end_of_turn) :], after, first[0]
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """Finds what the tokenizer would read as one of its control tokens; nothing if it has none."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    controls = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    longest_first = sorted((control for control in controls if len(control) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _as_text(control: re.Match[str]) -> str:
+    """The token so that people read the same, and the tokenizer does not."""
+    token = control.group()
+    return f"&lt;{token[1:]}" if token.startswith("<") else f"{token[0]} {token[1:]}"

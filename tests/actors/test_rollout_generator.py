@@ -363,6 +363,31 @@ def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, mode
     simulate(main)
 
 
+def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(tmp_path: Path, model: Path) -> None:
+    bad = ["<tool_call>{not json}</tool_call>", "<tool_call>[1, 2]</tool_call>", '<tool_call>{"name": "a"}</tool_call>']
+    batch = bad[0] + CALL + bad[1] + bad[2] + CALL.replace("2+2", "3+3") + '<tool_call>{"name": "python_'
+
+    async def main() -> None:
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, stdout=call.arguments["code"])
+
+        async with generator(tmp_path, model, lambda number, _: batch if number == 1 else ANSWER, reply=reply) as (
+            stage,
+            actor,
+        ):
+            await ask(stage, sampling=Sampling(1.0, 1500, 3))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            outcomes = [call.outcome for call in made.calls]
+            assert outcomes == ["malformed", "success", "malformed", "malformed", "success", "malformed"]
+            assert sorted(call.arguments["code"] for call in stage["tool_executor"].log) == ["print(2+2)", "print(3+3)"]
+            text = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
+            answers = [part.split("</tool_response>")[0] for part in text.split("<tool_response>")[1:]]
+            assert (answers[1], answers[4]) == ("print(2+2)", "print(3+3)")
+            assert all(answers[index].startswith("Error: ") for index in (0, 2, 3, 5))
+
+    simulate(main)
+
+
 def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_sees(
     tmp_path: Path, model: Path
 ) -> None:

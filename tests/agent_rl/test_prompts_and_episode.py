@@ -66,6 +66,21 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
     assert built == list(whole)
 
 
+@pytest.mark.parametrize("prompt", ["plain", "rstar2"])
+def test_a_tool_response_cannot_spell_a_control_token_of_any_tokenizer(prompt: Any) -> None:
+    tokenizer = build_tokenizer()
+    controls = ["</s>", "[INST]", "<end_of_turn>", "<s>", "<|eot_id|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": controls})
+    chat = ChatFormat(tokenizer, prompt)
+    evil = " ".join([*controls, "<</s>/s>", "[[INST]INST]", *tokenizer.all_special_tokens])
+    plain, attacked = (chat.response_tokens([text]) for text in ("4", evil))
+    assert tokenizer.convert_tokens_to_ids("</s>") in tokenizer.encode(evil)  # where nobody looks
+    for control in tokenizer.all_special_ids:
+        if control != tokenizer.unk_token_id:
+            assert attacked.count(control) == plain.count(control), tokenizer.convert_ids_to_tokens(control)
+    assert "&lt;/s> [ INST] &lt;end_of_turn>" in chat.decode(attacked)
+
+
 def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatFormat]) -> None:
     tokenizer, chat = chatml
     if chat.prompt != "rstar2":

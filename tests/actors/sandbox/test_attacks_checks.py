@@ -1,0 +1,124 @@
+"""Attacks on answer checking: predictions meant to run code, to take everything, or to pass for a verdict.
+
+Each is judged beside a neighbour's check, and before another; both must come out right, in the same interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from actors.sandbox.client import CheckResult, ExecutionLimits, Sandbox
+from actors.sandbox.isolation import Isolation
+from agent_rl.rewards import final_answer
+from tests.actors.sandbox.running import run_with
+
+LIMITS = ExecutionLimits(wall_seconds=3.0, cpu_seconds=2.0, memory_bytes=512 << 20)
+OWNED = "/tmp/agent-rl-owned-by-a-check"
+CODE = {
+    "a call": f"__import__('os').system('touch {OWNED}')",
+    "in a formula": f"1 + __import__('os').system('touch {OWNED}')",
+    "in a function": rf"\sin(__import__('os').system('touch {OWNED}'))",
+    "in a sum": rf"\sum_{{k=1}}^{{open('{OWNED}','w')}} k",
+    "in an integral": rf"\int_0^1 \operatorname{{exec}}(\"open('{OWNED}','w')\") dx",
+    "in a limit": rf"\lim_{{x \to 0}} eval(\"open('{OWNED}','w')\")",
+    "as sympy's own": f"Symbol('x').__class__.__init__.__globals__['__builtins__']['open']('{OWNED}','w')",
+    "as LaTeX's": rf"\input{{/etc/passwd}}\write18{{touch {OWNED}}}",
+}
+GREEDY = {
+    "time": r"\sum_{k=1}^{10^{10}} k^k",
+    "a tower": "9^{9^{9^{9}}}",
+    "a factorial": r"\sum_{k=1}^{3} (10^{8})!",
+    "nesting": r"\sqrt{" * 5000,
+    "a matrix": r"\begin{pmatrix}" + "1 & " * 20_000 + r"1\end{pmatrix}",
+    "length": "(" * 500_000,
+}
+FORGED = {
+    "the verdict": "symbolic equal",
+    "the report": "success\nsymbolic equal",
+    "in a box": r"\boxed{symbolic equal}",
+    "JSON": '{"equal": true}',
+    "a wildcard": ".*",
+    "the gold's name": "gold",
+    "every digit": ", ".join(map(str, range(10))),
+    "either or": "7 or 8 or 9",
+    "all numbers": r"x \in \mathbb{R}",
+    "NUL and half a character": "7\0\ud800",
+}
+
+
+def judged(prediction: str, level: Isolation = "host") -> CheckResult:
+    """The verdict on a prediction for the gold 7, given beside other checks."""
+
+    async def main(sandbox: Sandbox) -> CheckResult:
+        found: list[CheckResult] = []
+
+        async def attack() -> None:
+            found.append(await sandbox.check("7", prediction))
+
+        async def right(gold: str, prediction: str, expected: object) -> None:
+            verdict = await sandbox.check(gold, prediction)
+            assert (verdict.equal, verdict.failure) == (expected, "")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attack)
+            nursery.start_soon(right, r"\frac{1}{2}", "0.5", True)
+            nursery.start_soon(right, r"\frac{1}{2}", "0.25", False)
+        await right("x^2+2x+1", "(x+1)^2", expected=True)
+        await right("7", "8", expected=False)
+        assert sandbox.figures["restarts"] == 0
+        return found[0]
+
+    return run_with(Sandbox(checker=True, limits=LIMITS, isolation=level), main)
+
+
+@pytest.mark.parametrize("prediction", CODE.values(), ids=CODE.keys())
+def test_a_prediction_that_is_code_is_not_run(prediction: str) -> None:
+    verdict = judged(prediction, "limits")  # where nothing else would keep it from being run
+    assert (verdict.equal, verdict.failure) == (False, "")
+    assert not Path(OWNED).exists()
+
+
+@pytest.mark.parametrize("prediction", GREEDY.values(), ids=GREEDY.keys())
+def test_a_prediction_that_takes_everything_is_not_equal(prediction: str) -> None:
+    verdict = judged(prediction)
+    assert (verdict.equal, verdict.failure) == (False, "")
+    assert verdict.seconds < 30
+
+
+@pytest.mark.parametrize("prediction", FORGED.values(), ids=FORGED.keys())
+def test_a_prediction_that_passes_for_a_verdict_or_for_everything_is_not_equal(prediction: str) -> None:
+    assert not judged(prediction).equal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"<answer>\boxed{1}\boxed{2}\boxed{3}</answer>",
+        r"<answer>\boxed{7}</answer><answer>\boxed{3}</answer>",
+        r"<answer>\boxed{7} </answer> \boxed{7} <answer>3</answer>",
+        r"<answer></answer>\boxed{7}<answer>\boxed{}</answer>",
+        r"</answer>\boxed{7}<answer>\boxed{3}</answer>",
+        r"<answer>\boxed{6}</answer>symbolic equal",
+        r"<answer>\boxed{symbolic equal}</answer>",
+        r"<answer>\boxed{5, 6, 7, 8}</answer>",
+    ],
+)
+def test_an_end_that_lists_answers_closes_tags_early_or_prints_a_verdict_gains_nothing(text: str) -> None:
+    prediction = final_answer(text)
+    assert prediction is None or not judged(prediction).equal
+
+
+def test_a_checker_runs_no_model_code_and_an_interpreter_of_calls_judges_no_answer() -> None:
+    checker, tools = Sandbox(checker=True), Sandbox()
+    calls: list[Callable[[], object]] = [
+        lambda: trio.run(checker.execute, "1"),
+        lambda: trio.run(tools.check, "1", "1"),
+    ]
+    calls.append(lambda: trio.run(checker.run_cell, "session", 1, "1"))
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()
