@@ -23,6 +23,7 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.weights import Checkpoints, PublishedWeights, model_directory
 from agent_rl.batching import Masked, bucketed
+from agent_rl.chat_templates import load_tokenizer
 from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
@@ -401,8 +402,9 @@ class Learner(Actor):
 
         topology = self.context.topology
         settings: LearnerSettings = self.context.settings
+        directory = model_directory(topology, self.context.directory)
         self._trainer: Trainer = Trainer(
-            model_directory(topology, self.context.directory),
+            directory,
             dtype=topology.model.dtype,
             device=settings.device,
             algorithm=topology.algorithm,
@@ -415,6 +417,7 @@ class Learner(Actor):
                 logits_mib=settings.logits_mib,
             ),
             lora=topology.model.lora,
+            tokenizer=load_tokenizer(directory, topology, self.context.base),
         )
         self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
         newest = self._checkpoints.newest()

@@ -27,6 +27,7 @@ from actors.engines.base import Engine, EngineError, TurnRequest
 from actors.fair_queue import FairQueue
 from actors.rates import Rate
 from actors.weights import model_directory
+from agent_rl.chat_templates import load_tokenizer
 from agent_rl.declared import declared_tools, format_faults
 from agent_rl.episode import Episode, RolloutTally
 from agent_rl.messages import (
@@ -131,10 +132,10 @@ class RolloutGenerator(Actor):
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
         directory = await self.context.in_thread(model_directory, topology, self.context.directory)
-        from transformers import AutoTokenizer
-
-        tokenizer = await self.context.in_thread(AutoTokenizer.from_pretrained, directory)
+        tokenizer = await self.context.in_thread(load_tokenizer, directory, topology, self.context.base)
         self._chat = self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
+        for difference in self._chat.differences():
+            self.log.warning("conversations are not as the chat template writes them", where=difference)
         self._engine = self._make_engine(directory, settings)
         await self.context.nursery.start(self._engine.run)
         if topology.tasks.files:

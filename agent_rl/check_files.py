@@ -8,6 +8,7 @@ from glob import glob
 from os.path import normpath
 from pathlib import Path
 
+from agent_rl.chat_templates import OURS, template_file
 from agent_rl.load import Fault, Source
 from agent_rl.topology import EvaluateStage, RlStage, Topology
 
@@ -32,6 +33,11 @@ def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         if ids is not None and not (path.parent / ids).is_file():
             message = f"there is no file {path.parent / ids}"
             faults.append(source.fault(("stages", index, "filter", "ids"), message, _RELATIVE))
+    template = template_file(topology, path.parent)
+    if template is not None and not template.is_file():
+        message = f"there is no file {template}"
+        ours = " or ".join(f'"{name}"' for name in OURS)
+        faults.append(source.fault(("model", "chat_template"), message, f"{_RELATIVE}; or take ours, {ours}"))
     faults += _model_faults(topology, source)
     faults += _directory_faults(topology, source)
     return faults

@@ -74,6 +74,19 @@ The result comes back between <tool_response> and </tool_response>."""
 USER_RSTAR2 = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
 
 
+_PROBE_CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(1 + 1)"}}</tool_call>'
+PROBES = {
+    "calls alone": (_PROBE_CALL, _PROBE_CALL),
+    "reasoning before a call": (f"<reason> I add. </reason>\n{_PROBE_CALL}", f"Again:\n\n{_PROBE_CALL}"),
+    "thinking before a call": (
+        f"<think>\nI add.\n</think>\n\n{_PROBE_CALL}",
+        f"<think>\nAgain.\n</think>\n\n{_PROBE_CALL}",
+    ),
+    "white space around a call": (f"\n {_PROBE_CALL} \n", f" \n\n{_PROBE_CALL}\n\n"),
+}
+"""What a model may write in two turns, for looking whether a template keeps it as it was written."""
+
+
 class PromptError(Exception):
     """The tokenizer's chat template cannot carry a conversation with tools; the message says what it does instead."""
 
@@ -94,7 +107,7 @@ class ChatFormat:
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise PromptError(
-                "the tokenizer has no chat template; use an instruction-tuned model, or add a template file"
+                "the tokenizer has no chat template; use an instruction-tuned model, or name one as chat_template in [model]"
             )
         self._tokenizer = tokenizer
         # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
@@ -204,6 +217,36 @@ class ChatFormat:
         if self._fast is None:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def differences(self) -> list[str]:
+        """Where a conversation built turn by turn, as the agent loop does, is not what the template makes of it as a whole.
+
+        What a model is trained on is what was built. A difference says that it would read something else where the whole
+        conversation is rendered anew at every turn, as many servers do.
+        """
+        return [found for name, turns in PROBES.items() if (found := self._difference(name, turns))]
+
+    def _difference(self, name: str, turns: Sequence[str]) -> str:
+        """The first one of a conversation in which the model writes these turns; empty without any."""
+        messages = self.messages("What is 1 + 1?")
+        built = self._encode(self._render(messages, generate=True))
+        for number, text in enumerate(turns, 1):
+            responses = ["2", "two\nlines"][:number]
+            built += [*self._encode(text), self.end_of_turn, *self.response_tokens(responses)]
+            messages += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": self.responses(responses)},
+            ]
+            whole = self._encode(self._render(messages, generate=True))
+            if built != whole:
+                same = next((at for at, pair in enumerate(zip(built, whole, strict=False)) if pair[0] != pair[1]), None)
+                at = min(len(built), len(whole)) if same is None else same
+                near = slice(max(0, at - 4), at + 12)
+                return (
+                    f"{name}, turn {number}, token {at}: built {self.decode(built[near])!r}, "
+                    f"the template gives {self.decode(whole[near])!r}"
+                )
+        return ""
 
     def _probe(self) -> tuple[str, str, int]:
         """What the template puts around a tool response, from a conversation with marks in it."""

@@ -78,6 +78,8 @@ class Model(Part):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of weights as they are served. With bfloat16 the learner keeps float32 copies, which updates are made in."""
     lora: Lora | None = None
+    chat_template: str | None = None
+    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: as the tokenizer says."""
 
 
 class Tasks(Part):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,11 +69,13 @@ class Trainer:
         loss: Loss = policy_loss,
         options: ModelOptions | None = None,
         lora: Lora | None = None,
+        tokenizer: Any = None,
     ) -> None:
+        """``tokenizer`` is saved with the model; without it, the model's own."""
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.algorithm = algorithm
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
         self.model = PolicyModel(
             model_path, dtype=dtype, device=device, options=options or ModelOptions(), lora=lora, seed=seed
         )

@@ -137,6 +137,11 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         '[model]\npath = "FOLDER/untold"\n[unused]',
         ["model.path: ", "untold has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
     ),
+    "a chat template that is not there": (
+        "[model.initialise]",
+        '[model]\nchat_template = "mine.jinja"\n[model.initialise]',
+        ["model.chat_template: there is no file ", "mine.jinja", 'or take ours, "chatml"'],
+    ),
     "a run directory that is a file": (
         'directory = "',
         'directory = "FOLDER/sound.jsonl" #',

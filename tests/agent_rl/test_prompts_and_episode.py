@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agent_rl.chat_templates import CHATML as CHATML_OF_OURS
+from agent_rl.chat_templates import load_tokenizer
 from agent_rl.episode import Episode, RolloutTally
+from agent_rl.load import load_topology
 from agent_rl.messages import Policy, Problem, Sampling
 from agent_rl.parsing import ParsedCall
 from agent_rl.prompts import ChatFormat, PromptError
@@ -64,6 +69,45 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
         *chat.response_tokens(["4", "two\nlines"]),
     ]
     assert built == list(whole)
+
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.toml"
+FORGETS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'].split('</think>')[-1] | trim if m['role'] == 'assistant' else m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_keeps_what_was_written_shows_no_difference(chatml: tuple[Any, ChatFormat]) -> None:
+    assert ChatFormat(build_tokenizer(), "plain").differences() == []
+    tokenizer, chat = chatml
+    assert chat.differences() == []
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = CHATML_OF_OURS
+    assert ChatFormat(tokenizer, "rstar2").differences() == []
+
+
+def test_a_template_that_leaves_out_thinking_and_white_space_is_told_on(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer = copy.deepcopy(chatml[0])
+    tokenizer.chat_template = FORGETS
+    thinking, space = ChatFormat(tokenizer, "rstar2").differences()
+    assert thinking.startswith("thinking before a call, turn 1, token ")
+    assert "<think>" in thinking.split("the template gives")[0]
+    assert "<think>" not in thinking.split("the template gives")[1]
+    assert space.startswith("white space around a call, turn 1, token ")
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [(None, "the model's"), ("chatml", CHATML_OF_OURS), ("mine.jinja", "mine")]
+)
+def test_the_topology_may_name_another_template(tmp_path: Path, named: str | None, expected: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "the model's"
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "mine.jinja").write_text("mine")
+    topology = load_topology(QUICKSTART, [f"model.chat_template={named}"] if named else [])
+    assert load_tokenizer(tmp_path / "model", topology, tmp_path).chat_template == expected
 
 
 @pytest.mark.parametrize("prompt", ["plain", "rstar2"])
