@@ -22,8 +22,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.weights import Checkpoints, PublishedWeights, model_directory
-from agent_rl.batching import Masked, bucketed
+from agent_rl.batching import Masked, bucketed, fitting
 from agent_rl.chat_templates import load_tokenizer
+from agent_rl.data.conversations import endless
 from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
@@ -229,9 +230,15 @@ class Learner(Actor):
         from agent_rl.training import Position
 
         topology = self.context.topology
-        tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
         rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
-        sequences = (self._chat.demonstration_tokens(shown.messages) for shown in tasks.demonstrations(rng))
+        if stage.data:
+            sequences = fitting(
+                map(self._chat.conversation_tokens, endless(stage.data, self.context.base, rng)),
+                self._trainer.max_length,
+            )
+        else:
+            tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
+            sequences = (self._chat.demonstration_tokens(shown.messages) for shown in tasks.demonstrations(rng))
         batches = bucketed(sequences, stage.batch, rng)
         self._figures |= {"step": 0.0, "steps": float(stage.steps)}
         began = self.context.now()

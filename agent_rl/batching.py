@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import TypeAlias
 
+from agent_rl.tasks import TaskError
+
 Masked: TypeAlias = tuple[list[int], list[int]]
 """A sequence's tokens and its loss mask."""
+
+TOO_MANY = 10_000
+"""Sequences in a row that do not fit: none ever will."""
 
 POOL = 16
 """Batches sorted by length together: so many that lengths within one differ little, few enough to keep batches mixed."""
@@ -20,6 +25,20 @@ def bucketed(sequences: Iterator[Masked], batch: int, rng: random.Random) -> Ite
         batches = [pool[start : start + batch] for start in range(0, len(pool), batch)]
         rng.shuffle(batches)
         yield from batches
+
+
+def fitting(sequences: Iterable[Masked], longest: int) -> Iterator[Masked]:
+    """Those of at most ``longest`` tokens. Raises TaskError when ``TOO_MANY`` in a row are longer."""
+    longer = 0
+    for sequence in sequences:
+        if len(sequence[0]) <= longest:
+            longer = 0
+            yield sequence
+            continue
+        longer += 1
+        if longer == TOO_MANY:
+            remedy = "train a longer model, or cut them with `agent-rl data sft --max-tokens`"
+            raise TaskError(f"{longer:,} conversations in a row have more than the model's {longest} tokens: {remedy}")
 
 
 def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:

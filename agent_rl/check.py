@@ -8,8 +8,10 @@ contract.
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -19,9 +21,13 @@ from agent_rl.check_contracts import class_findings, declaration, objections, op
 from agent_rl.check_files import file_faults
 from agent_rl.check_hosts import host_faults
 from agent_rl.contracts import described, place_of
+from agent_rl.data.conversations import conversations
 from agent_rl.load import Fault, Source, suggest, validation_faults
 from agent_rl.tasks import TaskError, load_tasks
 from agent_rl.topology import ActorEntry, Topology
+
+CONVERSATIONS = 1000
+"""How many of a supervised stage's are read before anything starts."""
 
 
 class LinkDeclaration(Protocol):
@@ -103,6 +109,11 @@ def _task_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         return [source.fault(("tasks",), str(error), "")]
     faults = []
     for index, stage in enumerate(topology.stages):
+        if stage.kind == "sft" and stage.data:
+            try:
+                deque(islice(conversations(stage.data, path.absolute().parent), CONVERSATIONS), maxlen=0)
+            except TaskError as error:
+                faults.append(source.fault(("stages", index, "data"), str(error)))
         known = tasks.evaluation_count
         if stage.kind == "evaluate" and known is not None and known < stage.problems:
             message = f"asks for {stage.problems} held-out problems, and there are {known}"

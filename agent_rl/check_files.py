@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_rl.chat_templates import OURS, template_file
 from agent_rl.load import Fault, Source
-from agent_rl.topology import EvaluateStage, RlStage, Topology
+from agent_rl.topology import EvaluateStage, RlStage, SftStage, Topology
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {
@@ -33,6 +33,10 @@ def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         if ids is not None and not (path.parent / ids).is_file():
             message = f"there is no file {path.parent / ids}"
             faults.append(source.fault(("stages", index, "filter", "ids"), message, _RELATIVE))
+        for position, pattern in enumerate(stage.data if isinstance(stage, SftStage) else ()):
+            if not _is_there(path.parent / pattern):
+                message = f"no file matches {normpath((path.parent / pattern).absolute())}"
+                faults.append(source.fault(("stages", index, "data", position), message, _RELATIVE))
     template = template_file(topology, path.parent)
     if template is not None and not template.is_file():
         message = f"there is no file {template}"
@@ -51,15 +55,18 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
     tasks = topology.tasks
     for key, patterns in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
         for index, pattern in enumerate(patterns):
-            place = base / pattern
-            if not (place.is_file() or glob(str(place), recursive=True)):  # noqa: PTH207 - Path.glob refuses absolute ones
-                message = f"no file matches {normpath(place.absolute())}"
+            if not _is_there(base / pattern):
+                message = f"no file matches {normpath((base / pattern).absolute())}"
                 faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
     evaluates = any(isinstance(stage, EvaluateStage) for stage in topology.stages)
     if evaluates and tasks.generator is None and not tasks.evaluation_files:
         message = "is missing, though a stage evaluates"
         faults.append(source.fault(("tasks", "evaluation_files"), message, "name the files of held-out problems"))
     return faults
+
+
+def _is_there(pattern: Path) -> bool:
+    return pattern.is_file() or bool(glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob refuses absolute ones
 
 
 def _model_faults(topology: Topology, source: Source) -> list[Fault]:

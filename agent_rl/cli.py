@@ -1,4 +1,4 @@
-"""The command line: ``agent-rl check``, ``run``, ``report``, ``audit``, ``eval``, ``bench`` and ``keys``.
+"""The command line: ``agent-rl check``, ``run``, ``report``, ``audit``, ``eval``, ``data``, ``bench`` and ``keys``.
 
 A user's mistake ends with one clear message on stderr and exit code 2, never with a traceback.
 """
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_rl.evaluation.arguments import add_arguments
+from agent_rl.data import arguments as data_arguments
+from agent_rl.evaluation import arguments as evaluation_arguments
 from agent_rl.interrupts import INTERRUPTED, raise_from_now_on
 
 if TYPE_CHECKING:
@@ -81,8 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(command=_bench)
 
     evaluate = commands.add_parser("eval", help="evaluate a model on problems, or compare two results")
-    add_arguments(evaluate)
+    evaluation_arguments.add_arguments(evaluate)
     evaluate.set_defaults(command=_eval)
+
+    data = commands.add_parser("data", help="prepare data: convert, filter, decontaminate, deduplicate, conversations")
+    data_arguments.add_arguments(data)
+    data.set_defaults(command=_data)
 
     keys = commands.add_parser("keys", help="make the key that hosts of one run share")
     keys.add_argument("file", type=Path, metavar="FILE", help="where to write it; it must not exist")
@@ -246,6 +251,12 @@ def _eval(options: argparse.Namespace) -> int:
         return MISTAKE if topology is None else _supervise(topology, file, overrides, None, EvaluationView, again)
 
     return evaluate(options, run, _decode_stored, _mistake)
+
+
+def _data(options: argparse.Namespace) -> int:
+    from agent_rl.data.command import prepare
+
+    return prepare(options, _mistake)
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -323,7 +323,7 @@ def _trains(data: Mapping[str, Any]) -> bool:
     """Whether any stage needs problems to train on."""
     stages = data.get("stages")
     return not isinstance(stages, list) or any(
-        not isinstance(stage, dict) or stage.get("kind") != "evaluate" for stage in stages
+        not isinstance(stage, dict) or not (stage.get("kind") == "evaluate" or stage.get("data")) for stage in stages
     )
 
 

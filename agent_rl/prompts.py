@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_rl.contracts import ContractError, called
@@ -58,11 +59,7 @@ JUPYTER_TOOLS: tuple[dict[str, Any], ...] = (
 )
 """What it may call when it is a notebook."""
 
-SYSTEM_RSTAR2 = """You solve problems by reasoning step by step, with tools where they help.
-Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:
-<reason> your reasoning </reason> <answer> your answer </answer>
-
-These are the tools, as JSON schemas:
+SYSTEM_TOOLS = """These are the tools, as JSON schemas:
 <tools>
 {tools}
 </tools>
@@ -70,6 +67,16 @@ These are the tools, as JSON schemas:
 To call a tool, write a JSON object with its name and its arguments between these tags:
 <tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>
 The result comes back between <tool_response> and </tool_response>."""
+"""What tells the model of its tools, ``tools`` being their JSON schemas, one a line."""
+
+SYSTEM_RSTAR2 = (
+    """You solve problems by reasoning step by step, with tools where they help.
+Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:
+<reason> your reasoning </reason> <answer> your answer </answer>
+
+"""
+    + SYSTEM_TOOLS
+)
 
 USER_RSTAR2 = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
 
@@ -160,15 +167,27 @@ class ChatFormat:
         ``messages`` starts with the problem (role user), then assistant turns and tool responses (role user) alternate.
         """
         messages = self.demonstration(messages)
-        tokens = self._encode(self._render(self.messages(messages[0]["content"]), generate=True))
+        return self.conversation_tokens([*self.messages(messages[0]["content"]), *messages[1:]])
+
+    def conversation_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
+        """Any conversation as tokens and its loss mask: 1 on what the assistant writes, its ends of turn included.
+
+        ``messages`` (``role``, ``content``) begins with the user's, a system message before it or not. Messages of the role
+        ``tool`` that follow each other are the responses to one turn's calls.
+        """
+        start = 1 + (messages[0]["role"] == "system")
+        tokens = self._encode(self._render(list(messages[:start]), generate=True))
         mask = [0] * len(tokens)
-        for message in messages[1:]:
-            if message["role"] == "assistant":
-                added = [*self._encode(message["content"]), self.end_of_turn]
+        for role, turns in groupby(messages[start:], key=lambda message: message["role"]):
+            contents = [turn["content"] for turn in turns]
+            if role == "assistant":
+                added = [token for content in contents for token in (*self._encode(content), self.end_of_turn)]
+            elif role == "tool":
+                added = self.response_tokens(contents)
             else:
-                added = self._encode(self._before_response + message["content"] + self._after_response)
+                added = self._encode(self._before_response + "".join(contents) + self._after_response)
             tokens += added
-            mask += [int(message["role"] == "assistant")] * len(added)
+            mask += [int(role == "assistant")] * len(added)
         return tokens, mask
 
     # The format of an episode's texts --------------------------------------------------------------------------------------

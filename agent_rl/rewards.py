@@ -59,6 +59,12 @@ def exactly_equal(gold: str, prediction: str) -> bool | None:
     return None if numbers[0][2] or numbers[1][2] else False
 
 
+def is_integer(answer: str) -> bool:
+    """Whether an answer is an integer, however it is written: sign, separators of thousands, a fraction of zeros."""
+    number = _number(_normalised(answer))
+    return number is not None and not number[2]
+
+
 def answers_equal(gold: str, prediction: str) -> bool:
     """Whether ``prediction`` states the same answer as ``gold``; the rules are in docs/answer_checking.md.
 

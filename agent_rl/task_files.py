@@ -12,8 +12,8 @@ from typing import IO, Any, cast
 from agent_rl.messages import Problem
 from agent_rl.tasks import TaskError
 
-_FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
-_PARQUET_BATCH = 1024
+FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
+PARQUET_BATCH = 1024
 
 
 def read_tasks(patterns: Sequence[str], base: Path) -> tuple[tuple[Problem, ...], ...]:
@@ -44,8 +44,8 @@ def resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
     if not names:
         raise TaskError(f"{pattern}: no such file in {base}; task files are looked up from the topology's folder")
     for name in names:
-        if not name.endswith(_FORMATS):
-            raise TaskError(f"{name}: task files end in one of {', '.join(_FORMATS)}")
+        if not name.endswith(FORMATS):
+            raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}")
         yield name, base / name
 
 
@@ -91,7 +91,7 @@ def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{name}:{number}", row

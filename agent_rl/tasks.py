@@ -222,7 +222,7 @@ class _FileTasks:
 
     def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:  # noqa: ARG002 the protocol's argument
         raise TaskError(
-            "tasks from files hold no demonstrations: leave out the sft stage, or start from a trained model"
+            "tasks from files hold no demonstrations: give the sft stage files of its own (`data`), or leave it out"
         )
 
 

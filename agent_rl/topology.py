@@ -112,6 +112,8 @@ class SftStage(Part):
     name: str = "sft"
     steps: PositiveInt
     batch: PositiveInt = 64
+    data: tuple[str, ...] = ()
+    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without, the tasks' demonstrations."""
     learning_rate: PositiveFloat = 3e-3
     warmup_steps: NonNegativeInt = 10
     schedule: Literal["constant", "cosine"] = "cosine"

@@ -263,7 +263,7 @@ def test_a_training_problem_among_the_held_out_ones_is_refused(ten):
 
 
 def test_files_have_no_demonstrations(ten):
-    with pytest.raises(TaskError, match="leave out the sft stage"):
+    with pytest.raises(TaskError, match="give the sft stage files of its own"):
         load(ten, files=("ten.jsonl",)).demonstrations(random.Random(0))
 
 

@@ -1,0 +1,140 @@
+"""What becomes of a problem: kept, or dropped for a named reason. Each filter sees the rows one by one, in order.
+
+Decontamination compares words: runs of letters and digits in lower case, and each Chinese, Japanese or Korean character by itself; all else, TeX's
+signs included, separates. De-duplication compares all signs, since 3 + 4 is not 3 - 4, but for blanks, dollars and case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Protocol
+
+from agent_rl.messages import Problem
+from agent_rl.rewards import is_integer
+
+KEPT = ""
+_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
+
+
+class Filter(Protocol):
+    """Decides about rows in the order they come."""
+
+    def reason(self, problem: Problem) -> str:
+        """Why the problem is dropped; empty: it is kept."""
+
+
+def words(text: str) -> list[str]:
+    """The words of a text."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+class Integers:
+    """Keeps problems whose answer is an integer, as the paper's RL data are."""
+
+    def reason(self, problem: Problem) -> str:
+        """By the answer alone."""
+        return KEPT if is_integer(problem.answer) else "answer_is_no_integer"
+
+
+class Decontaminate:
+    """Drops problems that share n words in a row with an evaluation problem.
+
+    ``share`` 0: one common n-gram is enough; else so large a share of the problem's n-grams must be common. Problems of fewer
+    than n words are dropped when an evaluation problem has the very same words. Memory: the evaluation problems' n-grams.
+    """
+
+    def __init__(self, against: Iterable[Problem], n: int = 8, share: float = 0.0) -> None:
+        self._n = n
+        self._share = share
+        self._grams: set[str] = set()
+        self._short: set[str] = set()
+        for problem in against:
+            found = words(problem.text)
+            self._grams.update(self._ngrams(found))
+            if len(found) < n:
+                self._short.add(" ".join(found))
+
+    def reason(self, problem: Problem) -> str:
+        """By the problem's text."""
+        found = words(problem.text)
+        if len(found) < self._n:
+            return "same_as_evaluation" if " ".join(found) in self._short else KEPT
+        grams = self._ngrams(found)
+        common = sum(gram in self._grams for gram in grams)
+        return f"{self._n}_gram_in_evaluation" if common and common >= self._share * len(grams) else KEPT
+
+    def _ngrams(self, found: list[str]) -> list[str]:
+        return [" ".join(found[start : start + self._n]) for start in range(len(found) - self._n + 1)]
+
+
+class Deduplicate:
+    """Keeps the first of the problems with the same text. Memory: 24 bytes of digests a problem kept, and their set."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, bytes] = {}
+
+    def reason(self, problem: Problem) -> str:
+        """By the problem's text; one that came with another answer is counted apart."""
+        answer = _digest(" ".join(problem.answer.split()), 8)
+        text = "".join(unicodedata.normalize("NFKC", problem.text).casefold().replace("$", "").split())
+        first = self._seen.setdefault(_digest(text, 16), answer)
+        if first is answer:
+            return KEPT
+        return "duplicate" if first == answer else "duplicate_with_another_answer"
+
+
+class Difficulty:
+    """Keeps problems by the share of a model's own samples that were right: what is always solved teaches nothing.
+
+    ``shares`` are by text of the problem. Kept are those of at least ``least`` and less than ``most``, and without ``unsolved``
+    not those of 0.
+    """
+
+    def __init__(
+        self, shares: Mapping[str, Fraction], *, least: float = 0.0, most: float = 1.0, unsolved: bool = True
+    ) -> None:
+        self._shares = shares
+        self._least = least
+        self._most = most
+        self._unsolved = unsolved
+
+    def reason(self, problem: Problem) -> str:
+        """By the problem's text."""
+        share = self._shares.get(problem.text)
+        if share is None:
+            return "not_sampled"
+        if share >= self._most:
+            return "always_solved" if share == 1 else "too_easy"
+        if share == 0 and not self._unsolved:
+            return "never_solved"
+        return KEPT if share >= self._least else "too_hard"
+
+
+class Tally:
+    """How many rows were read, kept, and dropped by reason."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.dropped: Counter[str] = Counter()
+
+    def add(self, reason: str) -> bool:
+        """Count a row; whether it is kept."""
+        self.read += 1
+        if reason:
+            self.dropped[reason] += 1
+        return not reason
+
+    def figures(self) -> dict[str, int]:
+        """By name."""
+        kept = self.read - sum(self.dropped.values())
+        return {"read": self.read, "kept": kept} | {f"dropped_{name}": n for name, n in sorted(self.dropped.items())}
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()

@@ -1,0 +1,102 @@
+"""Rows of JSONL (also gzipped) and parquet files, read and written one at a time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from agent_rl.disk import whole
+from agent_rl.task_files import FORMATS, PARQUET_BATCH, read_rows, resolve
+from agent_rl.tasks import TaskError
+
+Row: TypeAlias = Mapping[str, Any]
+Placed: TypeAlias = tuple[str, Row]
+"""Where a row stands (``name:line``), and what it holds."""
+Write: TypeAlias = Callable[[Row], None]
+
+
+class DataError(Exception):
+    """Data cannot be prepared as asked; the message says what is wrong and what would mend it."""
+
+
+def rows_of(patterns: Sequence[str], base: Path) -> Iterator[Placed]:
+    """The rows of the files that paths and globs name, in order. Raises TaskError for what is no such file or no row."""
+    for pattern in patterns:
+        for name, path in resolve(pattern, base):
+            yield from read_rows(name, path)
+
+
+@contextmanager
+def writer(path: Path) -> Iterator[Write]:
+    """Write rows to a new file, in the format its name ends in; it appears whole or not at all.
+
+    Raises DataError when the file exists or has another ending, or when the format cannot hold the rows.
+    """
+    if path.exists():
+        raise DataError(f"{path} exists: remove it, or name another --out")
+    if not path.name.endswith(FORMATS):
+        raise DataError(f"{path}: name an --out that ends in one of {', '.join(FORMATS)}")
+    make = _parquet if path.suffix == ".parquet" else _json
+    with whole(path) as partial, make(partial, gzipped=path.suffix == ".gz", name=str(path)) as write:
+        yield write
+
+
+@contextmanager
+def _json(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
+    # mtime 0: the same rows make the same bytes
+    with (
+        partial.open("wb") as raw,
+        cast("Any", gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if gzipped else raw) as out,
+    ):
+
+        def write(row: Row) -> None:
+            out.write(_line(row, name))
+
+        yield write
+
+
+@contextmanager
+def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
+    """Rows are kept as JSON until all columns and their types are known: later rows may have more of them."""
+    del gzipped
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise TaskError(f"{name}: parquet needs pyarrow (pip install pyarrow); or write JSONL") from error
+    with tempfile.TemporaryFile(dir=partial.parent) as spool:
+
+        def write(row: Row) -> None:
+            spool.write(_line(row, name))
+
+        def batches() -> Iterator[list[Row]]:
+            spool.seek(0)
+            while batch := [json.loads(line) for line in islice(spool, PARQUET_BATCH)]:
+                yield batch
+
+        yield write
+        try:
+            schema = pa.schema([])
+            for batch in batches():
+                columns = {key: None for row in batch for key in row}
+                found = pa.table({key: [row.get(key) for row in batch] for key in columns}).schema
+                schema = pa.unify_schemas([schema, found], promote_options="permissive")
+            with parquet.ParquetWriter(partial, schema) as out:
+                for batch in batches():
+                    out.write_table(pa.Table.from_pylist(batch, schema=schema))
+        except pa.ArrowException as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{name}: a column does not hold values of one type ({reason}); write JSONL") from error
+
+
+def _line(row: Row, name: str) -> bytes:
+    try:
+        return json.dumps(dict(row), ensure_ascii=False).encode("utf-8") + b"\n"
+    except (TypeError, UnicodeEncodeError) as error:
+        raise DataError(f"{name}: a row cannot be written as JSON ({error}); convert such columns to text") from error

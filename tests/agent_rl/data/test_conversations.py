@@ -1,0 +1,160 @@
+"""Conversations of the forms that are about, in the one form that is trained on; and how they become tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.batching import TOO_MANY, fitting
+from agent_rl.data.conversations import NoConversation, conversation, conversations, endless, mixed
+from agent_rl.prompts import ChatFormat
+from agent_rl.tasks import TaskError
+from agent_rl.tiny import build_tokenizer
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+OPENAI = {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+}
+SHAREGPT = {
+    "conversations": [
+        {"from": "human", "value": "1 + 1?"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "It is 2."},
+    ]
+}
+ONE_FORM = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": CALL},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "It is 2."},
+]
+
+
+@pytest.mark.parametrize("row", [OPENAI, SHAREGPT, {"messages": ONE_FORM}])
+def test_three_ways_to_write_one_conversation(row: dict[str, Any]) -> None:
+    assert conversation(row) == ONE_FORM
+
+
+def test_tools_and_system_text_stand_in_one_system_message() -> None:
+    row = {**SHAREGPT, "system": "Be brief.", "tools": json.dumps([{"name": "add"}])}
+    first, *rest = conversation(row)
+    assert first["role"] == "system"
+    assert first["content"].startswith("Be brief.\n\nThese are the tools")
+    assert '{"name": "add"}' in first["content"]
+    assert rest == ONE_FORM
+    assert conversation({"messages": conversation(row)}) == [first, *rest]  # the one form stays what it is
+
+
+def turns(*roles: str) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": "x"} for role in roles]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, "no_messages"),
+        ({"messages": "x"}, "no_messages"),
+        ({"messages": ["x"]}, "a_message_is_no_object"),
+        (turns("user", "wizard"), "unknown_role"),
+        (turns("assistant"), "roles_do_not_take_turns"),
+        (turns("system", "assistant"), "roles_do_not_take_turns"),
+        (turns("user", "user", "assistant"), "roles_do_not_take_turns"),
+        (turns("user", "tool", "assistant"), "roles_do_not_take_turns"),
+        (turns("user", "assistant", "user"), "does_not_end_with_the_assistant"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}, "empty_turn_of_the_assistant"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content_is_no_text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "unreadable_call"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "unreadable_call"),
+        ({"conversations": [{"from": "function_call", "value": "not json"}]}, "unreadable_call"),
+        ({**turns("user", "assistant"), "tools": "{"}, "unreadable_tools"),
+    ],
+)
+def test_what_is_no_conversation_has_a_reason(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NoConversation) as found:
+        conversation(row)
+    assert str(found.value) == reason
+
+
+def test_the_loss_is_on_what_the_assistant_writes_alone() -> None:
+    chat = ChatFormat(build_tokenizer(), "rstar2")
+    messages = [{"role": "system", "content": "S"}, *ONE_FORM, {"role": "user", "content": "why?"}, ONE_FORM[-1]]
+    tokens, mask = chat.conversation_tokens(messages)
+    trained = chat.decode([token for token, on in zip(tokens, mask, strict=True) if on])
+    assert trained == f"{CALL}<|end|>It is 2.<|end|>It is 2.<|end|>"
+    assert chat.decode(tokens) == (
+        f"<|system|>S<|end|><|user|>1 + 1?<|end|><|assistant|>{CALL}<|end|>"
+        "<|user|><tool_response>\n2\n</tool_response><|end|><|assistant|>It is 2.<|end|>"
+        "<|user|>why?<|end|><|assistant|>It is 2.<|end|>"
+    )
+
+
+def test_responses_to_one_turn_stand_together() -> None:
+    chat = ChatFormat(build_tokenizer(), "plain")
+    two = [ONE_FORM[0], {"role": "assistant", "content": CALL + CALL}, ONE_FORM[2], {"role": "tool", "content": "3"}]
+    text = chat.decode(chat.conversation_tokens([*two, ONE_FORM[3]])[0])
+    assert "<|user|><tool_response>2</tool_response><tool_response>3</tool_response><|end|>" in text
+
+
+def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(OPENAI) + "\n" + json.dumps(turns("user")) + "\n")
+    with pytest.raises(TaskError, match=r"chats\.jsonl:2: no conversation .*does not end with the assistant.*data sft"):
+        list(conversations(["chats.jsonl"], tmp_path))
+
+
+def test_every_pass_brings_every_conversation_in_another_order(tmp_path: Path) -> None:
+    rows = [turns("user", "assistant") for _ in range(20)]
+    for index, row in enumerate(rows):
+        row["messages"][0]["content"] = str(index)
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = endless(["chats.jsonl"], tmp_path, random.Random(1))
+    first, second = ([next(found)[0]["content"] for _ in range(20)] for _ in range(2))
+    assert sorted(first, key=int) == sorted(second, key=int) == [str(index) for index in range(20)]
+    assert first != second
+    again = endless(["chats.jsonl"], tmp_path, random.Random(1))
+    assert [next(again)[0]["content"] for _ in range(20)] == first
+
+
+@given(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3))
+def test_mixing_loses_nothing_and_holds_few(count: int, held: int, seed: int) -> None:
+    taken = 0
+
+    def items():
+        nonlocal taken
+        for index in range(count):
+            taken += 1
+            yield [{"role": "user", "content": str(index)}]
+
+    out = []
+    for item in mixed(items(), random.Random(seed), held):
+        out.append(int(item[0]["content"]))
+        assert taken - len(out) <= held
+    assert sorted(out) == list(range(count))
+
+
+def test_files_without_conversations_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(TaskError, match="no conversation to train on"):
+        next(endless(["empty.jsonl"], tmp_path, random.Random(0)))
+
+
+def test_what_does_not_fit_is_passed_over_and_if_nothing_does_it_is_said() -> None:
+    assert list(fitting([([1] * 3, [1] * 3), ([1] * 4, [1] * 4)], 3)) == [([1] * 3, [1] * 3)]
+    with pytest.raises(TaskError, match="more than the model's 2 tokens"):
+        next(fitting((([1] * 3, [1] * 3) for _ in range(TOO_MANY)), 2))

@@ -1,0 +1,201 @@
+"""``agent-rl data``: files in, a file out, counts; every mistake one message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from agent_rl.cli import main
+from agent_rl.data.filters import Integers
+from agent_rl.data.rows import rows_of, writer
+from agent_rl.evaluation.results import write_results
+from agent_rl.task_files import problem_of
+from tests.agent_rl.evaluation.test_results import result
+
+DATA = Path(__file__).parents[3] / ".." / "shared" / "data"
+if not DATA.is_dir():
+    DATA = Path("/work/shared/data")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
+    assert main(["data", *arguments]) == 0
+    counts: dict[str, int] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return counts
+
+
+ROWS = [
+    {"id": f"p{i}", "problem": f"What is {i}?", "answer": str(i) if i % 2 else "1/2", "extra": [i]} for i in range(6)
+]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
+def test_every_format_is_read_and_written_as_it_was(tmp_path: Path, capsys: Any, ending: str) -> None:
+    first = write_rows(tmp_path / "in.jsonl", ROWS)
+    middle, last = tmp_path / f"middle.{ending}", tmp_path / "last.jsonl"
+    assert run(capsys, "convert", first, "--out", str(middle)) == {"read": 6, "kept": 6}
+    run(capsys, "convert", str(middle), "--out", str(last))
+    assert [json.loads(line) for line in last.read_text().splitlines()] == ROWS
+    if ending == "jsonl.gz":
+        assert len(gzip.decompress(middle.read_bytes()).splitlines()) == 6
+    if ending == "parquet":
+        assert parquet.read_table(middle).num_rows == 6
+
+
+def test_columns_that_come_late_are_columns_too(tmp_path: Path, capsys: Any) -> None:
+    rows = [{"problem": str(i), "answer": "4"} | ({"lang": "zh"} if i > 2000 else {}) for i in range(2500)]
+    out = tmp_path / "out.parquet"
+    run(capsys, "convert", write_rows(tmp_path / "in.jsonl", rows), "--out", str(out))
+    table = parquet.read_table(out)
+    assert table.column_names == ["problem", "answer", "lang"]
+    assert table["lang"].null_count == 2001
+
+
+def test_a_filter_keeps_rows_whole_and_names_the_ids(tmp_path: Path, capsys: Any) -> None:
+    out, ids = tmp_path / "out.jsonl", tmp_path / "ids.txt"
+    counts = run(capsys, "integers", write_rows(tmp_path / "in.jsonl", ROWS), "--out", str(out), "--ids", str(ids))
+    assert counts == {"read": 6, "kept": 3, "dropped_answer_is_no_integer": 3}
+    assert [json.loads(line) for line in out.read_text().splitlines()] == ROWS[1::2]
+    assert ids.read_text().split() == ["p1", "p3", "p5"]
+
+
+def test_what_a_model_always_solves_is_dropped_by_its_own_samples(tmp_path: Path, capsys: Any) -> None:
+    problems = [result("4", "4", problem="What is 1?"), result("4", "5", problem="What is 2?")]
+    problems += [result("5", "5", problem="What is 3?")]
+    write_results(tmp_path / "results.json", {}, problems)
+    data, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    counts = run(capsys, "difficulty", data, "--results", str(tmp_path), "--out", str(out))
+    assert counts == {"read": 6, "kept": 2, "dropped_always_solved": 1, "dropped_not_sampled": 3}
+    # samples of two evaluations count together
+    more = tmp_path / "more.json"
+    write_results(more, {}, [result("5", "5", problem="What is 1?")])
+    out = tmp_path / "out2.jsonl"
+    counts = run(
+        capsys, "difficulty", data, "--results", str(tmp_path), str(more), "--drop-unsolved", "--out", str(out)
+    )
+    assert counts["kept"] == 2
+    assert counts["dropped_never_solved"] == 1
+
+
+def test_conversations_are_made_ready_and_counted(tmp_path: Path, capsys: Any, tiny_model: Path) -> None:
+    rows = [
+        {"id": 1, "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]},
+        {"id": 2, "messages": [{"role": "user", "content": "hi"}]},
+        {"id": 3, "messages": [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": "y"}]},
+    ]
+    out = tmp_path / "out.jsonl"
+    data = write_rows(tmp_path / "in.jsonl", rows)
+    counts = run(capsys, "sft", data, "--out", str(out), "--model", str(tiny_model), "--max-tokens", "50")
+    assert counts == {
+        "read": 3,
+        "kept": 1,
+        "dropped_does_not_end_with_the_assistant": 1,
+        "dropped_too_long": 1,
+        "turns_of_the_assistant": 1,
+        "tool_calls": 0,
+        "tokens": 9,
+        "tokens_trained_on": 4,
+    }
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    assert json.loads(out.read_text()) == {"id": 1, "messages": said}
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from agent_rl.tiny import build_tokenizer
+
+    path = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    without_ids = write_rows(tmp_path / "no_ids.jsonl", [{"problem": "?", "answer": "4"}])
+    columns = write_rows(tmp_path / "columns.jsonl", [{"a": 1}, {"a": "x"}])
+    cases = {
+        ("integers", str(tmp_path / "nothing.jsonl")): "no such file",
+        ("integers", data, "--out", data): "exists",
+        ("convert", data, "--out", str(tmp_path / "out.csv")): "ends in one of",
+        ("integers", write_rows(tmp_path / "bad.jsonl", [{"problem": "?"}])): "bad.jsonl:1",
+        ("integers", without_ids, "--ids", str(tmp_path / "ids.txt")): "needs an id",
+        ("decontaminate", data, "--against", str(tmp_path / "nothing.jsonl")): "no such file",
+        ("difficulty", data, "--results", str(tmp_path)): "results.json",
+        ("difficulty", data, "--results", "x", "--at-least", "1"): "no problem would be kept",
+        ("sft", data, "--max-tokens", "5"): "name the --model",
+        ("convert", columns, "--out", str(tmp_path / "out.parquet")): "write JSONL",
+    }
+    for arguments, said in cases.items():
+        given = arguments if "--out" in arguments else (*arguments, "--out", str(out))
+        assert main(["data", *given]) == 2, arguments
+        message = capsys.readouterr().err
+        assert said in message, message
+        assert len(message.splitlines()) == 1
+    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl"}
+    assert not out.exists()
+
+
+def test_a_row_that_fails_late_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    def fail() -> None:
+        with writer(path) as write:
+            write({"a": 1})
+            raise RuntimeError("late")
+
+    with pytest.raises(RuntimeError, match="late"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
+    first, out = tmp_path / "in.jsonl", tmp_path / f"out.{ending}"
+    with first.open("w") as file:
+        for number in range(20_000):
+            file.write(json.dumps({"problem": f"{number} " + "x" * 1000, "answer": "4"}) + "\n")
+    with writer(out) as write:  # pyarrow is imported before anything is counted
+        write({"problem": "?", "answer": "4"})
+    out.unlink()
+    tracemalloc.start()
+    try:
+        with writer(out) as write:
+            for where, row in rows_of([str(first)], tmp_path):
+                assert Integers().reason(problem_of(row, where)) == ""
+                write(row)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * 2**20  # of a file of 20 MiB
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the problem sets are not on this machine")
+def test_the_real_files_pass_through_every_filter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    aime, held_out = str(DATA / "train" / "aime_1983_2023.jsonl.gz"), str(DATA / "eval" / "*.jsonl")
+    first, second, third = (str(tmp_path / f"{number}.jsonl") for number in range(3))
+    counts = run(capsys, "integers", aime, "--out", first)
+    assert counts["read"] == 968
+    assert counts["kept"] > 900
+    counts = run(capsys, "deduplicate", first, "--out", second)
+    assert counts["kept"] + counts.get("dropped_duplicate", 0) <= counts["read"]
+    counts = run(capsys, "decontaminate", second, "--against", held_out, "--out", third)
+    assert 0 < counts["kept"] < counts["read"]
+    assert len(Path(third).read_text().splitlines()) == counts["kept"]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
+def test_a_file_of_which_nothing_is_kept_is_a_file_all_the_same(tmp_path: Path, capsys: Any, ending: str) -> None:
+    out = tmp_path / f"out.{ending}"
+    data = write_rows(tmp_path / "in.jsonl", [{"problem": "?", "answer": "x"}])
+    assert run(capsys, "integers", data, "--out", str(out))["kept"] == 0
+    assert list(rows_of([str(out)], tmp_path)) == []

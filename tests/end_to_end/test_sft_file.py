@@ -1,0 +1,65 @@
+"""Supervised training on a file of conversations, for real: what they show is what the model answers afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.end_to_end.processes import finish, start
+from tests.end_to_end.topologies import write_micro
+
+QUESTION, ANSWER = "2 + 2?", "<answer>\\boxed{4}</answer>"
+
+
+def write_sft(folder: Path, stages: str) -> Path:
+    path, _ = write_micro(folder)
+    before, rest = path.read_text().split("[[stages]]", 1)
+    actors = rest[rest.index("[actors.") :]
+    before = before.replace(
+        'generator = "agent_rl.arithmetic:ArithmeticTasks"', 'evaluation_files = ["held_out.jsonl"]'
+    )
+    path.write_text(before + stages + actors)
+    (folder / "held_out.jsonl").write_text(json.dumps({"problem": QUESTION, "answer": "4"}))
+    return path
+
+
+SFT = """
+[[stages]]
+kind = "sft"
+steps = 80
+batch = 4
+learning_rate = 1e-2
+data = ["chats.jsonl"]
+
+[[stages]]
+kind = "evaluate"
+name = "after"
+problems = 1
+samples = 4
+max_response_tokens = 40
+max_turns = 2
+
+"""
+
+
+def test_a_model_answers_as_the_conversations_of_a_file_do(tmp_path: Path) -> None:
+    path = write_sft(tmp_path, SFT)
+    said = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said}))
+    code, out, err = finish(start(path))
+    assert code == 0, out + err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["success_after_greedy"] == 1.0
+    assert summary["success_after_sampled"] >= 0.75
+
+
+def test_a_file_that_holds_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = write_sft(tmp_path, SFT)
+    code, _, err = finish(start(path))
+    assert code == 2
+    assert "stages.0.data.0: no file matches" in err
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    code, _, err = finish(start(path))
+    assert code == 2
+    assert "stages.0.data: chats.jsonl:1: no conversation" in err
+    assert "Traceback" not in err
