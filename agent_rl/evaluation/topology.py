@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.chat_templates import OURS
 from agent_rl.load import Source
 
 EVALUATOR = "actors.evaluator:Evaluator"
@@ -125,8 +126,11 @@ def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dic
     kept = {key: value for key, value in actors[LEARNER].items() if key in {"host", "links"}}
     actors[LEARNER] = {"class": EVALUATOR, **kept}
     model = {"path": str(asked.model), "dtype": model_config(asked.model)[1]}
-    if isinstance(found.get("model"), dict) and "dtype" in found["model"]:
-        model["dtype"] = found["model"]["dtype"]
+    of_file = found["model"] if isinstance(found.get("model"), dict) else {}
+    model |= {key: of_file[key] for key in ("dtype", "chat_template") if key in of_file}
+    template = model.get("chat_template")
+    if file is not None and isinstance(template, str) and template not in OURS:
+        model["chat_template"] = str(file.absolute().parent / template)
     topology: dict[str, Any] = {
         "stages": [
             {

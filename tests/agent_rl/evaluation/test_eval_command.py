@@ -73,11 +73,16 @@ def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
 
 def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_path: Path, model: Path) -> None:
     micro, _ = write_micro(tmp_path)
+    micro.write_text(
+        micro.read_text().replace("[model.initialise]", '[model]\nchat_template = "t.jinja"\n[model.initialise]')
+    )
+    (tmp_path / "t.jinja").touch()
     file = tmp_path / "evaluation.toml"
     file.write_text(toml_text(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", micro)))
     topology = load_topology(file)
     assert check_topology(topology, file) == []
     assert topology.actors["rollout_generator"].settings["error_detail"] == "last_line"
+    assert topology.model.chat_template == str(tmp_path / "t.jinja")
     assert topology.actors["learner"].class_path == "actors.evaluator:Evaluator"
 
 
