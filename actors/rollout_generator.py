@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,8 +23,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
-from actors.fair_queue import FairQueue
 from actors.rates import Rate
+from actors.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.weights import model_directory
 from agent_rl.chat_templates import load_tokenizer
 from agent_rl.declared import declared_tools, format_faults
@@ -46,7 +45,6 @@ from agent_rl.prompts import SESSION_TOOLS, ChatFormat
 from agent_rl.task_files import read_tasks
 from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
-from transport import CallFailed, CallTimeout, PeerLost
 
 NAMED_PROBLEMS = 5
 """How many of the problems that are too long are named."""
@@ -78,23 +76,6 @@ class RolloutGeneratorSettings(Settings):
     """What the model sees of an error; the last line alone suits models whose budget cannot hold tracebacks."""
     load_interval_seconds: PositiveFloat = 0.25
     trajectory_window: PositiveInt = 256
-
-
-class ToolsUnavailableError(Exception):
-    """The tool service could not run a call: the infrastructure's failure, not the model's."""
-
-
-@dataclass
-class ToolSession:
-    """A rollout's calls of a tool with state: how many there were, and the code of those that its state consists of."""
-
-    calls: int = 0
-    kept: list[str] = field(default_factory=list)
-
-    def next_cell(self) -> int:
-        """The number of the next call."""
-        self.calls += 1
-        return self.calls
 
 
 class RolloutGenerator(Actor):
@@ -142,11 +123,9 @@ class RolloutGenerator(Actor):
             await self.context.in_thread(self._look_for_long_prompts)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
-        self._sessions: dict[str, ToolSession] = {}
-        executors = sum(topology.actors[role].replicas for role in topology.actors[self.context.role].targets("tools"))
-        self._places = FairQueue(settings.tool_calls_outstanding * executors)
         self._policy_ready = trio.Event()
         self._tally = RolloutTally()
+        self._tools = ToolCaller(self.context, self._tally)
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
 
@@ -225,8 +204,7 @@ class RolloutGenerator(Actor):
                 if not scopes:
                     self._scopes.pop(request.group, None)
                 self._engine.release(request.rollout)
-                if self._sessions.pop(request.rollout, None) is not None:
-                    self.context.link("tools").forget(request.rollout)
+                self._tools.end(request.rollout)
         if scope.cancelled_caught:
             failure = ("cancelled", "nobody wants its group any more")
         trajectory = episode.trajectory(
@@ -288,21 +266,8 @@ class RolloutGenerator(Actor):
         turn = episode.turns
         if isinstance(call, MalformedCall):
             return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, cut=False)
-        rollout, in_session = episode.request.rollout, call.name in SESSION_TOOLS
-        session = self._sessions.setdefault(rollout, ToolSession()) if in_session else None
-        request = ToolCall(
-            call=f"{rollout}/{turn}.{index}",
-            session=rollout,
-            cell=turn if session is None else session.next_cell(),
-            tool=call.name,
-            arguments=call.arguments,
-            earlier=() if session is None else tuple(session.kept),
-        )
         started = self.context.now()
-        async with self._places.place(rollout):
-            result = await self._ask(request, rollout if in_session else None)
-        if session is not None and result.kept:
-            session.kept.append(call.arguments["code"])
+        result = await self._tools.call(episode.request.rollout, f"{turn}.{index}", turn, call)
         seconds = self.context.now() - started
         stderr = result.stderr
         if result.outcome == "error" and settings.error_detail == "last_line":
@@ -319,25 +284,6 @@ class RolloutGenerator(Actor):
         shown = cut_middle(text, settings.tool_response_chars)
         cut = len(shown) < len(text)
         return shown, ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, seconds, cut)
-
-    async def _ask(self, request: ToolCall, key: str | None) -> ToolResult:
-        """The result of some executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
-        settings: RolloutGeneratorSettings = self.context.settings
-        for attempt in range(1, settings.tool_attempts + 1):
-            error = "no executor ran it"
-            try:
-                result: ToolResult = await self.context.link("tools")(
-                    request, timeout=settings.tool_timeout_seconds, key=key
-                )
-                if result.outcome != "unavailable":
-                    return result
-            except (CallTimeout, PeerLost, CallFailed) as failure:
-                error = str(failure)
-            self._tally.calls_failed += 1
-            self.log.warning("tool call failed", call=request.call, attempt=attempt, error=error)
-        raise ToolsUnavailableError(
-            f"tools unavailable: {request.call} had no result in {settings.tool_attempts} attempts; the last: {error}"
-        )
 
     async def _report_load(self) -> None:
         while True:
@@ -389,6 +335,6 @@ class RolloutGenerator(Actor):
             "preempted": figures.preempted,
             "generated_tokens": figures.generated_tokens,
             **self._tally.figures(),
-            "calls_waiting": self._places.waiting,
+            "calls_waiting": self._tools.waiting,
             "policy_version": self._engine.policy.version,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -116,6 +116,9 @@ class ToolExecutor(Actor):
 
     async def handle(self, message: Any) -> ToolResult | Verdict:
         """Run a call or judge an answer."""
+        if isinstance(message, ToolCall) and message.ends:
+            self._tools.end_session(message.session)
+            return refused(message, "success", "")
         if isinstance(message, ToolCall):
             result = await self.execute(message)
             self._outcomes[result.outcome] += 1
@@ -212,7 +215,10 @@ class ToolExecutor(Actor):
         tools, checks = self._tools.figures, self._checks.figures
         calls_help, checks_help = "Tool calls answered, by outcome.", "Answers judged, by method or why not."
         return (
-            *(counter("tool_calls_total", n, calls_help, outcome=name) for name, n in self._outcomes.items()),
+            *(
+                counter("tool_calls_total", self._outcomes[name], calls_help, outcome=name)
+                for name in get_args(ToolOutcome)  # also what has not happened, so that rates have a beginning
+            ),
             *(counter("answer_checks_total", n, checks_help, method=name) for name, n in self._judged.items()),
             self._queued.metric("tool_call_queue_seconds", "From a call's arrival to its answer, without its run."),
             self._ran.metric("tool_call_run_seconds", "Wall time of the code of a call."),

@@ -184,7 +184,7 @@ class ToolCall:
     """Run a tool. ``arguments`` is the JSON object the model wrote; ``session`` is the rollout, ``cell`` counts its calls.
 
     For a tool with state, ``earlier`` is the code of the cells that the session's state consists of: an executor that does
-    not have the session runs them again first.
+    not have the session runs them again first. ``ends`` says that the session is over: nothing is run, and nothing kept.
     """
 
     call: str
@@ -193,6 +193,7 @@ class ToolCall:
     tool: str
     arguments: dict[str, Any]
     earlier: tuple[str, ...] = ()
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

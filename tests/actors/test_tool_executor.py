@@ -15,6 +15,7 @@ from actors.tool_executor import JupyterExecutor, ToolExecutor
 from agent_rl.messages import ActorStatus, ToolCall, ToolResult, Verdict, VerifyAnswer
 from agent_rl.metrics import MetricsBoard
 from agent_rl.prompts import JUPYTER_TOOL, PYTHON_TOOL
+from tests.actors.sandbox.running import eventually, living, named
 from tests.actors.topologies import micro
 
 Ask = Callable[..., Awaitable[Any]]
@@ -112,6 +113,25 @@ def test_the_notebooks_cells_share_state_and_a_lost_executors_session_is_rebuilt
     assert other.outcome == "unknown_tool"
 
 
+def test_a_session_that_is_over_leaves_nothing(tmp_path: Path) -> None:
+    over = call({}, tool=JUPYTER_TOOL, cell=0, ends=True)
+
+    async def main(ask: Ask) -> list[ToolResult]:
+        cells = [call({"code": code}, tool=JUPYTER_TOOL, cell=1) for code in (f"{named('over')}x = 1", "x")]
+        first = await ask(cells[0])
+        assert living("over") == 1
+        ended = await ask(over)
+        assert await eventually(lambda: living("over") == 0)
+        return [first, ended, await ask(over), await ask(cells[1])]
+
+    first, ended, again, anew = serve(tmp_path, main, cls=JupyterExecutor)
+    assert (first.outcome, ended.outcome, again.outcome) == ("success", "success", "success")
+    assert (anew.outcome, "NameError" in anew.stderr) == (
+        "error",
+        True,
+    )  # the same number is a new session's first cell
+
+
 def test_a_storm_of_one_rollout_does_not_starve_another(tmp_path: Path) -> None:
     async def main(ask: Ask) -> list[str]:
         order: list[str] = []
@@ -173,7 +193,7 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
         (found,) = (s.value for s in samples if labels.items() <= s.labels.items())
         return float(found)
 
-    outcomes = {s.labels["outcome"]: s.value for s in families["agent_rl_tool_calls"]}
+    outcomes = {s.labels["outcome"]: s.value for s in families["agent_rl_tool_calls"] if s.value}
     assert outcomes == {"success": 2, "error": 1, "unknown_tool": 1, "timeout": 1}
     assert value("agent_rl_tool_call_queue_seconds_count") == value("agent_rl_tool_call_run_seconds_count") == 5
     over_tenth = value("agent_rl_tool_call_run_seconds_count") - next(
