@@ -8,12 +8,14 @@ microseconds). So what can be made before the fork is made here at import: funct
 
 from __future__ import annotations
 
+import _thread
 import ast
 import builtins
 import importlib
 import json
 import linecache
 import os
+import random
 import resource
 import signal
 import socket
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from actors.sandbox.kernel import PR_SET_PDEATHSIG, prctl, set_signal
+from actors.sandbox.wire import PLAIN_CODE
 
 Request: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Request], str]
@@ -42,6 +45,10 @@ USER_FILE = "<tool>"
 MAIN = types.ModuleType("__main__")
 """The module that model code is."""
 MAIN.__dict__["__builtins__"] = builtins
+THREADS = _thread._count  # noqa: SLF001
+"""How many threads have been started from Python and not ended."""
+RESEED = super(random.Random, random._inst).seed  # noqa: SLF001
+"""Reseeds the standard generator; without arguments from the kernel. That of the class in C, which touches fewest pages."""
 
 
 class Bounds(NamedTuple):
@@ -65,30 +72,53 @@ def leave_server(fds: list[int]) -> None:
     os.closerange(len(fds), 1 << 20)
 
 
+def reseed() -> None:
+    """Give this process random numbers of its own, where its code may look for them."""
+    RESEED()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
 def die_with_parent() -> None:
     """Ask to be killed when the server ends: to be called once credentials no longer change, which would undo it."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
-def set_limits(bounds: Bounds, inherited_bytes: int, processes: int | None, cpu_seconds: int) -> None:
-    """Set the resource limits of this process. ``processes`` is the user's new total of tasks, None where it can't bind."""
+def set_limits(
+    bounds: Bounds, inherited_bytes: int, processes: int | None, cpu_seconds: int, most: dict[int, int]
+) -> None:
+    """Set the resource limits of this process. ``processes`` is the user's new total of tasks, None where it can't bind.
+
+    ``most``: the limits that may not be exceeded, as ``ceilings`` found them.
+    """
     memory, files = inherited_bytes + bounds.memory_bytes, bounds.file_bytes
     limits = [
         (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),
         (resource.RLIMIT_AS, memory, memory + REPORTING_BYTES),
         (resource.RLIMIT_FSIZE, files, max(files, 8 * bounds.output_bytes)),
         (resource.RLIMIT_NOFILE, bounds.open_files, bounds.open_files),
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_MEMLOCK, 0, 0),
-        (resource.RLIMIT_MSGQUEUE, 0, 0),
     ]
     if processes is not None:
         limits.append((resource.RLIMIT_NPROC, processes, processes))
     for limit, soft, hard in limits:
-        ceiling = resource.getrlimit(limit)[1]
-        if ceiling != resource.RLIM_INFINITY:
-            soft, hard = min(soft, ceiling), min(hard, ceiling)  # noqa: PLW2901
+        if limit in most:
+            soft, hard = min(soft, most[limit]), min(hard, most[limit])  # noqa: PLW2901
         resource.setrlimit(limit, (soft, hard))
+
+
+def ceilings() -> dict[int, int]:
+    """What this process may not exceed, by limit; and set what its children have none of, once for all of them."""
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        resource.setrlimit(limit, (0, 0))
+    limits = (
+        resource.RLIMIT_CPU,
+        resource.RLIMIT_AS,
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_NOFILE,
+        resource.RLIMIT_NPROC,
+    )
+    hard = {limit: resource.getrlimit(limit)[1] for limit in limits}
+    return {limit: most for limit, most in hard.items() if most != resource.RLIM_INFINITY}
 
 
 def run(work: Work, output_bytes: int) -> NoReturn:
@@ -162,6 +192,8 @@ def read_request() -> Request:
     data = os.pread(REPORT, size, 0)
     while len(data) < size:
         data += os.pread(REPORT, size - len(data), len(data))
+    if data.startswith(PLAIN_CODE):
+        return {"code": data[1:].decode("utf-8", "surrogatepass")}
     request: Request = json.loads(data)
     return request
 
@@ -190,10 +222,6 @@ def traceback_text(error: BaseException, request: Request) -> str:
 def run_code(request: Request) -> str:
     """Run model code as the main module; its result is the value of its last statement, where that is an expression."""
     namespace = MAIN.__dict__
-    if "numpy" in sys.modules and not request.get(
-        "cell"
-    ):  # the standard library reseeds its own generator after a fork
-        sys.modules["numpy"].random.seed()
     for code in request.get("earlier", ()):  # a session that is rebuilt
         run_again(code, namespace)
     tree = ast.parse(request["code"], USER_FILE)
@@ -203,7 +231,7 @@ def run_code(request: Request) -> str:
     if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), USER_FILE, "eval", dont_inherit=True), namespace)  # noqa: S307
     result = "" if value is None else repr(value)
-    if "threading" in sys.modules and not request.get("session"):
+    if THREADS() and "threading" in sys.modules and not request.get("session"):
         threading = sys.modules["threading"]
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:

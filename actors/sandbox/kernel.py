@@ -39,6 +39,8 @@ prctl = libc.prctl
 set_signal = libc.signal
 """C's signal(): for a handler of None the default, without Python's bookkeeping."""
 
+_fork = ctypes.PyDLL(None, use_errno=True).fork
+
 
 class MountAttributes(ctypes.Structure):
     """``struct mount_attr``."""
@@ -86,6 +88,15 @@ def _checked(result: int, name: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
+
+
+def fork() -> int:
+    """Fork a process of one thread, and run no hooks in the child; there 0.
+
+    ``os.fork`` puts locks and lists of threads in order, for which one thread has no need, and each page that touches is
+    copied. The standard generator of random numbers is not reseeded.
+    """
+    return _checked(_fork(), "fork")
 
 
 def unshare(flags: int) -> None:

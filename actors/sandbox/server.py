@@ -20,7 +20,6 @@ the link, or dies, everything below this process is killed.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import os
 import resource
@@ -35,13 +34,16 @@ from actors.sandbox.child import (
     SESSION_CPU_SECONDS,
     Bounds,
     Work,
+    ceilings,
     die_with_parent,
     leave_server,
+    reseed,
     run,
     run_session,
     set_limits,
 )
 from actors.sandbox.directories import Directories, Directory
+from actors.sandbox.kernel import fork
 from actors.sandbox.namespaces import Slot
 from actors.sandbox.wire import (
     CALL,
@@ -103,8 +105,10 @@ class Child:
     def kill(self) -> None:
         """Kill it and its group, as long as it is not reaped."""
         os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead a group yet
+        try:  # noqa: SIM105  each object that is made after a fork may cost a page
             os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # it may not lead a group yet
 
 
 class Server:
@@ -123,6 +127,7 @@ class Server:
         self.tasks = os.open("/proc/self/task", os.O_PATH)
         self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         self.inherited_bytes = 0
+        self.ceilings: dict[int, int] = {}
         self.blocked = False
         self.epoll = select.epoll()
         self.epoll.register(link, select.EPOLLIN)
@@ -131,6 +136,7 @@ class Server:
         """Run until the owner is gone (raises OwnerGone)."""
         with open(os.open("self/statm", os.O_RDONLY, dir_fd=self.proc)) as statm:
             self.inherited_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+        self.ceilings = ceilings()
         link, slots = self.link.fileno(), self.slots.fileno
         while True:
             ready = [fd for fd, _ in self.epoll.poll(self.seconds_to_deadline())]
@@ -243,7 +249,7 @@ class Server:
         processes = self.slots.process_limit(call.bounds.processes)
         try:
             place.prepare()
-            pid = os.fork()
+            pid = fork()
         except OSError:  # whatever lived in the slot was killed from outside
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
             self.slots.discard(place)
@@ -279,7 +285,8 @@ class Server:
         place.enter()
         leave_server(fds)
         cpu_seconds = SESSION_CPU_SECONDS if call.session else call.bounds.cpu_seconds
-        set_limits(call.bounds, self.inherited_bytes, processes, cpu_seconds)
+        set_limits(call.bounds, self.inherited_bytes, processes, cpu_seconds, self.ceilings)
+        reseed()
         die_with_parent()
         if call.session:
             run_session(self.work, call.bounds)

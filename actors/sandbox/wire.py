@@ -1,7 +1,7 @@
 """What owner and warm interpreter say to each other, one datagram each, over a socket pair.
 
 A call's code, input and output never pass through the interpreter, or every later fork of it would inherit them: they are in
-files in memory, whose descriptors travel with the request. A request carries those of the call itself (JSON; the child
+files in memory, whose descriptors travel with the request. A request carries those of the call itself (code, or JSON; the child
 writes its report over it), standard output, standard error, and standard input where there is any.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+PLAIN_CODE = b"\n"
+"""What a file begins with that holds code and nothing else, as most do: reading JSON costs a child a fifth of a millisecond."""
 REQUEST = struct.Struct("!BQQdIQQQII")
 """Kind, id, session (0: none), wall seconds, CPU seconds, bytes of memory, output and files, open files, processes."""
 REPLY = struct.Struct("!BQBid")

@@ -184,6 +184,32 @@ def test_a_call_sees_only_its_own_descriptors_directory_and_environment(level: s
     assert result.stdout == f"[0, 1, 2, 3]\n[] True {environment}\n[]\n"  # 3 is the request and report
 
 
+def test_calls_have_random_numbers_of_their_own_from_numpy_too() -> None:
+    codes = ["import numpy\nprint(numpy.random.rand())"] * 3
+    results = execute_all(codes, warm_modules=["numpy"])
+    assert len({result.stdout for result in results}) == 3
+
+
+def test_threads_and_processes_of_a_call_work() -> None:
+    code = """
+import os, threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+with ThreadPoolExecutor(2) as pool:
+    print(list(pool.map(abs, [-1, -2])))
+thread = threading.Thread(target=lambda: print(threading.main_thread().is_alive(), threading.active_count()))
+thread.start()
+thread.join()
+child = get_context("fork").Process(target=lambda: os._exit(3))
+child.start()
+child.join()
+print(child.exitcode, threading.active_count())
+threading.Timer(0.05, print, ["last"]).start()
+"""
+    [result] = execute_all([code], warm_modules=["threading", "concurrent.futures", "multiprocessing"])
+    assert (result.outcome, result.stdout) == ("success", "[1, 2]\nTrue 2\n3 1\nlast\n"), result.stderr
+
+
 def test_calls_share_neither_state_nor_random_numbers() -> None:
     async def main(sandbox: Sandbox) -> list[ExecutionResult]:
         code = "import builtins, random\nprint(hasattr(builtins, 'mark'), random.random())\nbuiltins.mark = 1"
