@@ -7,13 +7,13 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import trio
 
 from actors.fair_queue import FairQueue
-from actors.sandbox.interpreter import Interpreter, InterpreterConfig, NoIsolationError, Scratch, WarmUpError
+from actors.sandbox.interpreter import Ended, Interpreter, InterpreterConfig, NoIsolationError, Scratch, WarmUpError
 from actors.sandbox.isolation import Isolation, Level, levels_to_try, unavailable
 from actors.sandbox.judging import Judgement, judge
 from actors.sandbox.limits import CheckResult, ExecutionLimits, ExecutionResult
@@ -248,55 +248,61 @@ class Sandbox:
         self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits, asked: float
     ) -> ExecutionResult:
         """Run a cell in the session's live process, or in a new one that first runs the earlier cells."""
-        bounds, note, judgement, seconds = asdict(limits), "", UNAVAILABLE, 0.0
+        note, judgement, seconds = "", UNAVAILABLE, 0.0
         async with self._queue.place(session.name):
             for _ in range(ATTEMPTS):
-                request: dict[str, Any] = {"code": code, "session": True}
-                goes_on = session.alive and session.cells == len(earlier)
-                if goes_on:
-                    request["cell"] = session.cells
-                else:
+                fresh = not session.alive or session.cells != len(earlier)
+                if fresh:
                     session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
-                    if earlier:
-                        why = f" ({session.lost})" if session.lost else ""
-                        note = f"[The session was lost{why}: its {len(earlier)} earlier cells were run again.]\n"
-                        self._counts["sessions_rebuilt"] += 1
                     interpreter = await self._pick(self._weight("\n".join([*earlier, code])))
                     if interpreter is None:
                         break
                     self._sessions.begin(session, interpreter)
-                    request["earlier"] = earlier
-                    bounds["wall_seconds"] = limits.wall_seconds * (1 + len(earlier))
-                assert session.interpreter is not None
-                seconds_at_most = bounds["wall_seconds"] + GRACE_SECONDS
-                try:
-                    ended = await session.interpreter.call(
-                        request, "", bounds, seconds_at_most, session.number, goes_on=goes_on
-                    )
-                except trio.Cancelled:
-                    session.lose("its last cell was given up")
-                    raise
+                if fresh and earlier:
+                    note = f"[The session was lost{session.why}: its {len(earlier)} earlier cells were run again.]\n"
+                    self._counts["sessions_rebuilt"] += 1
+                    patient = replace(limits, wall_seconds=limits.wall_seconds * len(earlier))
+                    ended = await self._in_session(session, {"code": "", "earlier": earlier}, patient, fresh=True)
+                    if ended is None:
+                        continue
+                    again = judge(ended, limits.output_bytes)
+                    if not again.goes_on:
+                        said = f"The earlier cells could not be run again: {again.outcome}.\n"
+                        judgement = replace(again, outcome="error", stdout="", stderr=said, value="")
+                        break
+                    session.cells, fresh = len(earlier), False
+                ended = await self._in_session(session, {"code": code, "cell": session.cells}, limits, fresh=fresh)
                 if ended is not None:
                     judgement, seconds = judge(ended, limits.output_bytes), ended.seconds
                     break
-                session.lose("its process was gone" if session.alive else "its interpreter died")
         if judgement.goes_on:
             session.cells = len(earlier) + 1
         else:
             session.lose(f"its last cell ended as {judgement.outcome}")
             note += "[The session's process has ended; its state is that before this cell.]\n"
-        result = self._result(judgement, asked, seconds)
         self._counts["cells"] += 1
-        return ExecutionResult(
-            result.outcome,
-            result.stdout,
-            result.stderr,
-            result.value,
-            result.queue_seconds,
-            result.run_seconds,
-            kept=judgement.goes_on,
-            note=note,
-        )
+        return replace(self._result(judgement, asked, seconds), kept=judgement.goes_on, note=note)
+
+    async def _in_session(
+        self, session: Session, request: dict[str, Any], limits: ExecutionLimits, *, fresh: bool
+    ) -> Ended | None:
+        """Run a request in the session's process, a fresh one or the one there is; None when that is gone."""
+        assert session.interpreter is not None
+        try:
+            ended = await session.interpreter.call(
+                {**request, "session": True},
+                "",
+                asdict(limits),
+                limits.wall_seconds + GRACE_SECONDS,
+                session.number,
+                goes_on=not fresh,
+            )
+        except trio.Cancelled:
+            session.lose("its last cell was given up")
+            raise
+        if ended is None:
+            session.lose("its process was gone" if session.alive else "its interpreter died")
+        return ended
 
     def _result(self, judgement: Judgement, asked: float, seconds: float) -> ExecutionResult:
         """Counted, and with the time that was not the child's."""

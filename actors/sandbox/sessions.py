@@ -32,6 +32,11 @@ class Session:
         """Whether its process may take a cell."""
         return self.interpreter is not None and self.interpreter.ready
 
+    @property
+    def why(self) -> str:
+        """Why its last process is no more, in brackets, where that is known."""
+        return f" ({self.lost})" if self.lost else ""
+
     def lose(self, why: str) -> None:
         """Its process is no more."""
         if self.interpreter is not None:

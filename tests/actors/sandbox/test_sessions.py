@@ -263,3 +263,48 @@ def test_a_session_whose_idle_process_is_killed_from_outside_is_rebuilt_and_says
     result = in_notebook(main)
     assert (result.outcome, result.value) == ("success", "3")
     assert result.note == "[The session was lost (its process was gone): its 1 earlier cells were run again.]\n"
+
+
+def test_a_rebuilt_sessions_cell_has_the_time_of_a_cell_and_counts_its_own_alone() -> None:
+    slow, limits = ("import time\ntime.sleep(0.8)", "time.sleep(0.8)\nx = 1"), ExecutionLimits(wall_seconds=2.0)
+
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+        quick = await notebook.sandbox.run_cell("a", 3, "x", slow, limits=limits)
+        return quick, await notebook.sandbox.run_cell("b", 3, "while True: pass", slow, limits=limits)
+
+    quick, endless = in_notebook(main)
+    assert (quick.value, quick.run_seconds < 1.5) == ("1", True)
+    assert (endless.outcome, endless.kept) == ("timeout", False)
+    assert endless.run_seconds < 2.0 + 1.5
+
+
+def test_earlier_cells_that_cannot_be_run_again_are_an_error_that_says_so() -> None:
+    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+        failed = await notebook.sandbox.run_cell("a", 3, "print(1)", ["import os", "os._exit(0)"], limits=SHORT)
+        return failed, await notebook.sandbox.run_cell("a", 4, "print(os.name)", ["import os"], limits=SHORT)
+
+    failed, after = in_notebook(main)
+    assert (failed.outcome, failed.stdout, failed.kept) == ("error", "", False)
+    assert failed.stderr == "The earlier cells could not be run again: error.\n"
+    assert (after.stdout, after.kept) == ("posix\n", True)
+
+
+def test_an_interpreter_that_dies_in_every_attempt_makes_the_cell_unavailable_not_a_success() -> None:
+    async def main(notebook: Notebook) -> ExecutionResult:
+        result: list[ExecutionResult] = []
+
+        async def ask() -> None:
+            result.append(
+                await notebook.sandbox.run_cell("a", 2, f"{named('cell')}import time\ntime.sleep(0.5)", ["x = 1"])
+            )
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            for _ in range(2):
+                assert await eventually(lambda: living("cell") == 1)
+                notebook.sandbox._ready[0].kill()
+                assert await eventually(lambda: living("cell") == 0)
+        return result[0]
+
+    result = in_notebook(main)
+    assert (result.outcome, result.kept) == ("unavailable", False)
