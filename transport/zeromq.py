@@ -83,7 +83,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-class _Channel:
+class Channel:
     """A socket and the task that reads it."""
 
     def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Buffer]], None]) -> None:
@@ -161,9 +161,9 @@ class ZmqPort:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._curve = curve
         self._receiver: Receiver | None = None
-        self._inbox: _Channel | None = None
-        self._zap: _Channel | None = None
-        self._peers: dict[str, _Channel | None] = {}
+        self._inbox: Channel | None = None
+        self._zap: Channel | None = None
+        self._peers: dict[str, Channel | None] = {}
         self._nursery: trio.Nursery | None = None
         self._bound = False
 
@@ -176,7 +176,7 @@ class ZmqPort:
             if self._curve is not None:
                 self._zap = self._admission(self._curve, receiver)
             socket = self._socket(zmq.ROUTER)
-            self._inbox = _Channel(socket, self._on_inbox)
+            self._inbox = Channel(socket, self._on_inbox)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             await self._bind(socket, address)
@@ -226,7 +226,7 @@ class ZmqPort:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.public.encode())
         return socket
 
-    def _admission(self, keys: CurveKeys, receiver: Receiver) -> _Channel | None:
+    def _admission(self, keys: CurveKeys, receiver: Receiver) -> Channel | None:
         assert self._context is not None
         admission = Admission(keys, receiver.on_unauthenticated)
         socket = self._context.socket(zmq.REP)
@@ -242,7 +242,7 @@ class ZmqPort:
             reply = admission.answer([bytes(frame) for frame in frames])
             socket.send_multipart(reply or [b""])
 
-        return _Channel(socket, answer)
+        return Channel(socket, answer)
 
     def _open(self, peer: str) -> None:
         assert self._receiver is not None
@@ -252,7 +252,7 @@ class ZmqPort:
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         socket.connect(self._addresses[peer])
-        channel = self._peers[peer] = _Channel(socket, lambda frames: on_back(peer, frames))
+        channel = self._peers[peer] = Channel(socket, lambda frames: on_back(peer, frames))
         if self._nursery is not None:
             self._nursery.start_soon(channel.read)
 
