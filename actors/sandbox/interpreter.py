@@ -224,6 +224,7 @@ class Interpreter:
             "filter": filter_program(config.level).hex(),
             "plan": seen.plan,
             "readable": seen.readable,
+            "kept": seen.kept,
             "outer_user": outer_user(),
             "scratch": config.scratch.options,
         }

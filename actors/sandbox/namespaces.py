@@ -12,7 +12,7 @@ nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it i
 """
 
 # pathlib is memory that every fork would pay for:
-# ruff: noqa: PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
+# ruff: noqa: PTH102, PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 
@@ -110,8 +110,11 @@ def bind(path: str, target: str) -> None:
 class Maker:
     """The small process that makes slots, and the link to it."""
 
-    def __init__(self, proc: int, scratch: str) -> None:
-        """Fork it, from a process with a single thread and before anything large is loaded. ``scratch``: options of /tmp."""
+    def __init__(self, proc: int, scratch: str, kept: list[str]) -> None:
+        """Fork it, from a process with a single thread and before anything large is loaded.
+
+        ``scratch``: options of a slot's /tmp. ``kept``: directories below the interpreter's /tmp that slots see too.
+        """
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server = os.getpid()
         self.pid = os.fork()
@@ -122,7 +125,7 @@ class Maker:
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
                 if os.getppid() == server:
                     close_all_but(theirs.fileno(), proc)
-                    make_slots(theirs, proc, scratch)
+                    make_slots(theirs, proc, scratch, kept)
             finally:
                 os._exit(0)
         theirs.close()
@@ -150,7 +153,7 @@ def close_all_but(*fds: int) -> None:
     os.closerange(low, 1 << 20)
 
 
-def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
+def make_slots(link: socket.socket, proc: int, scratch: str, kept: list[str]) -> None:
     """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits."""
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -159,21 +162,23 @@ def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
         if os.fork() == 0:
             try:
                 os.close(held)
-                make_slot(link, lifeline, proc, scratch)
+                make_slot(link, lifeline, proc, scratch, kept)
             except OSError as error:
                 link.send(str(error).encode()[:500])
             finally:
                 os._exit(0)
 
 
-def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str) -> None:
+def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, kept: list[str]) -> None:
     """Enter new namespaces and leave a process there as their init. The middleman ends; the slot lives with the maker."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(SLOT_NAMESPACES)
     write_maps(proc, user, group)
-    kernel.mount("tmpfs", HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME, f"mode=700,{scratch}")
-    os.chdir(HOME)
     os.umask(0o077)
+    copies = [(path, kernel.clone_mount(path)) for path in kept]
+    kernel.mount("tmpfs", HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME, f"mode=700,{scratch}")
+    show_again(copies)
+    os.chdir(HOME)
     pid = os.fork()
     if pid == 0:
         be_init(lifeline)
@@ -183,6 +188,20 @@ def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str) -> No
         os.open(f"{pid}/task/{pid}/children", os.O_RDONLY, dir_fd=proc),
     ]
     socket.send_fds(link, [b"s"], fds)
+
+
+def show_again(copies: list[tuple[str, int]]) -> None:
+    """Show what a fresh /tmp hides, at the same paths. What leads there is read-only too, so that no call can leave a trace in it."""
+    for path, mount in copies:
+        top = "/".join(path.split("/")[:3])
+        if not os.path.lexists(top):
+            os.mkdir(top)
+            if path != top:
+                kernel.mount("tmpfs", top, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+        os.makedirs(path, exist_ok=True)
+        kernel.attach_mount(mount, path)
+    for top in {"/".join(path.split("/")[:3]) for path, _ in copies}:
+        kernel.make_read_only(top)
 
 
 def be_init(lifeline: int) -> NoReturn:
@@ -206,6 +225,7 @@ class Slot:
     def __init__(self, pidfd: int, directory: int, children: int) -> None:
         self.pidfd, self.directory, self.children = pidfd, directory, children
         self.made = os.fstat(directory).st_ctime_ns
+        self.inodes = self.used()
 
     def prepare(self) -> None:
         """Before the fork: the next child is born into the slot's PID namespace."""
@@ -221,8 +241,12 @@ class Slot:
         """Whether a call that has ended left nothing. Everything it started has the slot's init as its parent now."""
         if os.pread(self.children, 64, 0):
             return False
+        return self.used() == self.inodes and os.fstat(self.directory).st_ctime_ns == self.made
+
+    def used(self) -> int:
+        """Files and directories in /tmp."""
         state = os.fstatvfs(self.directory)
-        return state.f_files - state.f_ffree == 1 and os.fstat(self.directory).st_ctime_ns == self.made
+        return state.f_files - state.f_ffree
 
     def processes(self) -> list[int]:
         """What the slot's init has adopted."""

@@ -53,7 +53,7 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
         proc = enter_namespaces(config["plan"], config["outer_user"])
         os.close(server.proc)
         server.proc = proc
-        server.slots = NamespaceSlots(Maker(proc, config["scratch"]), most, server.epoll)
+        server.slots = NamespaceSlots(Maker(proc, config["scratch"], config["kept"]), most, server.epoll)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
         server.slots.want(1)
         server.slots.arrive()  # the first, to see that it can be had

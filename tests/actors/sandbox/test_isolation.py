@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -128,6 +131,29 @@ def test_what_is_hidden_lies_over_what_is_bound_and_packages_within_over_that() 
     plan = visible((packages,), str(Path(packages).parents[1])).plan
     assert ("bind", packages) in plan or any(kind == "bind" and packages.startswith(path) for kind, path in plan)
     assert ("bind", str(Path(packages).parents[1])) not in plan
+
+
+def test_packages_below_tmp_can_be_imported_late_and_not_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("strong")
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:
+        package = Path(top, "deep", "site", "latecomer")
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "part.py").write_text("value = 6 * 7")
+        Path(top).chmod(0o755)
+        found = sysconfig.get_path
+        monkeypatch.setattr(
+            sysconfig, "get_path", lambda name: str(package.parent) if name in ("purelib", "platlib") else found(name)
+        )
+        late = "from latecomer import part\nprint(part.value, __import__('os').listdir('/tmp'))"
+        changes = (f"open('{package}/evil.py', 'w')", f"os.chmod('{top}', 0o777)", f"os.mkdir('{top}/evil')")
+        tries = [f"import os\ntry: {change}\nexcept OSError as error: print(error.errno)" for change in changes]
+        monkeypatch.syspath_prepend(package.parent)
+        first, *tried, second = execute_all([late, *tries, late], isolation="strong", warm_modules=["latecomer"])
+        assert (first.outcome, first.stdout) == ("success", f"42 {[Path(top).name]}\n"), first.stderr
+        assert [attempt.stdout for attempt in tried] == [f"{errno.EROFS}\n"] * 3
+        assert second.stdout == first.stdout
+        assert not (package / "evil.py").exists()
 
 
 def test_every_level_but_the_weakest_has_a_filter() -> None:
