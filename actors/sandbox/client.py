@@ -139,9 +139,8 @@ class Sandbox:
         async with held.lock:
             stored = held.results.get(cell)
             if stored is None:
-                stored = held.results[cell] = await self._run_cell(
-                    held, code, list(earlier), limits or self._limits, asked
-                )
+                stored = await self._run_cell(held, code, list(earlier), limits or self._limits, asked)
+                self._sessions.keep(held, cell, stored)
             return stored
 
     def end_session(self, session: str) -> None:

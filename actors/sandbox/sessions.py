@@ -12,7 +12,9 @@ from actors.sandbox.interpreter import Interpreter
 from actors.sandbox.limits import ExecutionResult
 
 REMEMBERED = 4096
-"""Sessions whose results are remembered, alive or not."""
+"""Sessions that are remembered, alive or not."""
+RESULT_CHARACTERS = 1 << 26
+"""Characters of results that are kept in case they are asked for again, over all sessions."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +27,7 @@ class Session:
     cells: int = 0
     lost: str = ""
     results: dict[int, ExecutionResult] = field(default_factory=dict)
+    characters: int = 0
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
@@ -52,6 +55,7 @@ class SessionTable:
         self._most = most
         self._numbers = itertools.count(1)
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # least recently used first
+        self._characters = 0
         self.evicted = 0
 
     def get(self, name: str) -> Session:
@@ -62,6 +66,7 @@ class SessionTable:
             oldest = next((old for old in self._sessions.values() if not old.lock.locked()), None)
             if oldest is not None:
                 oldest.lose("evicted")
+                self._forget_results(oldest)
                 del self._sessions[oldest.name]
         return session
 
@@ -82,6 +87,25 @@ class SessionTable:
         session = self._sessions.pop(name, None)
         if session is not None:
             session.lose("ended")
+            self._forget_results(session)
+
+    def keep(self, session: Session, cell: int, result: ExecutionResult) -> None:
+        """The result of a cell, for who asks again; what exceeds the bound is forgotten, of the session idle longest first."""
+        if self._sessions.get(session.name) is not session:  # it has ended meanwhile
+            return
+        session.results[cell] = result
+        size = len(result.stdout) + len(result.stderr) + len(result.value)
+        session.characters += size
+        self._characters += size
+        if self._characters > RESULT_CHARACTERS:
+            for old in self._sessions.values():
+                if old is not session and self._characters > RESULT_CHARACTERS:
+                    self._forget_results(old)
+
+    def _forget_results(self, session: Session) -> None:
+        self._characters -= session.characters
+        session.characters = 0
+        session.results.clear()
 
     @property
     def alive(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from actors.sandbox import sessions
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
 from tests.actors.sandbox.running import eventually, living, named, pids, require, run_with
 
@@ -308,3 +309,23 @@ def test_an_interpreter_that_dies_in_every_attempt_makes_the_cell_unavailable_no
 
     result = in_notebook(main)
     assert (result.outcome, result.kept) == ("unavailable", False)
+
+
+def test_results_are_kept_within_bounds_those_of_the_session_idle_longest_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "RESULT_CHARACTERS", 100)
+    table = sessions.SessionTable(4)
+    for name in "abc":
+        table.keep(table.get(name), 1, ExecutionResult("success", "x" * 30, "", "y" * 10))
+    assert [list(table.get(name).results) for name in "bca"] == [[1], [1], []]
+    table.keep(table.get("a"), 2, ExecutionResult("success", "x" * 90))
+    assert [list(table.get(name).results) for name in "abc"] == [[2], [], []]
+    table.keep(table.get("a"), 3, ExecutionResult("success", "x" * 90))  # its own are not forgotten while it goes on
+    assert list(table.get("a").results) == [2, 3]
+    held = table.get("a")
+    table.end("a")
+    table.keep(held, 4, ExecutionResult("success", "x" * 90))  # a cell that was under way: nobody will ask
+    for name in "bc":
+        table.keep(table.get(name), 2, ExecutionResult("success", "x" * 40))
+    assert [list(table.get(name).results) for name in "bc"] == [[2], [2]]
