@@ -13,24 +13,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import trio
-from pydantic import PositiveFloat, PositiveInt
 
-from actors.base import Actor, Announce, Call, Push, Settings, ask
-from actors.weights import Checkpoints, PublishedWeights, model_directory
+from actors.base import Announce, Call, Push
+from actors.model_keeper import LearnerSettings, ModelKeeper
 from agent_rl.batching import Masked, bucketed, fitting
-from agent_rl.chat_templates import load_tokenizer
+from agent_rl.checkpoints import Position
+from agent_rl.collapse import CollapseWatch
+from agent_rl.collapse import message as collapse_message
 from agent_rl.data.conversations import endless
 from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
     EvaluationReady,
-    Policy,
     PolicyPublished,
     Recorded,
     StageEntered,
@@ -42,32 +42,8 @@ from agent_rl.messages import (
 from agent_rl.tasks import load_tasks
 from agent_rl.topology import EvaluateStage, RlStage, SftStage
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from agent_rl.losses import LossSettings, LossSums
-    from agent_rl.prompts import ChatFormat
-    from agent_rl.training import Position, Trainer
-
-T = TypeVar("T")
-
-
-class LearnerSettings(Settings):
-    """Where and with how many threads to train."""
-
-    threads: PositiveInt = 1
-    device: str = "cpu"
-    activation_checkpointing: bool = False
-    """Keep only each layer's input for the backward pass: a third more work, far less memory."""
-    compile: bool = False
-    """Compile the model with torch.compile; the first steps take minutes."""
-    logits_mib: PositiveInt = 256
-    """Memory for logits at once; at the peak three times as much is held."""
-    record_timeout_seconds: PositiveFloat = 120.0
-    """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
-
-
-class Learner(Actor):
+class Learner(ModelKeeper):
     """Messages only fill shelves; the recipe is walked by one task, and torch runs in one thread."""
 
     concurrency = 1
@@ -83,29 +59,9 @@ class Learner(Actor):
         "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
     }
 
-    def loss(
-        self,
-        logprobs: Tensor,
-        proximal: Tensor,
-        behaviour: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        *,
-        normaliser: float,
-        settings: LossSettings,
-    ) -> tuple[Tensor, LossSums]:
-        """The loss of one micro-batch (see `agent_rl.losses.Loss`): the one method a learner of your own overrides."""
-        from agent_rl.losses import policy_loss
-
-        return policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
-
     async def start(self) -> None:
         """Load the newest whole checkpoint, or the model the run starts from; then walk the recipe."""
-        self._thread = trio.CapacityLimiter(1)
-        self._busy_seconds = 0.0
-        self._trained_tokens = 0.0
-        self._began: float | None = None
-        self._waiting_for = ""
+        await self._start_model()
         self._groups: dict[str, TrainingGroup] = {}
         self._steps: dict[int, StepReady] = {}
         self._evaluations: dict[int, EvaluationReady] = {}
@@ -115,15 +71,10 @@ class Learner(Actor):
         self._state = "starting"
         self._stage_figures: dict[str, float] = {}
         self._figures: dict[str, float] = {"stages": float(len(self.context.topology.stages))}
-        self._weights = PublishedWeights(self.context.directory / "weights")
-        self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
-        self._position = await self._in_thread(self._load)
-        await self._in_thread(self._try_loss)
-        self._epoch = 0
         self._skipped = SkippedSteps()
         self._before_skipped = self._position
-        self._checkpoint_due = False
         self._idle_seconds = 0.0
+        self._trained_tokens = 0.0
         self.context.nursery.start_soon(self._walk)
 
     async def stop(self) -> None:
@@ -131,6 +82,7 @@ class Learner(Actor):
         self._stopping = True
         self._wake()
         await self._ended.wait()
+        await self._publisher.settled()
         self._weights.remove()
 
     async def handle(self, message: Any) -> None:
@@ -144,7 +96,7 @@ class Learner(Actor):
             case EvaluationReady():
                 self._evaluations[message.stage] = message
             case EngineLoad():
-                self._weights.served(message.generator, message.policy)
+                self._publisher.served(message.generator, message.policy)
                 return
             case _:
                 await super().handle(message)
@@ -153,25 +105,6 @@ class Learner(Actor):
     def _wake(self) -> None:
         self._arrived.set()
         self._arrived = trio.Event()
-
-    async def _ask(self, link: str, message: Any) -> Any:
-        """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
-        timeout = self.context.settings.record_timeout_seconds
-        self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
-        try:
-            return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
-        finally:
-            self._waiting_for = ""
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run torch's work in the one thread there is for it; the event loop goes on."""
-        self._began = self.context.now()
-        try:
-            done: T = await self.context.in_thread(work, limiter=self._thread)
-            return done
-        finally:
-            self._busy_seconds += self.context.now() - self._began
-            self._began = None
 
     # The recipe ----------------------------------------------------------------------------------------------------------
 
@@ -189,6 +122,7 @@ class Learner(Actor):
             self._figures = {"stages": self._figures["stages"], "stage": float(position.stage)}
             if position.stage >= len(stages):
                 await self._publish()
+                await self._publisher.settled()
                 self._state = "finished"
                 break
             stage = stages[position.stage]
@@ -217,8 +151,6 @@ class Learner(Actor):
         return self._position.stage < len(stages) and stages[self._position.stage].kind == "sft"
 
     async def _next_stage(self) -> None:
-        from agent_rl.training import Position
-
         version = self._position.version
         self._groups.clear()
         self._steps.clear()
@@ -227,8 +159,6 @@ class Learner(Actor):
 
     async def _sft(self, stage: SftStage) -> bool:
         """Supervised steps on the task's demonstrations. False when stopped on the way; the stage then starts again."""
-        from agent_rl.training import Position
-
         topology = self.context.topology
         rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
         if stage.data:
@@ -282,8 +212,10 @@ class Learner(Actor):
 
     async def _rl(self, stage: RlStage) -> bool:
         """Steps of GRPO-RoC, each as soon as the filter has closed it."""
-        if stage.reset_optimizer and self._position.version == self._position.stage_version:
+        at_its_start = self._position.version == self._position.stage_version
+        if stage.reset_optimizer and at_its_start:
             self._trainer.optimizer.reset()
+        self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         await self._publish()
         step = float(self._position.version - self._position.stage_version)
         self._figures |= {"step": step, "steps": float(stage.steps)}
@@ -317,8 +249,6 @@ class Learner(Actor):
             self._idle_seconds += self.context.now() - waited_from
 
     async def _step(self, stage: RlStage, ready: StepReady) -> None:
-        from agent_rl.training import Position
-
         at = self._position
         groups = [self._groups.pop(group) for group in ready.groups]
         del self._steps[ready.version]
@@ -332,7 +262,7 @@ class Learner(Actor):
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         await self._publish()
         seconds = self.context.now() - began
-        figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds}
+        figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds, **self._publisher.take_figures()}
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._trained_tokens += figures.get("trained_tokens", 0.0)
         trained = bool(groups) and fault is None
@@ -351,6 +281,9 @@ class Learner(Actor):
             await self._skip(stage, step, fault, at)
         elif trained:
             self._skipped.trained()
+        collapsed = self._watch.step(step + 1, {**ready.figures, **figures})
+        if collapsed:
+            await self._collapsed(stage, step + 1, collapsed)
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
         if self._checkpoint_due and not self._skipped.in_a_row:  # a run stopped for them goes on from before the first
             await self._checkpoint()
@@ -366,6 +299,13 @@ class Learner(Actor):
             await self._checkpoint(self._before_skipped, keep_all=True)
         raise TrainingStoppedError(self._skipped.message(stage.name, self._checkpoints.newest()))
 
+    async def _collapsed(self, stage: RlStage, step: int, fault: str) -> None:
+        """Keep everything there is, and stop the run."""
+        best = self._checkpoints.of_version(self._watch.best_version) or self._checkpoints.newest()
+        await self._checkpoint(keep_all=True)
+        began_with = "the model the run began with"
+        raise TrainingStoppedError(collapse_message(stage.name, step, fault, str(best or began_with)))
+
     def _past_limit(self) -> bool:
         return self._seconds_left() <= 0.0
 
@@ -376,65 +316,6 @@ class Learner(Actor):
             return math.inf
         return max(0.0, self.context.started_at + limit * 60.0 - self.context.wall())
 
-    # Weights and checkpoints -----------------------------------------------------------------------------------------------
-
-    async def _publish(self) -> None:
-        """Write the weights of the present policy, once, and announce them with the position in the recipe."""
-        policy = Policy(self._epoch, self._position.version)
-        path = self._weights.path(policy)
-        if not path.exists():
-            await self._in_thread(lambda: self._trainer.write_weights(path))
-        position = self._position
-        self.context.link("policy").set(
-            PolicyPublished(policy, path.absolute().as_uri(), position.stage, position.stage_version)
-        )
-        self._weights.clean(policy)
-
-    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
-        """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""
-        position = at or self._position
-        if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
-            await self._in_thread(lambda: self._trainer.save(self._checkpoints.path(position), position))
-        self._checkpoint_due = False
-        if not keep_all:
-            self._checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints)
-        oldest = min(saved.version for saved in self._checkpoints.positions())
-        saved = CheckpointSaved(str(self._checkpoints.path(position)), position.version, oldest)
-        await self._ask("checkpoints", saved)
-
-    def _load(self) -> Position:
-        from agent_rl.declared import chat_format
-        from agent_rl.policy_model import ModelOptions
-        from agent_rl.training import Position, Trainer
-
-        topology = self.context.topology
-        settings: LearnerSettings = self.context.settings
-        directory = model_directory(topology, self.context.directory)
-        self._trainer: Trainer = Trainer(
-            directory,
-            dtype=topology.model.dtype,
-            device=settings.device,
-            algorithm=topology.algorithm,
-            threads=settings.threads,
-            seed=topology.run.seed,
-            loss=self.loss,
-            options=ModelOptions(
-                activation_checkpointing=settings.activation_checkpointing,
-                compile=settings.compile,
-                logits_mib=settings.logits_mib,
-            ),
-            lora=topology.model.lora,
-            tokenizer=load_tokenizer(directory, topology, self.context.base),
-        )
-        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
-        newest = self._checkpoints.newest()
-        return self._trainer.restore(newest) if newest else Position(0, 0, 0)
-
-    def _try_loss(self) -> None:
-        from agent_rl.losses import try_loss
-
-        try_loss(self, self.loss, self._trainer.settings)
-
     def status(self) -> tuple[str, dict[str, float]]:
         """The position and the last step's figures."""
         return self._state, self._figures
@@ -442,7 +323,3 @@ class Learner(Actor):
     def waiting_for(self) -> str:
         """The step or the evaluation that is not there yet."""
         return self._waiting_for
-
-    def busy_seconds(self) -> float:
-        """Time in torch: training, and reading and writing of weights."""
-        return self._busy_seconds + (self.context.now() - self._began if self._began is not None else 0.0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from agent_rl.disk import sweep_partial, whole, writing
+from agent_rl.checkpoints import CheckpointError, Position, read_position
+from agent_rl.disk import remove, sweep_partial, whole, writing
+from agent_rl.finite import TrainingStoppedError
 from agent_rl.messages import Policy
 from agent_rl.topology import Topology
 
-if TYPE_CHECKING:
-    from agent_rl.training import Position
+T = TypeVar("T")
 
 
 def model_directory(topology: Topology, run_directory: Path) -> Path:
@@ -78,8 +80,6 @@ class Checkpoints:
 
     def positions(self) -> list[Position]:
         """Those of whole checkpoints, oldest first."""
-        from agent_rl.training import read_position
-
         found = [read_position(path) for path in sorted(self._directory.glob("version-*"))]
         return [position for position in found if position is not None]
 
@@ -88,7 +88,40 @@ class Checkpoints:
         positions = self.positions()
         return self.path(positions[-1]) if positions else None
 
-    def remove_all_but(self, keep: int) -> None:
-        """Delete the oldest."""
+    def restore(self, take_up: Callable[[Path], T], told: Callable[[str], None]) -> T | None:
+        """What ``take_up`` makes of the newest checkpoint that it does not refuse; None when the run has none.
+
+        One refused is set aside under another name, and ``told`` why. Raises TrainingStoppedError when none is left.
+        """
+        faults = []
+        for path in sorted(self._directory.glob("version-*"), reverse=True):
+            try:
+                return take_up(path)
+            except CheckpointError as error:
+                aside = path.with_name(f"damaged-{path.name}")
+                remove(aside)
+                path.rename(aside)
+                faults.append(str(error))
+                told(f"{error}; it is now {aside.name}, and the run goes on from the checkpoint before it")
+        if faults:
+            raise TrainingStoppedError(
+                f"no checkpoint of this run is whole: {'; '.join(faults)}. Put one back in {self._directory}, or start again "
+                "in another run.directory"
+            )
+        return None
+
+    def remove_all_but(self, keep: int, best: int | None = None) -> None:
+        """Delete the oldest; that of version ``best`` goes to a name under which it stays until there is a better one."""
         for position in self.positions()[:-keep]:
-            shutil.rmtree(self.path(position))
+            path = self.path(position)
+            if position.version != best:
+                shutil.rmtree(path)
+                continue
+            for old in self._directory.glob("best-*"):
+                shutil.rmtree(old)
+            path.rename(path.with_name(f"best-{path.name}"))
+
+    def of_version(self, version: int | None) -> Path | None:
+        """The checkpoint of a version, kept as the best or not."""
+        found = [*self._directory.glob("best-version-*"), *self._directory.glob("version-*")]
+        return next((path for path in found if (at := read_position(path)) and at.version == version), None)

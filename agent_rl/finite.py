@@ -107,6 +107,17 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     return [name for name, tensor in tensors if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
 
 
+def refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise TrainingStoppedError when any of what is to be written to ``path`` is not finite."""
+    wrong = not_finite(tensors.items())
+    if wrong:
+        raise TrainingStoppedError(
+            f"{named(wrong)} of the model hold values that are not finite, so {path} is not written; if this is so "
+            "before the first step, mend what model.path names, else lower the learning_rate and run again: "
+            "the newest checkpoint is finite"
+        )
+
+
 def named(names: list[str]) -> str:
     """The first few names, and how many more there are."""
     more = len(names) - NAMED

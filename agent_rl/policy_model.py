@@ -55,7 +55,8 @@ class PolicyModel:
         config = self.module.config.get_text_config()
         self._refuse_other_kinds(path, config)
         self.max_length = int(config.max_position_embeddings)
-        self._lora = lora is not None
+        self.adapted = lora is not None
+        """Whether adapters alone are trained."""
         if lora is not None:
             _add_adapters(self.module, lora, seed)
         if self.device.type == "cpu" and dtype == "float32" and not options.compile:
@@ -118,7 +119,7 @@ class PolicyModel:
         """The model's tensors by their own names, adapters merged, of tied ones the first: as engines load them."""
         tied = set(getattr(self.module, "all_tied_weights_keys", {}) or {})
         state = {name: tensor.detach() for name, tensor in self.module.state_dict().items() if name not in tied}
-        return merged(self.module, state) if self._lora else state
+        return merged(self.module, state) if self.adapted else state
 
     def trained(self) -> dict[str, Tensor]:
         """The tensors that change: what a policy of this run differs in from the model it began with."""
@@ -148,7 +149,7 @@ class PolicyModel:
 
     def save(self, directory: Path) -> None:
         """As a directory that `from_pretrained` loads, adapters merged; in several files when it is large."""
-        self.module.save_pretrained(directory, state_dict=self.weights() if self._lora else None)
+        self.module.save_pretrained(directory, state_dict=self.weights() if self.adapted else None)
 
 
 def _add_adapters(module: nn.Module, lora: Lora, seed: int) -> None:

@@ -152,6 +152,21 @@ class TaskFilter(Part):
     """A text file of problem ids, one a line: what a difficulty filter kept. Relative to the topology file."""
 
 
+class Collapse(Part):
+    """When a stage's training is taken for collapsed, by means over the last ``window`` steps; the run then stops.
+
+    The best checkpoint before it is kept, whatever ``run.keep_checkpoints`` says.
+    """
+
+    window: PositiveInt = 20
+    success_below: float = Field(default=0.5, ge=0, lt=1)
+    """Success below this share of the best window's, and lower than that by 0.1 or more; 0 turns it off."""
+    entropy_below: float = Field(default=0.0, ge=0)
+    """Entropy of the policy, nats a token, below this; 0 turns it off."""
+    length_factor: float | None = Field(default=None, gt=1)
+    """Responses longer or shorter by this factor than in the best window."""
+
+
 class RlStage(Part):
     """Steps of GRPO-RoC."""
 
@@ -166,6 +181,7 @@ class RlStage(Part):
     """What follows the linear warm-up: the paper's constant rate, or a cosine to zero at the stage's last step."""
     reset_optimizer: bool = False
     filter: TaskFilter = TaskFilter()
+    collapse: Collapse = Collapse()
 
 
 Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind")]

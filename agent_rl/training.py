@@ -5,7 +5,6 @@ Synchronous and free of sockets; the learner actor runs it in a thread of its ow
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,31 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from agent_rl.advantages import group_advantages
 from agent_rl.batching import microbatches, split_evenly
-from agent_rl.disk import remove, whole
-from agent_rl.finite import NotFiniteError, TrainingStoppedError, named, not_finite
+from agent_rl.checkpoints import Position, load_checkpoint, save_checkpoint
+from agent_rl.disk import whole
+from agent_rl.finite import NotFiniteError, named, not_finite, refuse_not_finite
 from agent_rl.losses import Loss, LossSettings, policy_loss
 from agent_rl.messages import TrainingGroup
+from agent_rl.mismatch import OlderWeights, measure
 from agent_rl.optimizer import Optimizer
 from agent_rl.policy_model import ModelOptions, PolicyModel
 from agent_rl.topology import Algorithm, Lora, RlStage, SftStage
-
-STATE_FILE = "trainer.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a run stands: the stage, the version it began at, and the version (RL steps) reached."""
-
-    stage: int
-    stage_version: int
-    version: int
 
 
 @dataclass(slots=True)
@@ -50,6 +39,7 @@ class _Sequence:
     prompt: int
     mask: Tensor
     behaviour: Tensor
+    versions: Tensor
     advantage: float
     proximal: Tensor | None = None
 
@@ -70,6 +60,7 @@ class Trainer:
         options: ModelOptions | None = None,
         lora: Lora | None = None,
         tokenizer: Any = None,
+        mismatch_tokens: int = 1024,
     ) -> None:
         """``tokenizer`` is saved with the model; without it, the model's own."""
         torch.set_num_threads(threads)
@@ -83,6 +74,8 @@ class Trainer:
         self.max_length = self.model.max_length
         self.settings = LossSettings(**{field.name: getattr(algorithm, field.name) for field in fields(LossSettings)})
         self.loss = loss
+        self.older = OlderWeights(algorithm.max_staleness if mismatch_tokens else 0)
+        self._mismatch_tokens = mismatch_tokens
         self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
 
     # Supervised --------------------------------------------------------------------------------------------------------
@@ -148,6 +141,11 @@ class Trainer:
         figures["loss"] = totals.get("loss", 0.0) / len(batches)
         figures["gradient_norm"] = float(np.mean(gradient_norms))
         figures["learning_rate"] = rate
+        if self._mismatch_tokens:
+            temperature = self.algorithm.temperature
+            figures |= measure(
+                self.model, sequences, self.older, temperature=temperature, max_tokens=self._mismatch_tokens
+            )
         return figures
 
     def _sequences(self, group: TrainingGroup) -> list[_Sequence]:
@@ -159,6 +157,7 @@ class Trainer:
                 prompt=len(t.prompt_tokens),
                 mask=torch.from_numpy(t.loss_mask.astype(np.float32)),
                 behaviour=torch.from_numpy(np.array(t.logprobs, dtype=np.float32)),
+                versions=torch.from_numpy(t.policies[:, 1].astype(np.int64)),
                 advantage=float(advantage),
             )
             for t, advantage in zip(group.trajectories, advantages, strict=True)
@@ -168,8 +167,7 @@ class Trainer:
         with torch.no_grad():
             for batch in self._microbatches(sequences):
                 logprobs, _ = self._response_logprobs(batch)
-                for row, sequence in enumerate(batch):
-                    sequence.proximal = logprobs[row, : len(sequence.mask)].cpu()
+                _keep_proximal(batch, logprobs)
 
     def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float], rate: float) -> float:
         """One optimizer update; its gradient norm. Raises NotFiniteError before it changes a weight."""
@@ -183,6 +181,7 @@ class Trainer:
             advantages = torch.tensor([[s.advantage] for s in batch], device=self.device).expand_as(mask)
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
+                _keep_proximal(batch, proximal)
             else:
                 proximal = _stack([s.proximal for s in batch if s.proximal is not None]).to(self.device)
             loss, sums = self.loss(
@@ -220,57 +219,48 @@ class Trainer:
 
     # Weights and checkpoints -------------------------------------------------------------------------------------------
 
-    def write_weights(self, path: Path) -> None:
-        """Write the weights, under the model's own names, to one safetensors file; it appears whole or not at all.
+    def copy_weights(self, version: int) -> dict[str, Tensor]:
+        """The weights in host memory, under the model's own names, as those of ``version``: training may go on meanwhile."""
+        weights = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.model.weights().items()}
+        trained = self.model.trained()
+        if self.model.adapted:
+            self.older.remember(version, {name: tensor.to("cpu", copy=True) for name, tensor in trained.items()})
+        else:
+            self.older.remember(version, {name: weights[name] for name in trained})
+        return weights
 
-        Raises TrainingStoppedError, and writes nothing, when they are not finite.
-        """
-        weights = self.model.weights()
-        self._refuse_not_finite(weights, path)
-        with whole(path) as partial:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, partial)
-
-    def save(self, directory: Path, position: Position) -> None:
+    def save(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all.
 
         Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
         """
-        tensors, steps = self.optimizer.state()
-        self._refuse_not_finite(self.model.module.state_dict() | tensors, directory)
-        state = {"stage": position.stage, "stage_version": position.stage_version, "version": position.version}
-        with whole(directory) as partial:
-            partial.mkdir()
-            self.model.save(partial)
-            self.tokenizer.save_pretrained(partial)
-            save_file(tensors, partial / OPTIMIZER_FILE)
-            (partial / STATE_FILE).write_text(json.dumps({**state, "optimizer_steps": steps}))
-            remove(directory)  # what is left of a directory that is no whole checkpoint
+        save_checkpoint(
+            directory,
+            position,
+            model=self.model,
+            optimizer=self.optimizer,
+            tokenizer=self.tokenizer,
+            extra=extra or {},
+        )
 
-    def _refuse_not_finite(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        wrong = not_finite(tensors.items())
-        if wrong:
-            raise TrainingStoppedError(
-                f"{named(wrong)} of the model hold values that are not finite, so {path} is not written; if this is so "
-                "before the first step, mend what model.path names, else lower the learning_rate and run again: "
-                "the newest checkpoint is finite"
-            )
-
-    def restore(self, directory: Path) -> Position:
-        """Take up a checkpoint: weights, optimizer, position."""
-        state = json.loads((directory / STATE_FILE).read_text())
-        weights = load_file(directory / "model.safetensors")
-        self.model.load({name: weights[name] for name in self.model.trained()})
-        self.optimizer.load(load_file(directory / OPTIMIZER_FILE), state["optimizer_steps"])
-        return Position(state["stage"], state["stage_version"], state["version"])
+    def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
+        """Take up a checkpoint; its position and what was kept beside it. Raises CheckpointError, having changed nothing."""
+        return load_checkpoint(directory, model=self.model, optimizer=self.optimizer)
 
 
-def read_position(directory: Path) -> Position | None:
-    """The position of a checkpoint; None when the folder is not a whole one."""
-    try:
-        state = json.loads((directory / STATE_FILE).read_text())
-        return Position(state["stage"], state["stage_version"], state["version"])
-    except (OSError, ValueError, KeyError):
-        return None
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a copy of weights to one safetensors file; it appears whole or not at all.
+
+    Raises TrainingStoppedError, and writes nothing, when they are not finite.
+    """
+    refuse_not_finite(weights, path)
+    with whole(path) as partial:
+        save_file(dict(weights), partial)
+
+
+def _keep_proximal(batch: Sequence[_Sequence], logprobs: Tensor) -> None:
+    for sequence, row in zip(batch, logprobs.cpu(), strict=True):
+        sequence.proximal = row[: len(sequence.mask)]
 
 
 def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:

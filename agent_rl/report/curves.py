@@ -176,8 +176,12 @@ _PANELS: Sequence[tuple[str, Sequence[_Figure], str, bool, str]] = (
     ),
     (
         "Policy and engine",
-        [_Figure("gap of log-probabilities", "policy_gap", 1)],
-        "Mean |log p(learner, before the step) - log p(engine, when sampled)|: staleness and numerics together.",
+        [
+            _Figure("whole gap of log-probabilities", "policy_gap", 1),
+            _Figure("engine against learner, same weights", "mismatch_gap", 2),
+            _Figure("staleness", "staleness_gap", 3),
+        ],
+        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample of the step.",
         False,
         "nats",
     ),

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from actors.learner import Learner
 from actors.run import user_mistake
 from actors.testing import Stage, running, stand_ins
+from agent_rl.checkpoints import Position, read_position
 from agent_rl.disk import disk_error
 from agent_rl.messages import (
     CheckpointSaved,
@@ -31,7 +32,6 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.topology import SftStage, Topology
-from agent_rl.training import Position, read_position
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, small_disk
@@ -47,6 +47,10 @@ def at_versions(*bad: int) -> type[Learner]:
         async def start(self) -> None:
             await super().start()
             self._weights.clean = lambda newest: None  # type: ignore[method-assign]
+
+        async def _publish(self) -> None:
+            await super()._publish()
+            await self._publisher.settled()  # all are to be there, also those that the next would overtake
 
         def _try_loss(self) -> None:
             """It would be refused at once."""

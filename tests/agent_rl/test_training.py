@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_rl.checkpoints import Position, read_position
 from agent_rl.disk import DiskError
 from agent_rl.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.losses import policy_loss
 from agent_rl.messages import TrainingGroup
 from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel, SftStage
-from agent_rl.training import Position, Trainer, read_position
+from agent_rl.training import Trainer, write_weights
 from tests import builders
 from tests.full_disk import no_file_longer_than
 
@@ -208,7 +209,7 @@ def test_weights_that_are_not_finite_are_never_written(model: Path, tmp_path: Pa
     with torch.no_grad():
         trained.model.module.model.norm.weight[3] = torch.nan
     for write in (
-        lambda: trained.write_weights(tmp_path / "policy.safetensors"),
+        lambda: write_weights(trained.copy_weights(0), tmp_path / "policy.safetensors"),
         lambda: trained.save(tmp_path / "checkpoint", Position(0, 0, 0)),
     ):
         with pytest.raises(TrainingStoppedError, match=r"model\.norm\.weight .* not finite"):
@@ -263,7 +264,7 @@ def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: P
     for name, tensor in trained.model.module.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor)
     resumed = trainer(model, updates_per_step=2)
-    assert resumed.restore(tmp_path / "checkpoint") == Position(2, 1, 5)
+    assert resumed.restore(tmp_path / "checkpoint") == (Position(2, 1, 5), {})
     assert read_position(tmp_path / "checkpoint") == Position(2, 1, 5)
     for learner in (trained, resumed):
         learner.rl_step(batch, stage, 1)
@@ -279,12 +280,12 @@ def test_a_full_disk_leaves_no_half_checkpoint_and_no_half_weights(model: Path, 
             with pytest.raises(DiskError, match=r"version-2 cannot be written: File too large; make room"):
                 trained.save(tmp_path / "version-2", Position(0, 0, 2))
             with pytest.raises(DiskError, match=r"w\.safetensors cannot be written: File too large"):
-                trained.write_weights(tmp_path / "weights" / "w.safetensors")
+                write_weights(trained.copy_weights(0), tmp_path / "weights" / "w.safetensors")
     assert [path.name for path in tmp_path.rglob("*") if path.name.endswith((".partial", "w.safetensors"))] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-1", "weights"]
-    assert trainer(model).restore(tmp_path / "version-1") == Position(0, 0, 1)
+    assert trainer(model).restore(tmp_path / "version-1")[0] == Position(0, 0, 1)
     trained.save(tmp_path / "version-2", Position(0, 0, 2))
-    assert trainer(model).restore(tmp_path / "version-2") == Position(0, 0, 2)
+    assert trainer(model).restore(tmp_path / "version-2")[0] == Position(0, 0, 2)
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
@@ -297,10 +298,78 @@ def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
 
 def test_weight_files_hold_the_models_tensors_once(model: Path, tmp_path: Path) -> None:
     trained = trainer(model)
-    trained.write_weights(tmp_path / "weights" / "w.safetensors")
+    write_weights(trained.copy_weights(0), tmp_path / "weights" / "w.safetensors")
     written = load_file(tmp_path / "weights" / "w.safetensors")
     assert "lm_head.weight" not in written  # tied to the embeddings
     assert torch.equal(
         written["model.embed_tokens.weight"], trained.model.module.state_dict()["model.embed_tokens.weight"]
     )
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["w.safetensors"]
+
+
+def test_random_states_and_what_is_kept_beside_come_back(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model)
+    torch.rand(3)
+    trained.save(tmp_path / "checkpoint", Position(0, 0, 3), {"watch": {"best": [0.5]}})
+    expected = torch.rand(4)
+    assert trainer(model).restore(tmp_path / "checkpoint") == (Position(0, 0, 3), {"watch": {"best": [0.5]}})
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_large_optimizer_states_are_written_in_several_files(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_rl.checkpoints.SHARD_BYTES", 30_000)
+    trained = trainer(model)
+    trained.rl_step(groups(trained), builders.rl_stage(), 0)
+    trained.save(tmp_path / "checkpoint", Position(0, 0, 1))
+    files = list((tmp_path / "checkpoint").glob("optimizer-*.safetensors"))
+    assert len(files) > 3
+    assert all(path.stat().st_size < 40_000 for path in files)
+    resumed = trainer(model)
+    resumed.restore(tmp_path / "checkpoint")
+    assert_same(everything(trained), everything(resumed))
+
+
+def test_bfloat16_weights_move_by_less_than_they_can_hold(model: Path, tmp_path: Path) -> None:
+    """Steps of 1e-5 are lost in a bfloat16 weight of 0.1; its float32 master sums them, also across a checkpoint."""
+
+    def made() -> Trainer:
+        return Trainer(model, dtype="bfloat16", device="cpu", algorithm=builders.algorithm(), threads=1, seed=0)
+
+    stage = builders.rl_stage(learning_rate=1e-5, warmup_steps=0, steps=100)
+    trained = made()
+    batch = groups(trained)
+    start = {name: tensor.clone() for name, tensor in trained.optimizer.state()[0].items()}
+    for step in range(4):
+        trained.rl_step(batch, stage, step)
+    name = "model.layers.0.mlp.up_proj.weight"
+    moved = (trained.optimizer.state()[0][f"{name}.master"] - start[f"{name}.master"]).abs()
+    assert 2e-5 < float(moved.median()) < 5e-5
+    weight = dict(trained.model.named_parameters())[name]
+    assert weight.dtype == torch.bfloat16
+    assert torch.equal(weight, trained.optimizer.state()[0][f"{name}.master"].bfloat16())
+    assert all(p.grad is None for _, p in trained.model.named_parameters())  # they were moved to the masters
+    trained.save(tmp_path / "checkpoint", Position(0, 0, 4))
+    resumed = made()
+    resumed.restore(tmp_path / "checkpoint")
+    for learner in (trained, resumed):
+        learner.rl_step(batch, stage, 4)
+    assert_same(everything(trained), everything(resumed))
+
+
+def test_several_updates_of_bfloat16_weights_are_undone_with_their_masters(model: Path) -> None:
+    def third_is_broken(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        calls.append(1)
+        loss, sums = policy_loss(logprobs, *arguments, **settings)
+        return loss * (torch.nan if len(calls) == 3 else 1.0), sums
+
+    calls: list[int] = []
+    algorithm = builders.algorithm(updates_per_step=4)
+    trained = Trainer(
+        model, dtype="bfloat16", device="cpu", algorithm=algorithm, threads=1, seed=0, loss=third_is_broken
+    )
+    before = everything(trained)
+    with pytest.raises(NotFiniteError):
+        trained.rl_step(groups(trained), builders.rl_stage(learning_rate=1e-2, warmup_steps=0), 0)
+    assert_same(before, everything(trained))

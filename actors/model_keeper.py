@@ -1,0 +1,168 @@
+"""The part of the learner that holds the model: torch in one thread, checkpoints, published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from actors.base import Actor, Settings, ask
+from actors.publishing import Publisher
+from actors.weights import Checkpoints, PublishedWeights, model_directory
+from agent_rl.chat_templates import load_tokenizer
+from agent_rl.checkpoints import Position
+from agent_rl.collapse import CollapseWatch
+from agent_rl.messages import CheckpointSaved, Policy
+from agent_rl.topology import Collapse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.losses import LossSettings, LossSums
+    from agent_rl.prompts import ChatFormat
+    from agent_rl.training import Trainer
+
+T = TypeVar("T")
+
+
+class LearnerSettings(Settings):
+    """Where and with how many threads to train."""
+
+    threads: PositiveInt = 1
+    device: str = "cpu"
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: a third more work, far less memory."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps take minutes."""
+    logits_mib: PositiveInt = 256
+    """Memory for logits at once; at the peak three times as much is held."""
+    mismatch_tokens: NonNegativeInt = 1024
+    """Tokens of a step computed once more with the weights that sampled them, to tell staleness from numerics; 0: not told."""
+    record_timeout_seconds: PositiveFloat = 120.0
+    """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
+
+
+class ModelKeeper(Actor):
+    """The model, where it stands in the recipe, and what of it is on disk."""
+
+    def loss(
+        self,
+        logprobs: Tensor,
+        proximal: Tensor,
+        behaviour: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        normaliser: float,
+        settings: LossSettings,
+    ) -> tuple[Tensor, LossSums]:
+        """The loss of one micro-batch (see `agent_rl.losses.Loss`): the one method a learner of your own overrides."""
+        from agent_rl.losses import policy_loss
+
+        return policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
+
+    async def _start_model(self) -> None:
+        """Load the newest whole checkpoint, or the model the run starts from."""
+        from agent_rl.training import write_weights
+
+        self._thread = trio.CapacityLimiter(1)
+        self._busy_seconds = 0.0
+        self._began: float | None = None
+        self._waiting_for = ""
+        self._epoch = 0
+        self._checkpoint_due = False
+        self._weights = PublishedWeights(self.context.directory / "weights")
+        self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
+        self._publisher = Publisher(self.context, self._weights, self.log)
+        self._position = await self._in_thread(self._load)
+        await self._in_thread(self._try_loss)
+        self.context.nursery.start_soon(self._publisher.run, write_weights)
+
+    async def _ask(self, link: str, message: Any) -> Any:
+        """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
+        timeout = self.context.settings.record_timeout_seconds
+        self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
+        try:
+            return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
+        finally:
+            self._waiting_for = ""
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run torch's work in the one thread there is for it; the event loop goes on."""
+        self._began = self.context.now()
+        try:
+            done: T = await self.context.in_thread(work, limiter=self._thread)
+            return done
+        finally:
+            self._busy_seconds += self.context.now() - self._began
+            self._began = None
+
+    # Weights and checkpoints -----------------------------------------------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Publish the present policy with the position in the recipe; this waits for the copy to host memory, no more."""
+        position = self._position
+        policy = Policy(self._epoch, position.version)
+        weights = None
+        if not self._publisher.knows(policy):
+            weights = await self._in_thread(lambda: self._trainer.copy_weights(policy.version))
+        self._publisher.offer(policy, weights, position.stage, position.stage_version)
+
+    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
+        """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""
+        position = at or self._position
+        if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
+            self._watch.saved(position.version)
+            kept = {"watch": self._watch.state()}
+            await self._in_thread(lambda: self._trainer.save(self._checkpoints.path(position), position, kept))
+        self._checkpoint_due = False
+        if not keep_all:
+            self._checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
+        oldest = min(saved.version for saved in self._checkpoints.positions())
+        saved = CheckpointSaved(str(self._checkpoints.path(position)), position.version, oldest)
+        await self._ask("checkpoints", saved)
+
+    def _load(self) -> Position:
+        from agent_rl.declared import chat_format
+        from agent_rl.policy_model import ModelOptions
+        from agent_rl.training import Trainer
+
+        topology = self.context.topology
+        settings: LearnerSettings = self.context.settings
+        directory = model_directory(topology, self.context.directory)
+        self._trainer: Trainer = Trainer(
+            directory,
+            dtype=topology.model.dtype,
+            device=settings.device,
+            algorithm=topology.algorithm,
+            threads=settings.threads,
+            seed=topology.run.seed,
+            loss=self.loss,
+            options=ModelOptions(
+                activation_checkpointing=settings.activation_checkpointing,
+                compile=settings.compile,
+                logits_mib=settings.logits_mib,
+            ),
+            lora=topology.model.lora,
+            mismatch_tokens=settings.mismatch_tokens,
+            tokenizer=load_tokenizer(directory, topology, self.context.base),
+        )
+        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
+        restored = self._checkpoints.restore(
+            self._trainer.restore, lambda fault: self.log.warning("damaged checkpoint", fault=fault)
+        )
+        position, kept = restored or (Position(0, 0, 0), {})
+        self._watched = kept.get("watch")
+        self._watch = CollapseWatch(Collapse(), self._watched)
+        return position
+
+    def _try_loss(self) -> None:
+        from agent_rl.losses import try_loss
+
+        try_loss(self, self.loss, self._trainer.settings)
+
+    def busy_seconds(self) -> float:
+        """Time in torch: training, and reading and copying of weights."""
+        return self._busy_seconds + (self.context.now() - self._began if self._began is not None else 0.0)

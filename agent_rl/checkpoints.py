@@ -1,0 +1,197 @@
+"""Checkpoints on disk: a Hugging Face directory that also holds what training needs to go on exactly.
+
+::
+
+    model*.safetensors, config.json, tokenizer   as `from_pretrained` loads them; adapters merged
+    adapter.safetensors                          of a model trained by adapters, these alone
+    optimizer*.safetensors                       moments and float32 master weights, in files of at most `SHARD_BYTES`
+    rng.safetensors                              states of torch's random generators
+    trainer.json                                 position, step counts, what the learner adds; size and checksum of every other file
+
+A checkpoint appears whole or not at all, and is flushed to disk before it appears. `verify` reads all of it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_rl.disk import remove, whole
+from agent_rl.finite import refuse_not_finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.optimizer import Optimizer
+    from agent_rl.policy_model import PolicyModel
+
+STATE_FILE = "trainer.json"
+ADAPTER_FILE = "adapter.safetensors"
+RNG_FILE = "rng.safetensors"
+SHARD_BYTES = 5 * 10**9
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run stands: the stage, the version it began at, and the version (RL steps) reached."""
+
+    stage: int
+    stage_version: int
+    version: int
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be gone on from; the message names the file and what is wrong with it."""
+
+
+def save_checkpoint(
+    directory: Path,
+    position: Position,
+    *,
+    model: PolicyModel,
+    optimizer: Optimizer,
+    tokenizer: Any,
+    extra: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint. ``extra`` is kept beside the position, as JSON.
+
+    Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
+    """
+    from safetensors.torch import save_file
+
+    tensors, steps = optimizer.state()
+    refuse_not_finite(model.module.state_dict() | tensors, directory)
+    with whole(directory) as partial:
+        partial.mkdir()
+        model.save(partial)
+        tokenizer.save_pretrained(partial)
+        if model.adapted:
+            save_file(_on_host(model.trained()), partial / ADAPTER_FILE)
+        _save_sharded(tensors, partial, "optimizer")
+        save_file(_rng_states(), partial / RNG_FILE)
+        files = {path.name: _flushed(path) for path in sorted(partial.iterdir())}
+        state = {**asdict(position), "optimizer_steps": steps, "extra": dict(extra), "files": files}
+        (partial / STATE_FILE).write_text(json.dumps(state))
+        _flushed(partial / STATE_FILE)
+        remove(directory)  # what is left of a directory that is no whole checkpoint
+
+
+def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer) -> tuple[Position, dict[str, Any]]:
+    """Take up weights, moments and random states; the position, and what was kept beside it.
+
+    Raises CheckpointError, having changed nothing, when a file is missing or not what was written.
+    """
+    from safetensors.torch import load_file
+
+    state = verify(directory)
+    paths = [directory / ADAPTER_FILE] if model.adapted else sorted(directory.glob("model*.safetensors"))
+    weights: dict[str, Tensor] = {}
+    for path in paths:
+        weights |= load_file(path)
+    moments: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("optimizer*.safetensors")):
+        moments |= load_file(path)
+    names = model.trained().keys()
+    try:
+        model.load({name: weights[name] for name in names})
+        optimizer.load(moments, state["optimizer_steps"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{directory} is not of the model that the topology names: {error}") from error
+    _restore_rng(load_file(directory / RNG_FILE))
+    return _position(state), state["extra"]
+
+
+def read_position(directory: Path) -> Position | None:
+    """The position of a checkpoint; None when the folder is not a whole one."""
+    try:
+        return _position(json.loads((directory / STATE_FILE).read_text()))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def verify(directory: Path) -> dict[str, Any]:
+    """What trainer.json holds. Raises CheckpointError when a file is missing, cut, or not what was written."""
+    path = directory / STATE_FILE
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+        files = dict(state["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    for name, (size, checksum) in files.items():
+        try:
+            found = _checksum(directory / name)
+        except OSError as error:
+            raise CheckpointError(f"{directory / name} cannot be read: {error.strerror}") from error
+        if found[0] != size:
+            raise CheckpointError(f"{directory / name} is {found[0]} bytes long, {size} were written")
+        if found[1] != checksum:
+            raise CheckpointError(f"{directory / name} is not what was written: its checksum differs")
+    return state
+
+
+def _position(state: Mapping[str, Any]) -> Position:
+    return Position(state["stage"], state["stage_version"], state["version"])
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> None:
+    """In as few files of at most `SHARD_BYTES` as their order allows; a larger tensor has one of its own."""
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, Tensor]] = [{}]
+    room = SHARD_BYTES
+    for name, tensor in tensors.items():
+        if shards[-1] and tensor.nbytes > room:
+            shards.append({})
+            room = SHARD_BYTES
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    for number, shard in enumerate(shards):
+        name = stem if len(shards) == 1 else f"{stem}-{number:05d}"
+        save_file(shard, directory / f"{name}.safetensors")
+
+
+def _rng_states() -> dict[str, Tensor]:
+    import torch
+
+    states = {"cpu": torch.get_rng_state()}
+    return states | {f"cuda.{index}": state for index, state in enumerate(_cuda_states())}
+
+
+def _cuda_states() -> list[Tensor]:
+    import torch
+
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+def _restore_rng(states: Mapping[str, Tensor]) -> None:
+    import torch
+
+    torch.set_rng_state(states["cpu"])
+    for index in range(min(len(states) - 1, torch.cuda.device_count())):
+        torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+
+
+def _flushed(path: Path) -> tuple[int, int]:
+    """Size and checksum of a file, once it is on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return _checksum(path)
+
+
+def _checksum(path: Path) -> tuple[int, int]:
+    size = checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            size += len(block)
+            checksum = zlib.crc32(block, checksum)
+    return size, checksum

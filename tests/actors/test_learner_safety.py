@@ -1,0 +1,209 @@
+"""A learner killed anywhere, with with damaged checkpoints, or collapsing: what it goes on from, and what it tells."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.contract import LearnerContract
+from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
+from actors.learner import Learner
+from actors.run import user_mistake
+from agent_rl.checkpoints import Position, read_position
+from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
+
+
+class Contract(LearnerContract):
+    """The contract's peers and virtual time, for a learner of the test's."""
+
+    def __init__(self, actor: type[Learner]) -> None:
+        self.actor = actor  # type: ignore[misc]
+
+
+POINTS = (
+    "before a step",
+    "between a step and its publication",
+    "between publication and record",
+    "after the record",
+    "in the middle of a checkpoint",
+    "between a checkpoint and its report",
+)
+
+
+def dying_at(point: str, version: int) -> tuple[type[Learner], trio.Event]:
+    """A learner that goes no further than a point of the step that starts at a version, and the event that it is there."""
+    reached = trio.Event()
+
+    async def die() -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    class Dying(Learner):
+        async def _step(self, stage: Any, ready: Any) -> None:
+            self.at = ready.version
+            if (point, self.at) == ("before a step", version):
+                await die()
+            await super()._step(stage, ready)
+
+        async def _publish(self) -> None:
+            if (point, self._position.version - 1) == ("between a step and its publication", version):
+                await die()
+            await super()._publish()
+
+        async def _ask(self, link: str, message: Any) -> Any:
+            there = isinstance(message, StepTrained) and message.version == version
+            if there and point == "between publication and record":
+                await self._publisher.settled()
+                await die()
+            saved = isinstance(message, CheckpointSaved) and message.version == version + 1
+            if saved and point == "between a checkpoint and its report":
+                await die()
+            answer = await super()._ask(link, message)
+            if there and point == "after the record":
+                await die()
+            return answer
+
+        async def _checkpoint(self, *arguments: Any, **more: Any) -> None:
+            if (point, self._position.version - 1) == ("in the middle of a checkpoint", version):
+                path = self._checkpoints.path(self._position)
+                partial = path.with_name(f".{path.name}.partial")
+                partial.mkdir(parents=True)
+                (partial / "model.safetensors").write_bytes(b"half of it")
+                await die()
+            await super()._checkpoint(*arguments, **more)
+
+    return Dying, reached
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_it_ends_with_the_same_bits_and_trains_every_group_once(point: str, tmp_path: Path) -> None:
+    recipe = [*RECIPE[:2], {**RECIPE[2], "steps": STEPS, "learning_rate": 1e-3}, RECIPE[3]]
+
+    async def main() -> None:
+        whole = await Contract(Learner).finish(tmp_path / "whole", stages=recipe)
+        dying, reached = dying_at(point, BEGUN)
+        folder = tmp_path / "killed"
+        async with Contract(dying).among_peers(folder, stages=recipe) as (topology, peers):
+            async with Contract(dying).running(topology, peers.stage, kill=True):
+                await reached.wait()
+            before = len(peers.trained)
+            async with Contract(Learner).running(topology, peers.stage, incarnation=2):
+                await peers.until("finished")
+                last = read_weights(peers.policies[-1])
+        went_on = [entered for entered in peers.entered if entered.restored][1].version
+        assert [step.version for step in peers.trained[before:]] == list(range(went_on, BEGUN + STEPS))
+        assert equal(last, whole.weights[max(whole.weights)])
+        assert not list(folder.rglob("*.partial"))
+
+    Contract(Learner).run(main)
+
+
+def damage(path: Path) -> None:
+    """One bit."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        ("model.safetensors", damage, "its checksum differs"),
+        ("optimizer.safetensors", cut, "bytes long"),
+        ("rng.safetensors", Path.unlink, "cannot be read: No such file"),
+        ("trainer.json", cut, "cannot be read: JSONDecodeError"),
+    ],
+)
+def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_the_file_named(
+    name: str, harm: Any, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        whole = await Contract(Learner).finish(tmp_path / "whole")
+        folder = tmp_path / "damaged"
+        async with Contract(Learner).among_peers(folder) as (topology, peers):
+            async with Contract(Learner).running(topology, peers.stage, kill=True):
+                await peers.until_trained(BEGUN + 1)
+            newest = max((folder / "checkpoints").glob("version-*"))
+            harm(newest / name)
+            async with Contract(Learner).running(topology, peers.stage, incarnation=2):
+                await peers.until("finished")
+                last = read_weights(peers.policies[-1])
+            aside = newest.with_name(f"damaged-{newest.name}")
+            assert aside.is_dir()
+        assert equal(last, whole.weights[max(whole.weights)])
+        assert [entered for entered in peers.entered if entered.restored][1].version < int(newest.name[8:14])
+        told = "".join(capfd.readouterr())
+        assert re.search(rf"{newest.name}/{re.escape(name)}.*{said}", told), told
+
+    Contract(Learner).run(main)
+
+
+def test_without_a_whole_checkpoint_the_run_stops_with_every_fault(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Contract(Learner).among_peers(tmp_path) as (topology, peers):
+            async with Contract(Learner).running(topology, peers.stage, kill=True):
+                await peers.until_trained(BEGUN + 1)
+            checkpoints = sorted((tmp_path / "checkpoints").glob("version-*"))
+            assert len(checkpoints) > 1
+            for checkpoint in checkpoints:
+                damage(checkpoint / "model.safetensors")
+            with pytest.raises(BaseExceptionGroup) as caught:
+                async with Contract(Learner).running(topology, peers.stage, incarnation=2):
+                    await trio.sleep_forever()
+            message = user_mistake(caught.value) or ""
+            assert "no checkpoint of this run is whole" in message
+            assert all(f"{checkpoint}/model.safetensors" in message for checkpoint in checkpoints)
+
+    Contract(Learner).run(main)
+
+
+class Collapsing(Learner):
+    """Its policy loses its entropy at version 4."""
+
+    async def _in_thread(self, work: Any) -> Any:
+        figures = await super()._in_thread(work)
+        if isinstance(figures, dict) and "entropy" in figures and self._position.version >= 4:
+            figures["entropy"] = 0.001
+        return figures
+
+
+def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_path: Path) -> None:
+    stage = {**RECIPE[2], "steps": 20, "collapse": {"window": 1, "entropy_below": 0.1}}
+
+    async def main() -> None:
+        contract = Contract(Collapsing)
+        async with contract.among_peers(tmp_path, stages=[RECIPE[0], RECIPE[1], stage, RECIPE[3]]) as (topology, peers):
+            changed = topology.model_copy(update={"run": topology.run.model_copy(update={"keep_checkpoints": 1})})
+            groups = peers._groups
+
+            async def send(entered: Any) -> None:
+                link = peers.stage["roc_filter"].push("training", "learner.0")
+                for version in range(entered.version, BEGUN + 6) if entered.stage == 2 else ():
+                    for group in groups(version):
+                        await link.send(group)
+                    figures = {"success": 0.6 if version == BEGUN else 0.4, "response_tokens": 12.0}
+                    await link.send(StepReady(2, version, tuple(g.group for g in groups(version)), figures))
+
+            original = peers._send
+            peers._send = lambda entered: send(entered) if entered.stage == 2 else original(entered)  # type: ignore[method-assign]
+            with pytest.raises(BaseExceptionGroup) as caught:
+                async with contract.running(changed, peers.stage):
+                    await trio.sleep_forever()
+        message = user_mistake(caught.value) or ""
+        assert "step 4 of stage 'rl': training has collapsed: the policy's entropy fell to 0.001" in message
+        best = re.search(r"The best checkpoint before is (\S+):", message)
+        assert best is not None
+        assert Path(best[1]).name == "best-version-000002-stage-02"  # keep_checkpoints is 1, and it was not the newest
+        assert read_position(Path(best[1])) == Position(2, BEGUN, 2)
+        left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+        assert left == ["best-version-000002-stage-02", "version-000004-stage-02", "version-000005-stage-02"]
+
+    Contract(Learner).run(main)

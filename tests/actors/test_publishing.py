@@ -1,0 +1,117 @@
+"""Publishing beside training: what the next step waits for, which policies are written, and how long each took. Virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+import trio
+from trio.testing import MockClock
+
+from actors.publishing import Publisher
+from actors.weights import PublishedWeights
+from agent_rl.messages import Policy, PolicyPublished
+
+WRITING = 10.0
+
+
+class Bench:
+    """A publisher whose disk takes ten seconds a policy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.announced: list[tuple[float, PolicyPublished]] = []
+        context: Any = SimpleNamespace(
+            now=trio.current_time,
+            in_thread=self._in_thread,
+            link=lambda name: SimpleNamespace(
+                set=lambda m: self.announced.append((trio.current_time() - self.start, m))
+            ),
+        )
+        self.weights = PublishedWeights(folder)
+        self.publisher = Publisher(context, self.weights, structlog.get_logger())
+        self.start = trio.current_time()
+
+    async def _in_thread(self, work: Callable[[], None], *, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            await trio.sleep(WRITING)
+            work()
+
+    @staticmethod
+    def write(weights: dict[str, Any], path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(weights))
+
+    def versions(self) -> list[tuple[float, int]]:
+        return [(when, message.policy.version) for when, message in self.announced]
+
+
+@asynccontextmanager
+async def publishing(folder: Path) -> AsyncIterator[Bench]:
+    bench = Bench(folder)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.publisher.run, bench.write)
+        yield bench
+        nursery.cancel_scope.cancel()
+
+
+def run(main: Any, *given: Any) -> None:
+    trio.run(main, *given, clock=MockClock(autojump_threshold=0))
+
+
+def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with publishing(tmp_path / "weights") as bench:
+            for version in range(6):  # a step every four seconds
+                bench.publisher.offer(Policy(1, version), {}, 0, 0)
+                assert trio.current_time() - bench.start == 4.0 * version  # it waited for nothing
+                await trio.sleep(4.0)
+            await bench.publisher.settled()
+            assert bench.versions() == [(10.0, 0), (20.0, 2), (30.0, 5)]
+            assert bench.publisher.take_figures()["write_seconds"] == WRITING
+
+    run(main)
+
+
+def test_a_new_place_in_the_recipe_is_told_with_the_weights_there_are(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with publishing(tmp_path / "weights") as bench:
+            policy = Policy(1, 0)
+            assert not bench.publisher.knows(policy)
+            bench.publisher.offer(policy, {}, 0, 0)
+            assert bench.publisher.knows(policy)
+            bench.publisher.offer(policy, None, 1, 0)  # before the first is written: written once, told once
+            await bench.publisher.settled()
+            bench.publisher.offer(policy, None, 2, 0)
+            await bench.publisher.settled()
+            assert [(when, message.stage) for when, message in bench.announced] == [(10.0, 1), (10.0, 2)]
+            assert bench.weights.path(policy).exists()
+
+    run(main)
+
+
+def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with publishing(tmp_path / "weights") as bench:
+            for engine in "ab":
+                bench.publisher.served(engine, Policy(1, 0))
+            bench.publisher.offer(Policy(1, 1), {}, 0, 0)
+            await trio.sleep(12.0)
+            bench.publisher.served("a", Policy(1, 1))
+            bench.publisher.offer(Policy(1, 2), {}, 0, 0)
+            assert "update_seconds" not in bench.publisher.take_figures()
+            await trio.sleep(3.0)
+            bench.publisher.served("b", Policy(1, 1))
+            figures = bench.publisher.take_figures()
+            assert (figures["update_version"], figures["update_seconds"]) == (1.0, 15.0)
+            await trio.sleep(17.0)
+            for engine in "ab":
+                bench.publisher.served(engine, Policy(2, 0))  # newer in the order of policies
+            figures = bench.publisher.take_figures()
+            assert (figures["update_version"], figures["update_seconds"]) == (2.0, 20.0)
+            assert bench.publisher.take_figures() == {}
+
+    run(main)

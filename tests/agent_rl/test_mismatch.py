@@ -1,0 +1,141 @@
+"""Engine against learner at the same weights, apart from staleness: with a real engine, and with one that is off by a known amount."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trio
+
+from actors.engines.testing import turn
+from actors.engines.torch import TorchEngine
+from agent_rl.messages import Policy, TrainingGroup
+from agent_rl.mismatch import OlderWeights
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
+from agent_rl.training import Trainer, write_weights
+from tests import builders
+
+TEMPERATURE = 0.7
+STAGE = builders.rl_stage(learning_rate=3e-2, warmup_steps=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    spec = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
+    initialise_model(spec, directory, 0)
+    return directory
+
+
+def trainer(model: Path, **changes: Any) -> Trainer:
+    algorithm = builders.algorithm(temperature=TEMPERATURE, max_staleness=1, **changes)
+    return Trainer(model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0)
+
+
+def sampled(model: Path, weights: Path | None, version: int, *, off: float = 0.0) -> list[TrainingGroup]:
+    """Two groups of four rollouts, by the engine; ``off`` is added to every log-probability it reports."""
+
+    async def main() -> list[Any]:
+        engine = TorchEngine(
+            model, max_rollouts=8, kv_tokens=None, threads=1, dtype="float32", initial_policy=Policy(1, 0)
+        )
+        made: list[Any] = [None] * 8
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            if weights is not None:
+                await engine.load_weights(weights, Policy(1, version))
+
+            async def one(index: int) -> None:
+                prompt = list(range(20, 26 + index))
+                request = turn(f"r{index}", prompt, 15, temperature=TEMPERATURE, seed=100 * version + index)
+                made[index] = (prompt, await engine.generate(request))
+
+            async with trio.open_nursery() as turns:
+                for index in range(8):
+                    turns.start_soon(one, index)
+            nursery.cancel_scope.cancel()
+        return made
+
+    results = trio.run(main)
+    groups = []
+    for number in range(2):
+        opened = builders.opened(2 * version + number)
+        trajectories = tuple(
+            replace(
+                builders.trajectory(opened, sample, version=version),
+                prompt_tokens=np.array(prompt, dtype=np.int32),
+                tokens=result.tokens,
+                loss_mask=np.ones(len(result.tokens), dtype=np.uint8),
+                logprobs=result.logprobs + np.float32(off),
+                policies=result.policies,
+            )
+            for sample, (prompt, result) in enumerate(results[4 * number : 4 * number + 4])
+        )
+        groups.append(
+            TrainingGroup(opened.group, 0, opened.policy, trajectories, np.array([1, 0, 0, 1], dtype=np.float32))
+        )
+    return groups
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_where_engine_and_learner_agree_every_ratio_is_one(model: Path, updates: int) -> None:
+    trained = trainer(model, updates_per_step=updates)
+    trained.copy_weights(0)
+    figures = trained.rl_step(sampled(model, None, 0), STAGE, 0)
+    assert figures["mismatch_tokens"] == 120
+    assert figures["mismatch_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert figures["mismatch_max"] < 1e-4
+    assert figures["correction_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert (figures["staleness_gap"], figures["staleness_ratio"]) == (0.0, 1.0)
+    assert figures["policy_gap"] < 1e-5
+
+
+@pytest.mark.parametrize("off", [0.0, -0.3])
+def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path, off: float, tmp_path: Path) -> None:
+    """One step on, rollouts of the version before: the learner still knows what it would have said then."""
+    trained = trainer(model)
+    first = trained.copy_weights(0)
+    write_weights(first, tmp_path / "0.safetensors")
+    trained.rl_step(sampled(model, None, 0), STAGE, 0)
+    trained.copy_weights(1)
+    before = {name: tensor.clone() for name, tensor in trained.model.trained().items()}
+    stale = sampled(model, tmp_path / "0.safetensors", 0, off=off)
+    figures = trained.rl_step(stale, STAGE, 1)
+    assert figures["mismatch_tokens"] == 120
+    assert figures["mismatch_gap"] == pytest.approx(-off, abs=1e-4)
+    assert figures["mismatch_ratio"] == pytest.approx(math.exp(-off), abs=1e-4)
+    assert figures["staleness_gap"] > 0.1  # a step of 0.03 moved the policy far
+    assert figures["policy_gap"] != pytest.approx(figures["mismatch_gap"], abs=0.05)
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trained.model.trained().items())
+
+
+def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
+    ends = []
+    for tokens in (0, 1024):
+        algorithm = builders.algorithm(temperature=TEMPERATURE, max_staleness=1)
+        trained = Trainer(
+            model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0, mismatch_tokens=tokens
+        )
+        stale = sampled(model, None, 0)
+        for version in range(2):
+            trained.copy_weights(version)
+            figures = trained.rl_step(stale, STAGE, version)
+            assert ("mismatch_gap" in figures) == (tokens > 0)
+        ends.append(trained.copy_weights(2))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_only_so_many_older_versions_are_kept_and_of_unknown_ones_nothing_is_told(model: Path) -> None:
+    older = OlderWeights(2)
+    for version in range(5):
+        older.remember(version, {"w": torch.tensor(version)})
+    assert [version for version in range(5) if older.of(version) is not None] == [2, 3, 4]
+    trained = trainer(model)
+    trained.copy_weights(7)
+    assert "mismatch_gap" not in trained.rl_step(sampled(model, None, 0), STAGE, 0)
