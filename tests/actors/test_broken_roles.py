@@ -502,7 +502,8 @@ class PublishesOnce(Learner):
 class ForgetsTheWeights(Learner):
     async def _publish(self) -> None:
         await super()._publish()
-        self._weights.path(Policy(self._epoch, self._position.version)).unlink()
+        await self._publisher.settled()
+        self._weights.path(Policy(self._epoch, self._position.version)).unlink(missing_ok=True)
 
 
 class DoesNotWait(Learner):

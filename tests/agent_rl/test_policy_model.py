@@ -1,0 +1,114 @@
+"""Options of the trained model: adapters, and compilation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agent_rl.checkpoints import CheckpointError, Position
+from agent_rl.finite import TrainingStoppedError
+from agent_rl.policy_model import ModelOptions, PolicyModel
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel, Lora, SftStage
+from agent_rl.training import Trainer, write_weights
+from tests import builders
+
+STAGE = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=0)
+BATCH = [([7, 20, 30, 40, 50], [0, 0, 1, 1, 1]), ([8, 21, 31], [0, 1, 1])]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    spec = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
+    initialise_model(spec, directory, 0)
+    return directory
+
+
+def trainer(model: Path, lora: Lora | None, dtype: str = "float32") -> Trainer:
+    return Trainer(model, dtype=dtype, device="cpu", algorithm=builders.algorithm(), threads=1, seed=0, lora=lora)
+
+
+def logprobs_of(trained: Trainer) -> torch.Tensor:
+    tokens = torch.arange(10, 40)
+    with torch.no_grad():
+        return trained.model.logprobs([tokens], [torch.arange(30) > 0], temperature=1.0)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(
+    model: Path, tmp_path: Path, dtype: str
+) -> None:
+    pytest.importorskip("peft")
+    trained = trainer(model, Lora(rank=4, alpha=8.0), dtype)
+    plain = load_file(model / "model.safetensors")
+    before = trained.copy_weights(0)
+    assert before.keys() == plain.keys()
+    assert all(torch.equal(before[name], plain[name].to(before[name].dtype)) for name in plain)  # they begin as nothing
+    names = set(trained.model.trained())
+    assert names
+    assert all(".lora_" in name for name in names)
+    first = trained.sft_step(BATCH, STAGE, 0)["loss"]
+    for step in range(1, 20):
+        last = trained.sft_step(BATCH, STAGE, step)["loss"]
+    assert last < first / 2
+    write_weights(trained.copy_weights(1), tmp_path / "w.safetensors")
+    written = load_file(tmp_path / "w.safetensors")
+    changed = {name for name in plain if not torch.equal(written[name], before[name])}
+    assert changed == {name for name in plain if "_proj.weight" in name}
+    served = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="eager")
+    served.load_state_dict(written, strict=False)
+    tokens = torch.arange(10, 40)
+    with torch.no_grad():
+        expected = served(tokens[None]).logits[0, :-1].float().log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
+    assert torch.allclose(logprobs_of(trained), expected, atol=1e-4 if dtype == "float32" else 0.15)
+
+
+def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    lora = Lora(rank=4, targets=("q_proj", "v_proj"))
+    trained = trainer(model, lora)
+    for step in range(3):
+        trained.sft_step(BATCH, STAGE, step)
+    trained.save(tmp_path / "checkpoint", Position(0, 0, 1))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    published = trained.copy_weights(1)
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in published.items())
+    resumed = trainer(model, lora)
+    resumed.restore(tmp_path / "checkpoint")
+    for learner in (trained, resumed):
+        learner.sft_step(BATCH, STAGE, 3)
+    mine, other = trained.model.trained(), resumed.model.trained()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    with pytest.raises(CheckpointError, match="is not of the model that the topology names"):
+        trainer(model, Lora(rank=8, targets=("q_proj", "v_proj"))).restore(tmp_path / "checkpoint")
+
+
+def test_without_peft_the_remedy_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(TrainingStoppedError, match=r"model\.lora needs peft: pip install 'agent-rl\[lora\]'"):
+        trainer(model, Lora())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_model_computes_the_same(model: Path) -> None:
+    tokens = [torch.arange(10, 10 + length) for length in (30, 17)]
+    wanted = [torch.arange(len(each)) > 0 for each in tokens]
+    made: list[Any] = []
+    for compiled in (False, True):
+        policy = PolicyModel(model, dtype="float32", device="cpu", options=ModelOptions(compile=compiled))
+        policy.module.train()
+        logprobs, _ = policy.logprobs(tokens, wanted, temperature=1.0)
+        logprobs.sum().backward()
+        made.append([logprobs.detach(), *(p.grad for _, p in policy.named_parameters())])
+        policy.logprobs(tokens[:1], wanted[:1], temperature=1.0)  # another length, another number of sequences
+    for one, other in zip(*made, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
