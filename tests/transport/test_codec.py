@@ -1,128 +1,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-import types
-from typing import Any, Literal, Optional, Union
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 
-from transport import DecodeError, EncodeError, Limits, Registry, compiler, decode, encode
+from tests.transport.clouds import CLOUDS, JSON, REGISTRY, Point, cloud, put, same, values_of, with_header
+from transport import DecodeError, EncodeError, Limits, compiler, decode, encode
 from transport.codec import WIRE_VERSION
 from transport.limits import MAX_ITEMS
-
-Matrix = np.ndarray[tuple[int, int], np.dtype[np.int32]]
-Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Point:
-    x: int
-    y: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cloud:
-    name: str
-    raw: bytes
-    dense: bool
-    kind: Literal["near", "far"]
-    level: Literal[1, 2, 3]
-    weight: int | float | None
-    label: Optional[str]  # noqa: UP045  (both spellings must work)
-    either: Union[str, bytes]  # noqa: UP007
-    points: tuple[Point, ...]
-    pair: tuple[int, str]
-    names: list[str]
-    by_name: dict[str, Point]
-    extra: Any
-    centre: Point | None
-    cells: Matrix
-    values: Vector
-    masks: tuple[Vector, ...]
-
-
-REGISTRY = Registry(Point, Cloud)
-INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
-TEXT = st.text(max_size=8)
-FLOATS = st.floats(allow_nan=False)
-POINTS = st.builds(Point, INT64, FLOATS)
-JSON = st.recursive(
-    st.none() | st.booleans() | INT64 | FLOATS | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=8,
-)
-VECTORS = st_numpy.arrays(np.float32, st.integers(0, 5), elements=st.floats(-1, 1, width=32))
-CLOUDS = st.builds(
-    Cloud,
-    name=TEXT,
-    raw=st.binary(max_size=8),
-    dense=st.booleans(),
-    kind=st.sampled_from(["near", "far"]),
-    level=st.sampled_from([1, 2, 3]),
-    weight=INT64 | FLOATS | st.none(),
-    label=TEXT | st.none(),
-    either=TEXT | st.binary(max_size=8),
-    points=st.lists(POINTS, max_size=3).map(tuple),
-    pair=st.tuples(INT64, TEXT),
-    names=st.lists(TEXT, max_size=3),
-    by_name=st.dictionaries(TEXT, POINTS, max_size=3),
-    extra=JSON,
-    centre=POINTS | st.none(),
-    cells=st_numpy.arrays(np.int32, st.tuples(st.integers(0, 3), st.integers(0, 3))),
-    values=VECTORS,
-    masks=st.lists(VECTORS, max_size=3).map(tuple),
-)
-
-
-def cloud(**changes):
-    values = {
-        "name": "n",
-        "raw": b"r",
-        "dense": True,
-        "kind": "near",
-        "level": 1,
-        "weight": None,
-        "label": None,
-        "either": "text",
-        "points": (Point(1, 2.0), Point(3, 4.0)),
-        "pair": (1, "one"),
-        "names": ["a"],
-        "by_name": {"k": Point(5, 6.0)},
-        "extra": {"list": [1, None, {"deep": True}]},
-        "centre": None,
-        "cells": np.arange(6, dtype=np.int32).reshape(2, 3),
-        "values": np.ones(4, np.float32),
-        "masks": (np.zeros(2, np.float32),),
-    }
-    return Cloud(**{**values, **changes})
-
-
-def same(one, other):
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
-    if dataclasses.is_dataclass(one):
-        return type(one) is type(other) and all(
-            same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
-        )
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return type(one) is type(other) and one == other
-
-
-def with_header(message, change):
-    frames = encode(message)
-    header = msgpack.unpackb(frames[0])
-    change(header)
-    return [msgpack.packb(header), *frames[1:]]
 
 
 @pytest.fixture(params=[compiler.FRAME_FROM, 1], ids=["inline", "framed"])
@@ -249,25 +140,6 @@ def test_encode_names_the_field_that_does_not_fit(changes, field, reason):
     assert reason in caught.value.reason
 
 
-POSITIONS = {field.name: position for cls in (Point, Cloud) for position, field in enumerate(dataclasses.fields(cls))}
-
-
-def values_of(header, *path):
-    place = header[3]
-    for step in path:
-        place = place[POSITIONS.get(step, step)]
-    return place
-
-
-def put(*path):
-    *way, last, value = path
-
-    def change(header):
-        values_of(header, *way)[POSITIONS.get(last, last)] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "field", "reason"),
     [
@@ -368,134 +240,3 @@ def test_deep_nesting_raises_decode_error():
     bomb = b"\x91" * 100_000 + b"\x01"
     with pytest.raises(DecodeError, match="not msgpack"):
         decode([bomb], REGISTRY)
-
-
-def test_a_type_that_refuses_its_values_raises_decode_error():
-    @dataclasses.dataclass(frozen=True)
-    class Positive:
-        value: int
-
-        def __post_init__(self):
-            if self.value < 0:
-                raise ValueError("must not be negative")
-
-    frames = with_header(Positive(1), lambda header: header[3].__setitem__(0, -1))
-    with pytest.raises(DecodeError, match="Positive: must not be negative"):
-        decode(frames, Registry(Positive))
-
-
-ODD = st.sampled_from(
-    [True, 3, -(1 << 63), 1 << 63, 2.5, "near", "x" * 9, b"x", None, [], [1, 2.0], {}, {"k": 1}, (1, "a")]
-)
-
-
-@given(CLOUDS, st.sampled_from([field.name for field in dataclasses.fields(Cloud)]), ODD)
-@settings(max_examples=300)
-def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message, name, value):
-    """Whichever field holds whatever value, on the way out and in: the same result, or the same error."""
-
-    def outcome(action, *arguments):
-        try:
-            return action(*arguments)
-        except compiler.Invalid as invalid:
-            return invalid.field("Cloud"), invalid.reason
-
-    plans = compiler.field_plans(Cloud)
-    careful_encode, careful_decode = compiler.careful(Cloud, plans)
-    encode_cloud, decode_cloud = compiler.shortcuts(Cloud, plans, (careful_encode, careful_decode))
-    values = careful_encode(message, [])
-    odd = dataclasses.replace(message, **{name: value})
-    assert outcome(encode_cloud, odd, []) == outcome(careful_encode, odd, [])
-    values[POSITIONS[name]] = value
-    one = outcome(decode_cloud, values, compiler.Cursor([b""]))
-    other = outcome(careful_decode, values, compiler.Cursor([b""]))
-    assert same(one, other)
-
-
-def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Checked:
-        value: int
-
-        def __post_init__(self):
-            if self.value < 0:
-                raise ValueError("must not be negative")
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Doubling:
-        value: int
-
-        def __init__(self, value):
-            object.__setattr__(self, "value", value)
-            made.append(value)
-
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Named:
-        value: int
-
-    @dataclasses.dataclass(frozen=True)
-    class Open:
-        value: int
-
-    @dataclasses.dataclass(slots=True)
-    class Mutable:
-        value: int
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Derived(Named):
-        other: str = "o"
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Nothing:
-        pass
-
-    made = []
-    registry = Registry(Checked, Doubling, Named, Open, Mutable, Derived, Nothing)
-    messages = [Checked(1), Doubling(2), Named(value=3), Open(4), Mutable(5), Derived(value=6), Nothing()]
-    for message in messages:
-        again = decode(encode(message), registry)
-        assert type(again) is type(message)
-        assert again == message
-        assert dataclasses.replace(again) == message
-    assert made == [2, 2, 2]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        decode(encode(Checked(1)), registry).value = 2
-    with pytest.raises(DecodeError, match="Checked: must not be negative"):
-        decode(with_header(Checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
-
-
-def test_another_definition_of_a_type_is_refused():
-    theirs = dataclasses.make_dataclass("Point", [("y", float), ("x", int)], frozen=True, slots=True)
-    with pytest.raises(DecodeError, match="Point: the sender's definition of it is another one"):
-        decode(encode(theirs(1.0, 2)), REGISTRY)
-
-
-def test_types_that_cannot_travel_are_refused_by_field():
-    @dataclasses.dataclass
-    class WithSet:
-        members: tuple[set[int], ...]
-
-    @dataclasses.dataclass
-    class WithObjects:
-        values: np.ndarray[tuple[int], np.dtype[np.object_]]
-
-    @dataclasses.dataclass
-    class Ambiguous:
-        value: list[int] | tuple[int, ...]
-
-    for cls, field in ((WithSet, "members"), (WithObjects, "values"), (Ambiguous, "value")):
-        with pytest.raises(TypeError, match=f"{cls.__name__}.{field}: "):
-            Registry(cls)
-    with pytest.raises(TypeError, match="is no dataclass"):
-        Registry(int)
-
-
-def test_registries_hold_the_types_of_a_module_and_refuse_two_of_one_name():
-    module = types.ModuleType(__name__)
-    module.Point, module.Cloud, module.Limits, module.other = Point, Cloud, Limits, 3  # Limits is defined elsewhere
-    assert set(Registry.of(module)) == {Point, Cloud}
-    assert Point in Registry.of(module)
-    with pytest.raises(ValueError, match="two message types are named Point"):
-        Registry(Point, dataclasses.make_dataclass("Point", ["x"]))
-    with pytest.raises(EncodeError, match="is no dataclass"):
-        encode(3)

@@ -219,7 +219,7 @@ class History(ContractBase):
 
 
 @given(st.lists(EVENTS, max_size=40))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_happens_every_promise_is_kept(events):
     async def main():
         async with trio.open_nursery() as nursery:

@@ -135,6 +135,42 @@ def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
     case.run(main)
 
 
+def test_what_a_replaced_process_acknowledged_late_is_not_taken_for_its_successors():
+    case = InMemory()
+
+    async def main():
+        late, losing = [], False
+
+        def copies(source, _destination, frames):
+            if source == "b" and losing:
+                late.append(frames)
+            return int(not (source == "b" and losing))
+
+        async with case.world("a", "b", copies=copies) as world:
+            first, second = Recorder(), Recorder()
+            second.gate = trio.Event()
+            a, b = await world.start("a"), await world.start("b", first)
+            link = a.node.push("items", ["b"], window=4)
+            await case.heartbeats(2)
+            losing = True
+            for number in range(2):
+                await link.send(Item(number))
+            await first.count(2)
+            await b.stop()
+            losing = False
+            await world.start("b", second, incarnation=1)
+            await second.until(lambda recorder: recorder.started == 1)
+            assert late
+            for frames in late:
+                a.node.on_back("b", frames)
+            assert link.unacknowledged() == 2
+            second.gate.set()
+            await link.drained()
+            assert second.numbers == [0, 1]
+
+    case.run(main)
+
+
 def test_only_pushes_can_be_deferred():
     case = InMemory()
 

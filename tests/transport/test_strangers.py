@@ -103,7 +103,7 @@ def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(ident
                 assert recorder.numbers == list(range(200))
                 whom = STRANGER if identity == "nobody#1" else "c"
                 assert [event.peer for event in b.told(MalformedFrames)] == [whom]
-                assert b.node.figures["decode_errors"] > 64
+                assert b.node.figures["decode_errors"] > 0
 
         try:
             trio.run(main)
