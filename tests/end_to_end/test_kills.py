@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.stored import decode_stored
 from agent_rl.journal import Journal
 from tests.end_to_end.processes import (
     Traces,
@@ -18,11 +19,12 @@ from tests.end_to_end.processes import (
     children_named,
     finish,
     process_of_actor,
+    rows,
     start,
     steps_trained,
     wait_for,
 )
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import write_half_right, write_micro
 
 
 @pytest.fixture
@@ -52,6 +54,38 @@ def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, te
     assert f"{role}.0 was killed by SIGKILL; starting it again" in out + err
     assert re.search(rf"{role}\.0 runs again, \d+\.\d s after it ended", out)
     check_finished(path, directory, out, steps=12)
+    check_trained_once(directory)
+    traces.assert_none()
+
+
+def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temporary: Path) -> None:
+    """Every rollout has a call under way most of its time, so that some are under way at the one that is killed."""
+    path, directory = write_half_right(tmp_path, steps=8)
+    path.write_text(
+        path.read_text().replace("actors.rollout_generator:RolloutGenerator", "tests.end_to_end.faulty:CallsTools")
+    )
+    changes = ["actors.tool_executor.replicas=2", "stages.0.max_response_tokens=400", "model.initialise.max_length=600"]
+    traces = Traces(path, temporary)
+    process = start(path, *(part for change in changes for part in ("--set", change)), TMPDIR=str(temporary))
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    traces.look(process)
+    os.kill(process_of_actor(path, "tool_executor.1"), signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert "tool_executor.1 was killed by SIGKILL; starting it again" in out + err
+    steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
+    assert len(steps) == 8
+    assert all(row["rollouts_failed"] == row["tool_error_share"] == 0 for row in steps)
+    journal = Journal(directory / "journal.sqlite")
+    calls = [
+        [call.outcome for call in decode_stored(payload).calls]
+        for step in journal.steps()
+        for group in step.groups
+        for _, _, _, _, payload in journal.trajectories(group)
+    ]
+    journal.close()
+    assert calls
+    assert all(outcomes == ["success"] for outcomes in calls)
     check_trained_once(directory)
     traces.assert_none()
 
