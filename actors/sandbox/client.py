@@ -13,7 +13,15 @@ from typing import Any
 import trio
 
 from actors.fair_queue import FairQueue
-from actors.sandbox.interpreter import Ended, Interpreter, InterpreterConfig, NoIsolationError, Scratch, WarmUpError
+from actors.sandbox.interpreter import (
+    Ended,
+    Interpreter,
+    InterpreterConfig,
+    NoIsolationError,
+    NotStartedError,
+    Scratch,
+    WarmUpError,
+)
 from actors.sandbox.isolation import Isolation, Level, levels_to_try, unavailable
 from actors.sandbox.judging import Judgement, judge
 from actors.sandbox.limits import CheckResult, ExecutionLimits, ExecutionResult
@@ -237,7 +245,11 @@ class Sandbox:
                 if interpreter is None:
                     break
                 self._counts["retries"] += attempt
-                ended = await interpreter.call(request, stdin, asdict(limits), limits.wall_seconds + GRACE_SECONDS)
+                try:
+                    ended = await interpreter.call(request, stdin, asdict(limits), limits.wall_seconds + GRACE_SECONDS)
+                except NotStartedError as error:
+                    judgement = replace(UNAVAILABLE, stderr=f"The call could not be started: {error}\n")
+                    continue
                 if ended is not None:
                     judgement, seconds = judge(ended, limits.output_bytes), ended.seconds
                     break
@@ -296,6 +308,9 @@ class Sandbox:
                 session.number,
                 goes_on=not fresh,
             )
+        except NotStartedError as error:
+            session.lose(f"it could not be started: {error}")
+            return None
         except trio.Cancelled:
             session.lose("its last cell was given up")
             raise

@@ -50,6 +50,10 @@ class WarmUpError(Exception):
     """A warm interpreter could not be started; the text says why."""
 
 
+class NotStartedError(Exception):
+    """A call could not be started: no descriptors, disk or memory for it; the text says what."""
+
+
 class NoIsolationError(Exception):
     """The interpreter could not isolate itself; the text says what failed."""
 
@@ -92,13 +96,14 @@ class Ended:
 
 
 class _Pending:
-    """A call in flight; ``ended`` stays None when the interpreter was lost."""
+    """A call in flight; ``ended`` stays None when the interpreter was lost. ``refusal``: why it could not be started."""
 
-    __slots__ = ("done", "ended")
+    __slots__ = ("done", "ended", "refusal")
 
     def __init__(self) -> None:
         self.done = trio.Event()
         self.ended: tuple[int, int, float] | None = None
+        self.refusal = ""
 
 
 class Interpreter:
@@ -125,7 +130,10 @@ class Interpreter:
         Whatever ends this, process, children and directory are gone afterwards. Raises WarmUpError, NoIsolationError.
         """
         strong = self.config.level == "strong"  # then calls have directories of their own in memory
-        directory, claim = (None, None) if strong else claimed_directory("sandbox")
+        try:
+            directory, claim = (None, None) if strong else claimed_directory("sandbox")
+        except OSError as error:
+            raise WarmUpError(f"no directory for the files of calls could be made: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -161,16 +169,22 @@ class Interpreter:
         A cell of a ``session`` starts its process, or ``goes_on`` in the one there is.
 
         The server keeps each call's own deadline, so a silent one hangs and is killed. A cancelled call is cancelled in
-        the server too.
+        the server too. Raises NotStartedError.
         """
         number, pending = next(self._ids), _Pending()
-        files = [memory_file(packed(request)), *(os.memfd_create(name) for name in ("stdout", "stderr"))]
-        given = [memory_file(stdin.encode("utf-8", "replace"))] if stdin else []
+        files: list[int] = []
         try:
+            try:
+                files.append(memory_file(packed(request)))
+                files += [memory_file(b""), memory_file(b"")]
+                if stdin:
+                    files.append(memory_file(stdin.encode("utf-8", "replace")))
+            except OSError as error:
+                raise NotStartedError(str(error)) from error
             self._pending[number] = pending
             try:
                 kind = NEXT_CELL if goes_on else CALL
-                self._send(pack_request(kind, number, session, limits), [*files, *given])
+                self._send(pack_request(kind, number, session, limits), files)
                 with trio.move_on_after(seconds) as waiting:
                     await pending.done.wait()
                 if waiting.cancelled_caught:
@@ -178,13 +192,15 @@ class Interpreter:
             finally:
                 if self._pending.pop(number, None) is not None and self.ready:
                     self._send(pack_request(CANCEL, number), [])
+            if pending.refusal:
+                raise NotStartedError(pending.refusal)
             if pending.ended is None or pending.ended[0] == NOT_RUN:
                 return None
             most = limits["output_bytes"]
-            stdout, stderr = (os.pread(fd, most + READ_MARGIN, 0) for fd in files[1:])
+            stdout, stderr = (os.pread(fd, most + READ_MARGIN, 0) for fd in files[1:3])
             return Ended(*pending.ended, stdout, stderr, os.pread(files[0], 5 * most + 4096, 0))
         finally:
-            for fd in (*files, *given):
+            for fd in files:
                 os.close(fd)
 
     def end_session(self, session: int) -> None:
@@ -253,10 +269,10 @@ class Interpreter:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link)
             while data := await _receive(link):
-                _, number, verdict, status, seconds = REPLY.unpack(data)
+                _, number, verdict, status, seconds = REPLY.unpack_from(data)
                 pending = self._pending.pop(number, None)
                 if pending is not None:  # otherwise it was cancelled meanwhile
-                    pending.ended = (verdict, status, seconds)
+                    pending.ended, pending.refusal = (verdict, status, seconds), data[REPLY.size :].decode()
                     pending.done.set()
             nursery.cancel_scope.cancel()
 
@@ -310,12 +326,16 @@ def packed(request: dict[str, Any]) -> bytes:
 
 
 def memory_file(data: bytes) -> int:
-    """A descriptor to read ``data`` from, however long, without anybody having to feed a pipe."""
+    """A descriptor to read ``data`` from, however long, without anybody having to feed a pipe. Raises OSError."""
     fd = os.memfd_create("call")
     view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -135,10 +135,12 @@ class Maker:
         self.link.send(b"s")
 
     def take(self) -> Slot:
-        """The slot that was asked for. Raises OSError where it could not be made."""
+        """The slot that was asked for. Raises OSError where it could not be made, RuntimeError when the maker is gone."""
         data, fds, _, _ = socket.recv_fds(self.link, 512, 3)
+        if not data:
+            raise RuntimeError("the maker of slots has ended")
         if len(fds) != 3:
-            raise OSError(data.decode() or "the maker of slots has ended")
+            raise OSError(data.decode())
         high = fcntl.fcntl(fds[0], fcntl.F_DUPFD, FIRST_SLOT_FD)  # a free number, whatever else is open up there
         os.close(fds[0])
         return Slot(high, fds[1], fds[2])

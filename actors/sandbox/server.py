@@ -232,7 +232,11 @@ class Server:
 
     def start(self, call: Call) -> None:
         """Fork the child of a call, or keep the call until there is a slot for it."""
-        place = self.slots.get()
+        try:
+            place = self.slots.get()
+        except OSError as error:
+            self.refuse(call, error)
+            return
         if place is None:
             self.waiting.append(call)
             self.slots.want(len(self.waiting))
@@ -377,16 +381,32 @@ class Server:
         self.slots.put_back(child.place)
         if call is not None and call.verdict != CANCELLED:
             verdict = call.verdict
-            spent = used.ru_utime + used.ru_stime >= call.bounds.cpu_seconds - 0.1
-            if verdict == NO_VERDICT and spent and status in (-signal.SIGXCPU, -signal.SIGKILL):
+            spent = (
+                used.ru_utime + used.ru_stime >= call.bounds.cpu_seconds / 2
+            )  # the limit counts coarser than this does
+            if verdict == NO_VERDICT and (status == -signal.SIGXCPU or (spent and status == -signal.SIGKILL)):
                 verdict = CPU_TIMEOUT  # the first limit sends the one, the second the other
             self.reply(DONE, call.id, verdict, status, seconds)
         self.start_waiting()
 
     def slot_arrived(self) -> None:
-        """The maker has made a slot, or says why it can't."""
-        self.slots.arrive()
-        self.start_waiting()
+        """The maker has made a slot, or says why it can't: then calls wait for those there are, as long as any may come back."""
+        try:
+            self.slots.arrive()
+        except OSError as error:
+            if not self.running and not self.slots.asked:
+                refused, self.waiting = self.waiting, []
+                for call in refused:
+                    self.refuse(call, error)
+        else:
+            self.start_waiting()
+
+    def refuse(self, call: Call, error: OSError) -> None:
+        """A call can't be started, for want of disk, memory or processes."""
+        if call.verdict != CANCELLED:
+            self.reply(DONE, call.id, NOT_RUN, 0, 0.0, str(error).encode("utf-8", "replace"))
+        for fd in call.fds:
+            os.close(fd)
 
     def start_waiting(self) -> None:
         """Start the calls there are slots for."""

@@ -122,9 +122,9 @@ def test_ignoring_every_signal(attacked: Attacked) -> None:
 
 def test_ignoring_the_end_of_cpu_time(attacked: Attacked) -> None:
     code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    result = attacked.by(code, limits=ExecutionLimits(wall_seconds=10, cpu_seconds=1))
+    result = attacked.by(code, limits=ExecutionLimits(wall_seconds=45, cpu_seconds=1))
     assert result.outcome == "timeout"
-    assert result.run_seconds < 8
+    assert result.run_seconds < 44
 
 
 def test_stopping_itself(attacked: Attacked) -> None:

@@ -124,10 +124,10 @@ def test_code_beyond_its_time_is_stopped_and_what_it_printed_kept(code: str, pri
 
 
 def test_cpu_time_is_limited_too() -> None:
-    limits = ExecutionLimits(wall_seconds=10, cpu_seconds=0.5)
+    limits = ExecutionLimits(wall_seconds=40, cpu_seconds=0.5)
     result = execute("import itertools\nfor _ in itertools.count(): pass", limits=limits)
     assert result.outcome == "timeout"
-    assert result.run_seconds < 9.5
+    assert result.run_seconds < 39
 
 
 def test_memory_is_limited() -> None:

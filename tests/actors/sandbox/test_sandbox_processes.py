@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,8 +17,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.sandbox.child import Bounds
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
-from actors.sandbox.interpreter import ENDING_SECONDS
+from actors.sandbox.interpreter import ENDING_SECONDS, WarmUpError
+from actors.sandbox.server import Call, Farewell, Server
+from actors.sandbox.wire import DONE, NOT_RUN, REPLY
 from benchmarks.tool_processes import zombies_below
 from tests.actors.sandbox.running import eventually, is_alive, living, named, require, run_with, wait_until
 
@@ -72,6 +78,83 @@ def test_what_a_call_started_ends_with_it(level: str) -> None:
         assert await eventually(lambda: living("left-behind") == 0)
 
     run_with(Sandbox(isolation=level), main)
+
+
+def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_directory: Path) -> None:
+    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+        [directory] = list(own_directory.iterdir())  # noqa: ASYNC240
+        directory.rename(own_directory / "away")
+        refused = await sandbox.execute("1")
+        (own_directory / "away").rename(directory)
+        assert sandbox.figures["restarts"] == 0
+        return [refused, await sandbox.execute("1")]
+
+    refused, fine = run_with(Sandbox(isolation="limits"), main)
+    assert refused.outcome == "unavailable"
+    assert refused.stderr.startswith("The call could not be started: [Errno 2]")
+    assert (fine.outcome, fine.value) == ("success", "1")
+
+
+def test_where_there_is_no_room_for_temporary_files_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+
+    async def nothing(sandbox: Sandbox) -> None:
+        pass
+
+    with pytest.RaisesGroup(pytest.RaisesExc(WarmUpError, match="no directory.*/nowhere"), flatten_subgroups=True):
+        run_with(Sandbox(isolation="limits"), nothing)
+
+
+def test_calls_beyond_the_descriptors_there_are_say_so_and_the_next_one_runs() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+        held = os.dup(0)
+        os.close(held)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 2, hard))
+        try:
+            refused = await sandbox.execute("1", "input")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return [refused, await sandbox.execute("1", "input")]
+
+    refused, fine = run_with(Sandbox(), main)
+    assert (refused.outcome, fine.outcome) == ("unavailable", "success")
+    assert "Too many open files" in refused.stderr
+
+
+class NoSlots:
+    """Slots of which none can be made."""
+
+    asked = 0
+
+    def get(self) -> None:
+        return None
+
+    def want(self, count: int) -> None:
+        self.asked = count
+
+    def arrive(self) -> None:
+        self.asked -= 1
+        raise OSError(errno.ENOSPC, "no room for namespaces")
+
+
+def test_calls_wait_for_places_until_none_can_be_made_and_are_refused_then() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.settimeout(0)
+        server = Server(theirs, Farewell(), str, 8)
+        server.slots = NoSlots()
+        for number in (1, 2):
+            server.start(Call(number, 0, Bounds(1.0, 1, 0, 0, 0, 0, 0), []))
+        server.slot_arrived()
+        with pytest.raises(BlockingIOError):  # another is on its way
+            ours.recv(1000)
+        server.slot_arrived()
+        for number in (1, 2):
+            reply = ours.recv(1000)
+            assert REPLY.unpack_from(reply)[:3] == (DONE, number, NOT_RUN)
+            assert reply[REPLY.size :].endswith(b"no room for namespaces")
 
 
 def test_places_that_calls_left_something_in_are_replaced_and_reaped() -> None:
