@@ -88,6 +88,8 @@ class MetricsBoard:
         families: dict[str, tuple[Metric, dict[str, list[str]]]] = {}
         for status, heard_at in self._seen.values():
             for metric in _metrics(status, now - heard_at):
+                if len(metric.values) != (len(metric.bounds) + 2 if metric.kind == "histogram" else 1):
+                    continue  # an actor of somebody's own has made it wrongly: the others are to be read
                 name = PREFIX + _NO_NAME.sub("_", metric.name)
                 first, samples = families.setdefault(name, (metric, {}))
                 labels = {"actor": status.actor, "role": status.role, **metric.labels}
@@ -128,8 +130,13 @@ def _samples(name: str, metric: Metric, labels: Mapping[str, str]) -> Iterable[s
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    pairs = (f'{_NO_NAME.sub("_", name)}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
-    return "{" + ",".join(pairs) + "}"
+    sound = {_label(name): value.translate(_ESCAPES) for name, value in labels.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in sound.items()) + "}"
+
+
+def _label(name: str) -> str:
+    """A label begins with a letter: two underscores are Prometheus' own."""
+    return _NO_NAME.sub("_", name).lstrip("_0123456789") or "label"
 
 
 def _number(value: float) -> str:

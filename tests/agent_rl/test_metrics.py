@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_rl.messages import ActorStatus
-from agent_rl.metrics import Histogram, MetricsBoard, counter, gauge
+from agent_rl.metrics import Histogram, Metric, MetricsBoard, counter, gauge
 
 
 def status(*metrics, actor="tool_executor.0", state="running", **figures):
@@ -78,8 +78,20 @@ def test_a_name_with_two_kinds_has_the_first_and_the_scrape_stays_whole():
     assert len(families["agent_rl_state"].samples) == 3
 
 
+def test_a_metric_that_is_made_wrongly_is_left_out_and_the_rest_is_read():
+    wrong = [
+        Metric("a", "histogram", "", (1.0, 2.0), {}, (0.5,)),
+        Metric("b", "histogram", "", (), {}, ()),
+        Metric("c", "gauge", "", ()),
+        Metric("d", "counter", "", (1.0, 2.0)),
+    ]
+    families = read(status(*wrong, gauge("e", 5, "")))
+    assert {name.removeprefix("agent_rl_") for name in families} & set("abcde") == {"e"}
+
+
 @given(st.text(), st.text(), st.text(min_size=1), st.floats(allow_nan=False))
 def test_whatever_names_and_labels_say_can_be_read(name, label, figure, value):
-    families = read(status(gauge(f"x{name}", value, label, what=label), **{figure: 1}))
+    odd = Metric("x" + figure, "gauge", label, (value,), {name: label})
+    families = read(status(gauge(f"x{name}", value, label, what=label), odd, **{figure: 1}))
     samples = [sample for family in families.values() for sample in family.samples]
     assert any(sample.value == value and sample.labels.get("what") == label for sample in samples)
