@@ -65,7 +65,11 @@ class KVScheduler(Actor):
     def check(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
         """A request window must hold at least one group, or placements wait for each other."""
         sizes = [("algorithm.samples", topology.algorithm.samples)]
-        sizes += [(f"{s.name}.samples", s.samples) for s in topology.stages if isinstance(s, EvaluateStage)]
+        for stage in topology.stages:
+            if isinstance(stage, EvaluateStage):
+                sizes.append((f"{stage.name}.samples", stage.samples))
+            elif isinstance(stage, RlStage) and stage.evaluate is not None:
+                sizes.append((f"{stage.name}.evaluate.samples", stage.evaluate.samples))
         key, largest = max(sizes, key=lambda size: size[1])
         if settings.request_window < largest:
             least = f"set it to at least {key} = {largest}"
@@ -115,6 +119,8 @@ class KVScheduler(Actor):
         spec = self.context.topology.stages[stage]
         if spec.kind == "evaluate":
             held_out = number % spec.problems
+        elif spec.kind == "rl" and spec.evaluate is not None:
+            held_out = number % spec.evaluate.problems
         return self._tasks.evaluation(held_out)
 
     async def handle(self, message: Any) -> None:

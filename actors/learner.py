@@ -65,6 +65,7 @@ class Learner(ModelKeeper):
         self._groups: dict[str, TrainingGroup] = {}
         self._steps: dict[int, StepReady] = {}
         self._evaluations: dict[int, EvaluationReady] = {}
+        self._interim: set[tuple[int, int]] = set()
         self._arrived = trio.Event()
         self._stopping = False
         self._ended = trio.Event()
@@ -94,7 +95,10 @@ class Learner(ModelKeeper):
                 if message.version >= self._position.version:
                     self._steps[message.version] = message
             case EvaluationReady():
-                self._evaluations[message.stage] = message
+                if message.number:
+                    self._interim.add((message.stage, message.number))
+                else:
+                    self._evaluations[message.stage] = message
             case EngineLoad():
                 self._publisher.served(message.generator, message.policy)
                 return
@@ -228,6 +232,18 @@ class Learner(ModelKeeper):
             if ready is None:
                 return not self._stopping
             await self._step(stage, ready)
+        return await self._interim_evaluations(stage)
+
+    async def _interim_evaluations(self, stage: RlStage) -> bool:
+        """Wait for those evaluations within the stage that are still under way. False when stopped meanwhile."""
+        expected = {(self._position.stage, number + 1) for number in range(stage.evaluations)}
+        while not expected <= self._interim and not self._past_limit():
+            if self._stopping:
+                return False
+            self._waiting_for = f"roc_filter: {len(expected - self._interim)} evaluations within the stage"
+            with trio.move_on_after(self._seconds_left()):
+                await self._arrived.wait()
+            self._waiting_for = ""
         return True
 
     async def _next_step(self) -> StepReady | None:

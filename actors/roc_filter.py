@@ -39,7 +39,7 @@ from agent_rl.group_instructions import (
     Rewarded,
 )
 from agent_rl.grouping import DecidedGroup, GroupBook
-from agent_rl.journal import StepRow
+from agent_rl.journal import StepRow, interim_stage
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -169,6 +169,8 @@ class RoCFilter(Actor):
             self._take_up(entered)
             if untrained or not self._journal.steps(stage=int(stage)):
                 self._resend(entered)
+            else:
+                self._resend_interim(entered.stage)
             self._commit()
 
     async def stop(self) -> None:
@@ -190,7 +192,9 @@ class RoCFilter(Actor):
                 self._acks.append(self.defer_ack())
                 if self._book.group_opened(message):
                     payload = encode_stored(message)
-                    self._journal.open_group(message.group, message.stage, message.number, message.purpose, payload)
+                    interim = self._book.interim is not None and message.purpose != "train"
+                    stage = interim_stage(message.stage) if interim else message.stage
+                    self._journal.open_group(message.group, stage, message.number, message.purpose, payload)
             case UnfinishedGroups():
                 answer = self._book.unfinished(message.stage)
                 if answer is None:
@@ -279,7 +283,19 @@ class RoCFilter(Actor):
             for figures in self._figures_of(row.id):
                 if not figures.lost:
                     self._book.evaluated_before(figures, figures.reward, row.purpose)
-        for row in self._journal.groups(stage=stage, states=("open",)):
+        interim = interim_stage(stage)
+        if self._book.interim is not None:
+            self._book.interim.opened = self._journal.opened_count(interim)
+            finished = self._journal.interim_evaluations(stage)
+            for row in self._journal.groups(stage=interim, states=("evaluated",)):
+                if self._book.interim.of(row.number) not in finished:
+                    judged = (f.judged(f.reward, row.purpose) for f in self._figures_of(row.id) if not f.lost)
+                    self._book.interim.group_done(row.number, judged)
+        open_groups = (
+            *self._journal.groups(stage=stage, states=("open",)),
+            *self._journal.groups(stage=interim, states=("open",)),
+        )
+        for row in open_groups:
             self._book.group_opened(decode_stored(row.opened))
             for _, _, _, reward, payload in self._journal.trajectories(row.id):
                 trajectory = decode_stored(payload)
@@ -301,6 +317,12 @@ class RoCFilter(Actor):
             if row.id not in in_steps:
                 self._training.send_nowait(("group", row.id))
         self._perform(self._book.close_evaluation())
+        self._resend_interim(entered.stage)
+
+    def _resend_interim(self, stage: int) -> None:
+        """The results of evaluations within an rl stage, which the learner waits for before it leaves the stage."""
+        for number, figures in self._journal.interim_evaluations(stage).items():
+            self._training.send_nowait(("evaluation", EvaluationReady(stage, figures, number)))
 
     # Instructions --------------------------------------------------------------------------------------------------------
 
@@ -322,6 +344,11 @@ class RoCFilter(Actor):
                     self._training.send_nowait(("step", row))
                 case EvaluationGroupDone(group):
                     self._journal.evaluated(group)
+                case Evaluated(stage, figures, number) if number:
+                    assert self._book.interim is not None
+                    self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))
+                    self._records.interim_evaluation(stage, number, figures, self.context.wall())
+                    self._training.send_nowait(("evaluation", EvaluationReady(stage, figures, number)))
                 case Evaluated(stage, figures):
                     if stage not in self._journal.evaluations():
                         self._journal.add_evaluation(stage, figures)

@@ -13,7 +13,7 @@ from agent_rl.audit import audit_journal
 from agent_rl.disk import LineFile, whole, writing
 from agent_rl.journal import Journal
 from agent_rl.summary import summarise
-from agent_rl.topology import Topology
+from agent_rl.topology import RlStage, Topology
 
 SECONDS = "seconds_used"
 STAGE_SECONDS = "seconds_in_stage_{}"
@@ -61,6 +61,14 @@ class RunRecords:
         version = int(self._journal.fact("stage_version") or 0)
         row = {"kind": "evaluation", "stage": self._topology.stages[stage].name, "version": version, **figures}
         self._append(row, wall)
+
+    def interim_evaluation(self, stage: int, number: int, figures: dict[str, float], wall: float) -> None:
+        """An evaluation within an rl stage is complete."""
+        spec = self._topology.stages[stage]
+        assert isinstance(spec, RlStage)
+        assert spec.evaluate is not None
+        version = int(self._journal.fact("stage_version") or 0) + number * spec.evaluate.every
+        self._append({"kind": "evaluation", "stage": spec.interim(number).name, "version": version, **figures}, wall)
 
     def stage_left(self, figures: dict[str, float], wall: float) -> None:
         """A stage ended with these figures."""

@@ -24,6 +24,7 @@ from agent_rl.contracts import described, place_of
 from agent_rl.data.conversations import conversations
 from agent_rl.load import Fault, Source, suggest, validation_faults
 from agent_rl.tasks import TaskError, load_tasks
+from agent_rl.toml_lines import KeyPath
 from agent_rl.topology import ActorEntry, Topology
 
 CONVERSATIONS = 1000
@@ -115,9 +116,15 @@ def _task_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
             except TaskError as error:
                 faults.append(source.fault(("stages", index, "data"), str(error)))
         known = tasks.evaluation_count
-        if stage.kind == "evaluate" and known is not None and known < stage.problems:
-            message = f"asks for {stage.problems} held-out problems, and there are {known}"
-            faults.append(source.fault(("stages", index, "problems"), message, f"write at most {known}"))
+        asked = 0
+        key: KeyPath = ("stages", index, "problems")
+        if stage.kind == "evaluate":
+            asked = stage.problems
+        elif stage.kind == "rl" and stage.evaluate is not None:
+            asked, key = stage.evaluate.problems, ("stages", index, "evaluate", "problems")
+        if known is not None and known < asked:
+            message = f"asks for {asked} held-out problems, and there are {known}"
+            faults.append(source.fault(key, message, f"write at most {known}"))
     return faults
 
 

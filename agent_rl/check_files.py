@@ -58,7 +58,10 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
             if not _is_there(base / pattern):
                 message = f"no file matches {normpath((base / pattern).absolute())}"
                 faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
-    evaluates = any(isinstance(stage, EvaluateStage) for stage in topology.stages)
+    evaluates = any(
+        isinstance(stage, EvaluateStage) or (isinstance(stage, RlStage) and stage.evaluate is not None)
+        for stage in topology.stages
+    )
     if evaluates and tasks.generator is None and not tasks.evaluation_files:
         message = "is missing, though a stage evaluates"
         faults.append(source.fault(("tasks", "evaluation_files"), message, "name the files of held-out problems"))

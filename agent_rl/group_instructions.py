@@ -75,10 +75,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Instruction: the evaluation stage is complete; record its figures and send them to the learner."""
+    """Instruction: an evaluation is complete; record its figures and send them to the learner.
+
+    ``number`` is that of an evaluation within an rl stage, 0 that of an evaluate stage.
+    """
 
     stage: int
     figures: dict[str, float]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from agent_rl.group_instructions import (
     Ready,
     Rewarded,
 )
+from agent_rl.interim import InterimEvaluations
 from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
@@ -42,7 +43,7 @@ from agent_rl.resampling import Candidate, Select, candidate, has_signal, sound_
 from agent_rl.rewards import exactly_equal, final_answer
 from agent_rl.staleness import StepAssembler
 from agent_rl.statistics import LOST, RolloutFigures, evaluation_figures, step_figures
-from agent_rl.topology import Algorithm, Stage
+from agent_rl.topology import Algorithm, RlStage, Stage
 
 
 @dataclass(slots=True)
@@ -100,6 +101,8 @@ class GroupBook:
     """Groups dropped while open, with the samples whose rollouts may still be in flight."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _evaluated: list[RolloutFigures] = field(default_factory=list)
+    interim: InterimEvaluations | None = None
+    """Those within the stage, when it is an rl stage that has any."""
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class GroupBook:
         self._dropped.clear()  # of another stage: its rollouts are cancelled for that reason alone
         self._step_rollouts.clear()
         self._evaluated.clear()
-        self._assembler = None
+        self._assembler = self.interim = None
         if entered.stage < len(self.stages) and self.stages[entered.stage].kind == "rl":
             self._assembler = StepAssembler(
                 version=next_version,
@@ -128,6 +131,9 @@ class GroupBook:
                 refill=self.algorithm.refill,
                 max_refill=self.algorithm.max_refill,
             )
+            stage = self.stages[entered.stage]
+            if isinstance(stage, RlStage) and stage.evaluate is not None:
+                self.interim = InterimEvaluations(stage)
         return instructions
 
     def restore(self, decided: Sequence[DecidedGroup], *, opened: int, last_order: int, surplus: int) -> None:
@@ -147,6 +153,12 @@ class GroupBook:
         """A group exists; False when it is not of the current stage, or known already."""
         if self.entered is None or opened.stage != self.entered.stage or opened.group in self._groups:
             return False
+        if opened.purpose != "train" and self._assembler is not None:
+            if self.interim is None:
+                return False
+            self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
+            self.interim.opened = max(self.interim.opened, opened.number + 1)
+            return True
         self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
         self._opened = max(self._opened, opened.number + 1)
         if self._assembler is not None:
@@ -236,7 +248,7 @@ class GroupBook:
             )
             if missing:
                 groups.append(UnfinishedGroup(group.opened, missing))
-        return GroupsUnfinished(stage, self._opened, tuple(groups))
+        return GroupsUnfinished(stage, self._opened, tuple(groups), self.interim.opened if self.interim else 0)
 
     @property
     def open_groups(self) -> int:
@@ -317,11 +329,13 @@ class GroupBook:
     def _decide_evaluation(self, group: _Group) -> list[Instruction]:
         assert self.entered is not None
         del self._groups[group.opened.group]
-        self._decided += 1
         instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group)]
-        self._evaluated.extend(
-            r.trajectory.judged(r.reward or 0.0, group.opened.purpose) for r in group.rewarded() if r.trajectory
-        )
+        judged = [r.trajectory.judged(r.reward or 0.0, group.opened.purpose) for r in group.rewarded() if r.trajectory]
+        if self.interim is not None:
+            done = self.interim.group_done(group.opened.number, judged)
+            return instructions + ([Evaluated(self.entered.stage, done[1], done[0])] if done else [])
+        self._decided += 1
+        self._evaluated.extend(judged)
         return instructions + self.close_evaluation()
 
     def close_evaluation(self) -> list[Instruction]:

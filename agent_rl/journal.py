@@ -34,8 +34,17 @@ CREATE TABLE IF NOT EXISTS steps (
     version INTEGER PRIMARY KEY, stage INTEGER NOT NULL, trained INTEGER NOT NULL DEFAULT 0,
     groups TEXT NOT NULL, decided TEXT NOT NULL, figures TEXT NOT NULL, learner_figures TEXT NOT NULL DEFAULT '{}');
 CREATE TABLE IF NOT EXISTS evaluations (stage INTEGER PRIMARY KEY, figures TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS interim_evaluations (
+    stage INTEGER NOT NULL, number INTEGER NOT NULL, figures TEXT NOT NULL, PRIMARY KEY (stage, number));
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+
+
+def interim_stage(stage: int) -> int:
+    """The stage number under which the groups of evaluations within an rl stage are kept: below 0, none of a recipe's own."""
+    return -1 - stage
+
+
 TRAINED, SKIPPED = 1, 2
 """What became of a closed step: trained, or skipped as not finite; 0 before the learner has taken it."""
 LAYOUT = "1"
@@ -214,8 +223,9 @@ class Journal:
         """Drop what other stages left ready, and forget their closed steps that were not trained; returns how many groups."""
         self._write("DELETE FROM steps WHERE trained = 0 AND stage != ?", (but,))
         return self._write(
-            "UPDATE groups SET state = 'dropped', reason = ?, step = NULL WHERE stage != ? AND state IN ('ready', 'open')",
-            (reason, but),
+            "UPDATE groups SET state = 'dropped', reason = ?, step = NULL "
+            "WHERE stage NOT IN (?, ?) AND state IN ('ready', 'open')",
+            (reason, but, interim_stage(but)),
         )
 
     def groups(self, *, stage: int, states: Sequence[str]) -> Iterator[GroupRow]:
@@ -346,6 +356,20 @@ class Journal:
         """Results by stage."""
         rows = self._db.execute("SELECT stage, figures FROM evaluations ORDER BY stage").fetchall()
         return {int(stage): json.loads(figures) for stage, figures in rows}
+
+    def add_interim_evaluation(self, stage: int, number: int, figures: dict[str, float], groups: range) -> None:
+        """The result of an evaluation within an rl stage; what its ``groups`` wrote is of no more use."""
+        self._write("INSERT OR REPLACE INTO interim_evaluations VALUES (?, ?, ?)", (stage, number, json.dumps(figures)))
+        self._write(
+            "DELETE FROM trajectories WHERE group_id IN "
+            "(SELECT id FROM groups WHERE stage = ? AND number >= ? AND number < ?)",
+            (interim_stage(stage), groups.start, groups.stop),
+        )
+
+    def interim_evaluations(self, stage: int) -> dict[int, dict[str, float]]:
+        """Results of the evaluations within an rl stage, by number."""
+        query = "SELECT number, figures FROM interim_evaluations WHERE stage = ? ORDER BY number"
+        return {int(number): json.loads(figures) for number, figures in self._db.execute(query, (stage,)).fetchall()}
 
     # For people ----------------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,8 @@ class Sampling:
 class GroupOpened:
     """A group exists from here on; the journal knows it before any of its rollouts is requested.
 
-    ``number`` counts the groups of the stage from 0; group id, task and seeds are functions of run seed, stage and number.
+    ``number`` counts the groups of the stage from 0, those of evaluations within an rl stage by themselves; group id, task and
+    seeds are functions of run seed, stage and number.
     ``policy`` is the oldest policy an engine served at opening: a lower bound for every token of the group.
     """
 
@@ -260,10 +261,14 @@ class StepReady:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReady:
-    """All rollouts of an evaluation stage are judged. ``figures`` holds the results by name."""
+    """All rollouts of an evaluation are judged. ``figures`` holds the results by name.
+
+    ``number`` counts the evaluations within an rl stage from 1; 0 is that of an evaluate stage.
+    """
 
     stage: int
     figures: dict[str, float]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,11 +373,12 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupsUnfinished:
-    """The answer: every number below ``opened`` has been opened in this stage."""
+    """The answer: every number below ``opened`` has been opened in this stage, and below ``interim_opened`` of its evaluations."""
 
     stage: int
     opened: int
     groups: tuple[UnfinishedGroup, ...]
+    interim_opened: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 Opening (only when all earlier rollouts are placed and the engines have room beyond what the groups being recorded will
 take, so that a group's policy is as fresh as can be) is bounded by the staleness budget: ``opened - uncounted < (S + served - stage_version + 1) * groups_per_step``,
-with ``served`` the oldest version an engine serves; see staleness.py for why that keeps the budget.
+with ``served`` the oldest version an engine serves; see staleness.py for why that keeps the budget. Groups of evaluations
+within an rl stage are no part of it: they have numbers of their own, are opened once their step's policy is served, in turns with the groups to
+train, and are read, never trained.
 
 Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
 many rollouts fit; each engine is given no more than that, and when one ends the next is assigned at once. What an engine
@@ -83,9 +85,19 @@ def group_id(stage: int, number: int) -> str:
     return f"s{stage}-g{number:06d}"
 
 
+def interim_id(stage: int, number: int) -> str:
+    """The id of a group of an evaluation within the rl stage."""
+    return f"s{stage}-e{number:06d}"
+
+
+def is_interim(group: str) -> bool:
+    """Whether the id is that of such a group."""
+    return "-e" in group
+
+
 def group_number(group: str) -> int:
     """The number in a group's id."""
-    return int(group.rsplit("g", 1)[1])
+    return int(group.rsplit("-", 1)[1][1:])
 
 
 def rollout_id(group: str, sample: int, attempt: int) -> str:
@@ -132,6 +144,8 @@ class GroupScheduler:
         self._asked: tuple[int, int] | None = None
         self._ready = False
         self._opened = 0
+        self._interim_opened = 0
+        self._interim_next = False
         self._uncounted = 0
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -159,6 +173,7 @@ class GroupScheduler:
             return []
         self._ready = True
         self._opened = answer.opened
+        self._interim_opened = answer.interim_opened
         self._uncounted = 0
         for group in answer.groups:
             for missing in group.missing:
@@ -197,7 +212,9 @@ class GroupScheduler:
         for retry in progress.retries:
             if retry not in self._retried and retry.group not in self._dropped:
                 self._retried.add(retry)
-                self._enqueue(self._group(group_number(retry.group)), retry.sample, retry.attempt)
+                number = group_number(retry.group)
+                group = self._interim_group(number) if is_interim(retry.group) else self._group(number)
+                self._enqueue(group, retry.sample, retry.attempt)
         return self._decide()
 
     # What the live table shows -----------------------------------------------------------------------------------------
@@ -226,7 +243,7 @@ class GroupScheduler:
             return f"rollout_generator: policy {self._published.policy.version}"
         if self._recording:
             return f"roc_filter: {len(self._recording)} groups to be recorded"
-        if self._pending or self._may_open():
+        if self._pending or self._next_group() is not None:
             return f"rollout_generator: room for {max(1, len(self._pending))} rollouts"
         if self._stage.kind == "rl":
             return "learner: a newer policy (the staleness budget is spent)"
@@ -260,14 +277,33 @@ class GroupScheduler:
                 self._engines[generator].take(item.request.rollout, item.need)
                 self._in_flight[item.request.rollout] = generator
                 instructions.append(Place(item.request, generator))
-            if self._pending or not self._may_open():
+            opened = None if self._pending else self._next_group()
+            if opened is None:
                 return instructions
-            opened = self._group(self._opened)
             if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
                 return instructions  # the groups being recorded will fill the room there is
-            self._opened += 1
+            if is_interim(opened.group):
+                self._interim_opened += 1
+            else:
+                self._opened += 1
+            self._interim_next = not is_interim(opened.group)
             self._recording[opened.group] = opened
             instructions.append(OpenGroup(opened))
+
+    def _next_group(self) -> GroupOpened | None:
+        """What is opened next, if anything may be: groups to train and groups of a due evaluation take turns."""
+        evaluates, trains = self._interim_opened < self._interim_due(), self._may_open()
+        if evaluates and (self._interim_next or not trains):
+            return self._interim_group(self._interim_opened)
+        return self._group(self._opened) if trains else None
+
+    def _interim_due(self) -> int:
+        """How many groups of evaluations within the stage may have been opened: every engine serves a policy as new as theirs."""
+        stage, served = self._stage, self._served()
+        if not isinstance(stage, RlStage) or stage.evaluate is None or served is None or self._published is None:
+            return 0
+        steps = served - self._published.stage_version
+        return min(steps // stage.evaluate.every, stage.evaluations) * stage.evaluate.problems
 
     def _eligible(self) -> list[Engine]:
         """Engines that serve this epoch's policy, at least as new as the stage."""
@@ -306,9 +342,30 @@ class GroupScheduler:
             policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
         )
 
-    def _enqueue(self, opened: GroupOpened, sample: int, attempt: int) -> None:
+    def _interim_group(self, number: int) -> GroupOpened:
+        assert self._published is not None
+        stage = self._published.stage
+        rl = self._stage
+        assert isinstance(rl, RlStage)
+        assert rl.evaluate is not None
+        return GroupOpened(
+            group=interim_id(stage, number),
+            stage=stage,
+            number=number,
+            purpose="evaluate_sampled",
+            problem=self._problems(stage, number, "evaluate_sampled"),
+            samples=rl.evaluate.samples,
+            policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+        )
+
+    def _limits(self, opened: GroupOpened) -> EvaluateStage | RlStage:
+        """What says how long the group's rollouts may get."""
         stage = self._stage
         assert stage is not None
+        return stage.interim(1) if isinstance(stage, RlStage) and is_interim(opened.group) else stage
+
+    def _enqueue(self, opened: GroupOpened, sample: int, attempt: int) -> None:
+        stage = self._limits(opened)
         if stage.kind == "evaluate":
             temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
         else:
@@ -327,9 +384,7 @@ class GroupScheduler:
         self._pending.append(Waiting(request, self._need(opened)))
 
     def _need(self, opened: GroupOpened) -> int:
-        stage = self._stage
-        assert stage is not None
-        return self._prompt_tokens(opened.problem) + stage.max_response_tokens
+        return self._prompt_tokens(opened.problem) + self._limits(opened).max_response_tokens
 
     def _places(self, need: int) -> int:
         """How many rollouts of this size the eligible engines have room for."""

@@ -35,10 +35,14 @@ class RolloutFigures:
     lost: str = ""
     """Its status, when it came to nothing; then it counts as that alone."""
     group: str = ""
+    oldest: int = 0
+    newest: int = 0
+    """Versions of the policies that wrote it."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> RolloutFigures:
         """From a trajectory, before its verdict."""
+        versions = trajectory.policies[trajectory.loss_mask > 0, 1]
         return cls(
             tokens=len(trajectory.tokens),
             turns=trajectory.turns,
@@ -52,6 +56,8 @@ class RolloutFigures:
             cut_responses=sum(call.cut for call in trajectory.calls),
             lost=trajectory.status if trajectory.status in LOST else "",
             group=trajectory.group,
+            oldest=int(versions.min()) if len(versions) else 0,
+            newest=int(versions.max()) if len(versions) else 0,
         )
 
     def judged(self, reward: float, purpose: str | None = None) -> RolloutFigures:

@@ -167,6 +167,20 @@ class Collapse(Part):
     """Responses longer or shorter by this factor than in the best window."""
 
 
+class Interim(Part):
+    """Evaluations within an rl stage, every so many steps, on the live generators while training goes on."""
+
+    every: PositiveInt
+    """Steps between them; the stage's end is left to an evaluate stage."""
+    problems: PositiveInt
+    """The first held-out problems, the same ones each time."""
+    samples: PositiveInt = 1
+    temperature: PositiveFloat = 1.0
+    max_response_tokens: PositiveInt | None = None
+    """None: the stage's; so of turns."""
+    max_turns: PositiveInt | None = None
+
+
 class RlStage(Part):
     """Steps of GRPO-RoC."""
 
@@ -182,6 +196,26 @@ class RlStage(Part):
     reset_optimizer: bool = False
     filter: TaskFilter = TaskFilter()
     collapse: Collapse = Collapse()
+    evaluate: Interim | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations there are within the stage."""
+        return (self.steps - 1) // self.evaluate.every if self.evaluate is not None else 0
+
+    def interim(self, number: int) -> EvaluateStage:
+        """Evaluation ``number``, from 1, as an evaluate stage would make it; named ``rl@50`` after the steps it came after."""
+        assert self.evaluate is not None
+        return EvaluateStage(
+            kind="evaluate",
+            name=f"{self.name}@{number * self.evaluate.every}",
+            problems=self.evaluate.problems,
+            samples=self.evaluate.samples,
+            greedy=False,
+            temperature=self.evaluate.temperature,
+            max_response_tokens=self.evaluate.max_response_tokens or self.max_response_tokens,
+            max_turns=self.evaluate.max_turns or self.max_turns,
+        )
 
 
 Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind")]

@@ -178,7 +178,7 @@ def steps_trained(directory: Path) -> int:
     return sum(row["kind"] == "step" for row in rows(path)) if path.exists() else 0
 
 
-def check_finished(path: Path, directory: Path, out: str, *, steps: int) -> dict[str, Any]:
+def check_finished(path: Path, directory: Path, out: str, *, steps: int, evaluations: int = 2) -> dict[str, Any]:
     summary = json.loads(out.strip().splitlines()[-1])
     assert summary.keys() >= SUMMARY_KEYS
     balance = audit(directory)
@@ -192,7 +192,7 @@ def check_finished(path: Path, directory: Path, out: str, *, steps: int) -> dict
     assert ("nothing was learnt" in "".join(summary["remarks"])) == (not summary["steps_updated"])
     kinds = [row["kind"] for row in rows(directory / "metrics.jsonl")]
     assert kinds.count("step") == steps
-    assert kinds.count("evaluation") == 2
+    assert kinds.count("evaluation") == evaluations
     assert processes_of(path) == []
     assert f"report: {directory / 'report.html'}" in out.splitlines()
     assert f"Finished: all {kinds.count('stage')} stages." in (directory / "report.html").read_text(encoding="utf-8")
