@@ -1,0 +1,159 @@
+"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length over the steps, in one figure.
+
+    agent-rl bench roc --seeds 5 --out runs/roc
+    agent-rl bench roc --seeds 1 --modes paper none --steps 40
+
+The quickstart's task family, with demonstrations in which calls often fail to run and are tried again, so that correct rollouts
+hold tool errors which the outcome reward does not see. For each seed the model is taught once; reinforcement learning runs from
+there with each resampling: ``paper``, ``release``, and ``none`` (as many rollouts kept, drawn uniformly). Runs go one after the
+other into --out; a run that is there is not made again, so a sweep that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from benchmarks.panels import Panel, draw
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.runs import RunFailed, running
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+RUN_SECONDS = 3600.0
+TASK = (
+    "tasks.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, max_calls = 4}"
+)
+LENGTHS = "max_response_tokens=200, max_turns=5"
+NAMES = {"paper": "RoC (paper)", "release": "RoC (release)", "none": "without RoC"}
+FIGURES = {"paper": "roc", "release": "roc_release", "none": "no_roc"}
+QUANTITIES = {"error_share": "tool_error_share_correct", "success": "success", "response_tokens": "response_tokens"}
+"""Figures by the name of a step's own: shares of all sampled rollouts, kept or not."""
+LATE = 0.2
+"""The last share of the steps is what a run is said to have reached."""
+
+Curves = dict[str, list[float]]
+
+
+def curves(steps: Sequence[Mapping[str, Any]]) -> Curves:
+    """A value a step of each quantity. The share of tool errors is not known where no rollout was correct."""
+    found = {name: [float(step[key]) for step in steps] for name, key in QUANTITIES.items()}
+    found["error_share"] = [
+        share if success else math.nan for share, success in zip(found["error_share"], found["success"], strict=True)
+    ]
+    return found
+
+
+def reached(values: Sequence[float]) -> float:
+    """The mean over the late steps; NaN where nothing was measured."""
+    late = [value for value in values[-max(1, round(LATE * len(values))) :] if not math.isnan(value)]
+    return statistics.fmean(late) if late else math.nan
+
+
+def make(folder: Path, overrides: Sequence[str]) -> None:
+    """Make a run and wait for its end, unless it is there already. Raises RunFailed."""
+    done = folder / "done"
+    if done.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    trio.run(_until_its_end, folder, overrides)
+    done.touch()
+
+
+async def _until_its_end(folder: Path, overrides: Sequence[str]) -> None:
+    async with running(EXAMPLE, folder, overrides) as run:
+        await run.wait(RUN_SECONDS)
+
+
+def one_seed(options: argparse.Namespace, seed: int) -> dict[str, Curves]:
+    """The curves of each resampling, from one taught model."""
+    folder = options.out.absolute() / f"seed-{seed}"
+    settings = [f"run.seed={seed}", TASK, *options.overrides]
+    sft = f'stages=[{{kind="sft", steps={options.sft_steps}, batch=16, learning_rate=3e-3}}]'
+    make(folder / "taught", [*settings, sft])
+    model = max((folder / "taught" / "run" / "checkpoints").glob("version-*"))
+    rl = f'{{kind="rl", steps={options.steps}, learning_rate=3e-4, warmup_steps=5, schedule="cosine", {LENGTHS}}}'
+    evaluation = f'{{kind="evaluate", name="after", problems={options.problems}, {LENGTHS}}}'
+    found = {}
+    for mode in options.modes:
+        began = time.monotonic()
+        stages = f"stages=[{rl}, {evaluation}]"
+        own = [setting for setting in settings if not setting.startswith("model.")]
+        make(folder / mode, [*own, f'model={{path="{model}"}}', stages, f"algorithm.resampling={mode}"])
+        rows = [json.loads(line) for line in (folder / mode / "run" / "metrics.jsonl").read_text().splitlines()]
+        found[mode] = curves([row for row in rows if row["kind"] == "step"])
+        share = 100 * reached(found[mode]["error_share"])
+        minutes = (time.monotonic() - began) / 60
+        print(f"seed {seed}, {mode}: tool errors in correct rollouts {share:.1f} % ({minutes:.1f} min)", flush=True)
+    return found
+
+
+def sweep(options: argparse.Namespace) -> list[dict[str, Curves]]:
+    """All runs, by seed."""
+    return [one_seed(options, seed) for seed in range(options.first_seed, options.first_seed + options.seeds)]
+
+
+def report(found: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
+    """Draw, and print the table and the figures."""
+    titles = {
+        "error_share": "tool errors in correct rollouts, of their calls",
+        "success": "success of sampled rollouts",
+        "response_tokens": "response tokens",
+    }
+    panels = [
+        Panel(title, {NAMES[mode]: [seed[mode][name] for seed in found] for mode in modes}, name != "response_tokens")
+        for name, title in titles.items()
+    ]
+    count = f"{len(found)} seeds" if len(found) > 1 else "1 seed"
+    figure.write_text(draw(panels, f"RL steps; thin: each of {count}, thick: their mean; running means over 9 steps"))
+    rows: list[list[object]] = []
+    figures: dict[str, float] = {"seeds": float(len(found))}
+    for mode in modes:
+        row: list[object] = [NAMES[mode]]
+        for name in QUANTITIES:
+            values = [reached(seed[mode][name]) for seed in found]
+            known = [value for value in values if not math.isnan(value)] or [math.nan]
+            factor = 1 if name == "response_tokens" else 100
+            figures[f"{FIGURES[mode]}.{name}"] = statistics.fmean(known)
+            ends = f"{factor * min(known):.1f} to {factor * max(known):.1f}"
+            row.append(f"{factor * statistics.fmean(known):.1f} ({ends})")
+        rows.append(row)
+    header = ("resampling", "tool errors in correct rollouts, %", "success, %", "response tokens")
+    print_table(f"last {LATE:.0%} of the steps: mean over {count} (lowest to highest)", header, rows)
+    print(f"figure: {figure}")
+    print_figures(figures)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, draw, and print what was measured."""
+    parser = argparse.ArgumentParser(
+        "agent-rl bench roc", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--modes", nargs="+", choices=list(NAMES), default=list(NAMES))
+    parser.add_argument("--steps", type=int, default=110, help="steps of reinforcement learning in each run")
+    parser.add_argument("--sft-steps", type=int, default=900, help="supervised steps of each seed")
+    parser.add_argument("--problems", type=int, default=500, help="held-out problems at the end of each run")
+    parser.add_argument("--out", type=Path, default=Path("runs/roc"), help="where runs and roc.svg go")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
+    options = parser.parse_args(arguments)
+    try:
+        found = sweep(options)
+    except RunFailed as failure:
+        print(f"agent-rl bench roc: {failure}", file=sys.stderr)
+        return 1
+    report(found, options.modes, options.out / "roc.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
