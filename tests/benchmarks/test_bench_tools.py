@@ -20,7 +20,6 @@ POSITIVE = {
     "trivial_calls_per_s",
     "outstanding_time_ratio",
     "outstanding_rss_mib",
-    "alive_seconds",
     "endurance_calls_per_s",
 }
 TINY = [
