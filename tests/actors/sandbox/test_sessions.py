@@ -294,10 +294,10 @@ def test_an_interpreter_that_dies_in_every_attempt_makes_the_cell_unavailable_no
     async def main(notebook: Notebook) -> ExecutionResult:
         result: list[ExecutionResult] = []
 
+        code, limits = f"{named('cell')}import time\ntime.sleep(60)", ExecutionLimits(wall_seconds=40.0)
+
         async def ask() -> None:
-            result.append(
-                await notebook.sandbox.run_cell("a", 2, f"{named('cell')}import time\ntime.sleep(0.5)", ["x = 1"])
-            )
+            result.append(await notebook.sandbox.run_cell("a", 2, code, ["x = 1"], limits=limits))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
