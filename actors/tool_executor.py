@@ -31,8 +31,8 @@ class ToolExecutorSettings(Settings):
     checkers: PositiveInt = 1
     """Interpreters that judge answers; they never run model code."""
     warm_modules: tuple[str, ...] = ("numpy", "sympy")
-    """Modules imported before forking, for code that names them. Each has interpreters of its own, with those before it
-    loaded too, started when the first such code comes."""
+    """Modules imported before forking, for code that names them. Each has interpreters of its own, and so have the first two,
+    the first three and so on; they are started when the first code comes that names all of these."""
     wall_seconds: PositiveFloat = 4.0
     """The most a call may take; its argument ``timeout`` may ask for less."""
     cpu_seconds: PositiveFloat = 4.0

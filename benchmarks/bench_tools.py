@@ -25,12 +25,14 @@ import trio
 
 from actors.sandbox.client import Sandbox
 from actors.sandbox.isolation import LEVELS, Level
+from actors.sandbox.weights import Weights
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_load import all_alive, endurance, outstanding
 from benchmarks.tool_processes import Floor, children_of, cpu_seconds, run_fresh
 from benchmarks.tool_snippets import SNIPPETS
 
 MODULES = ("numpy", "sympy")
+WEIGHTS = Weights(MODULES)
 CORES = 2
 """Fresh interpreters, and the floor's children of each of its interpreters, at once."""
 FAILING = 6 / 40
@@ -62,7 +64,7 @@ def mix(passes: int, draw: random.Random) -> list[str]:
 
 def loaded(code: str) -> tuple[str, ...]:
     """The modules that the interpreter has which the sandbox gives the code to."""
-    return MODULES if "sympy" in code else ("numpy",) if "numpy" in code else ()
+    return WEIGHTS.sets[WEIGHTS.lightest(code)]
 
 
 def spent(pids: Sequence[int]) -> tuple[float, float, float]:
@@ -126,9 +128,10 @@ class Bench:
         calls = [(code, loaded(code)) for code in SNIPPETS]
         self.own = self.floor.own_seconds(calls)
         self.floor.run(calls)
+        weights = len({loaded(code) for code in SNIPPETS})
         for level, sandbox in self.sandboxes.items():  # the heavier interpreters are started when they are needed
             known = {*children_of(os.getpid())} - {*pids[level]}
-            while sandbox.figures["interpreters"] < options.interpreters * (len(MODULES) + 1):
+            while sandbox.figures["interpreters"] < options.interpreters * weights:
                 await full_load(sandbox, mix(1, self.draw), options.callers)
             pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
         strongest = next(iter(self.sandboxes))
@@ -188,7 +191,7 @@ class Bench:
         strong = self.sides[strongest]
         ratios = [rate / fresh for rate, fresh in zip(strong.rates, self.sides[FRESH].rates, strict=True)]
         floors = [rate / floor for rate, floor in zip(strong.rates, self.sides[FLOOR].rates, strict=True)]
-        kinds = {"plain": (), "numpy": ("numpy",), "sympy": MODULES}
+        kinds = {"plain": (), "numpy": ("numpy",), "sympy": ("sympy",)}
         own = {kind: [t for code, t in self.own.items() if loaded(code) == modules] for kind, modules in kinds.items()}
         print_table(
             "Own run time, warm, in one process",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from actors.sandbox.isolation import Isolation, Level, levels_to_try, unavailabl
 from actors.sandbox.judging import Judgement, judge
 from actors.sandbox.limits import CheckResult, ExecutionLimits, ExecutionResult
 from actors.sandbox.sessions import Session, SessionTable
+from actors.sandbox.weights import Weights
 
 __all__ = ["CheckResult", "ExecutionLimits", "ExecutionResult", "Sandbox"]
 
@@ -47,9 +47,9 @@ class Sandbox:
     """A pool of warm interpreters. Each call runs in a child of its own, forked, isolated, and killed at its deadline.
 
     Up to ``interpreters * children`` calls run at once; further ones wait, those of different sessions in turn. There are
-    ``interpreters`` of each weight: bare, with the first of the ``warm_modules``, with the first two, and so on. A call goes to
-    the lightest that has every warm module its code names, since the cost of a fork grows with what is loaded; the heavier
-    ones are started when they are first needed. Interpreters of a ``checker`` judge answers and never run model
+    ``interpreters`` of each weight: bare, with one of the ``warm_modules``, with the first two, and so on. A call goes to the
+    lightest that has every warm module its code names, since the cost of a fork grows with what is loaded; the heavier ones
+    are started when they are first needed. Interpreters of a ``checker`` judge answers and never run model
     code; others never see an answer.
 
     Use::
@@ -73,7 +73,7 @@ class Sandbox:
         scratch: Scratch = DEFAULT_SCRATCH,
     ) -> None:
         self._interpreters = interpreters
-        self._weights = [tuple(warm_modules[:count]) for count in range(len(warm_modules) + 1)]
+        self._weights = Weights(warm_modules)
         self._limits = limits
         self._checker = checker
         self._warm_seconds = warm_seconds
@@ -82,10 +82,9 @@ class Sandbox:
         self._queue = FairQueue(interpreters * children)
         self._most_children = interpreters * children + (0 if checker else sessions)
         self._sessions = SessionTable(sessions)
-        self._names = re.compile(rf"\b(?:{'|'.join(map(re.escape, warm_modules))})\b") if warm_modules else None
         self._ready: list[Interpreter] = []
         self._became_ready = trio.Event()
-        self._needed = [trio.Event() for _ in self._weights]
+        self._needed = [trio.Event() for _ in self._weights.sets]
         self._counts = Counter(dict.fromkeys(("calls", "cells", "restarts", "retries", "sessions_rebuilt"), 0))
         self._seconds = {"run_seconds": 0.0, "queue_seconds": 0.0}
         self.level: Level | None = None
@@ -98,7 +97,7 @@ class Sandbox:
         A dead one is replaced. Raises (in groups) IsolationError where the configured isolation can't be had, and
         WarmUpError when modules don't exist or warming up fails several times in a row.
         """
-        for module in self._weights[-1]:
+        for module in self._weights.sets[-1]:
             if importlib.util.find_spec(module.partition(".")[0]) is None:
                 raise WarmUpError(f"No module named {module!r}: it is among the warm modules")
         self._needed[0].set()
@@ -107,7 +106,7 @@ class Sandbox:
             async with trio.open_nursery() as starting:
                 for _ in range(1, self._interpreters):
                     starting.start_soon(nursery.start, self._keep_one, 0)
-            for weight in range(1, len(self._weights)):
+            for weight in range(1, len(self._weights.sets)):
                 nursery.start_soon(self._keep_when_needed, weight)
             task_status.started()
 
@@ -122,7 +121,7 @@ class Sandbox:
             raise TypeError("a checker runs no model code")
         bounds = limits or self._limits
         asked = trio.current_time()
-        judgement, seconds = await self._call({"code": code}, stdin, bounds, name, self._weight(code))
+        judgement, seconds = await self._call({"code": code}, stdin, bounds, name, self._weights.lightest(code))
         return self._result(judgement, asked, seconds)
 
     async def run_cell(
@@ -198,7 +197,7 @@ class Sandbox:
         while True:
             interpreter = Interpreter(
                 InterpreterConfig(
-                    self._weights[weight],
+                    self._weights.sets[weight],
                     self._checker,
                     self._most_children,
                     levels[0],
@@ -265,7 +264,7 @@ class Sandbox:
                 fresh = not session.alive or session.cells != len(earlier)
                 if fresh:
                     session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
-                    interpreter = await self._pick(self._weight("\n".join([*earlier, code])))
+                    interpreter = await self._pick(self._weights.lightest("\n".join([*earlier, code])))
                     if interpreter is None:
                         break
                     self._sessions.begin(session, interpreter)
@@ -329,18 +328,10 @@ class Sandbox:
             judgement.outcome, judgement.stdout, judgement.stderr, judgement.value, queue_seconds, seconds
         )
 
-    def _weight(self, code: str) -> int:
-        """The lightest weight that has every warm module which the code names."""
-        if self._names is None:
-            return 0
-        named = set(self._names.findall(code))
-        modules = self._weights[-1]
-        return max((modules.index(module) + 1 for module in named), default=0)
-
     async def _pick(self, weight: int) -> Interpreter | None:
         """The least busy interpreter; None when none becomes ready within the time a warm-up may take."""
         self._needed[weight].set()
-        modules = self._weights[weight]
+        modules = self._weights.sets[weight]
         with trio.move_on_after(self._warm_seconds):
             while True:
                 ready = [one for one in self._ready if one.ready and one.config.modules == modules]

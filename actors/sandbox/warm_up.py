@@ -52,7 +52,7 @@ gcd(12, 18), lcm(4, 6), mod_inverse(3, 11), binomial(5, 2), factorial(6), fibona
 Poly(x**3 - x + 1, x).discriminant(), Poly(x**4 + x**2 + 1, x).all_coeffs(), Poly(x**2 - 1, x).factor_list(), resultant(x**2 - 1, x - 2, x), degree(x**3, x)
 sqrt(50), Rational(1, 3) + Rational(1, 6), Rational(3, 4)**2, sqrt(2)*sqrt(3), (1 + sqrt(3))**2, root(27, 3), Abs(-3), floor(Rational(7, 2)), ceiling(2.5), Mod(17, 5)
 N(pi, 15), N(sqrt(2), 12), cos(pi/9).evalf(), N(sin(pi/9), 12), sin(pi/3), cos(pi/4), tan(pi/6), sin(pi/5), cos(pi/5), asin(1), atan2(1, 1), log(8, 2), exp(1).evalf(), sin(pi/7)**2
-(x + 1).subs(x, 3), (x**2 + y).subs({x: 1, y: 2}), lambdify(x, x**2)(3), expand_trig(sin(2*x)), expand_log(log(p*2)), I**2, re(2 + 3*I), conjugate(1 + I), sqrt(-4)
+(x + 1).subs(x, 3), (x**2 + y).subs({x: 1, y: 2}), lambdify(x, x**2, "math")(3), expand_trig(sin(2*x)), expand_log(log(p*2)), I**2, re(2 + 3*I), conjugate(1 + I), sqrt(-4)
 simplify(sin(pi/9)**2 + cos(pi/9)**2), simplify(binomial(n, 2)), Point(0, 0).distance(Point(3, 4)), Triangle(Point(0, 0), Point(4, 0), Point(0, 3)).area, Interval(0, 2)
 for e in (x**2/3, sqrt(x) + pi/3, Rational(1, 3)*x - y, M, {x: 1}, [sqrt(2), x], exp(x)*sin(x), -x/2 + 1, (x + y)**3, sqrt(2)/2, 1/(x + 1), 2.5*x):
     str(e), latex(e)

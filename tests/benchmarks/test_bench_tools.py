@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from benchmarks import tool_load
-from benchmarks.bench_tools import loaded, main
+from benchmarks.bench_tools import main
 from benchmarks.tool_processes import Floor
 from benchmarks.tool_snippets import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY
 
@@ -61,14 +61,6 @@ def test_the_floor_runs_what_it_is_given_and_tells_what_failed():
         own = floor.own_seconds(calls)
     assert (failed, seconds > 0) == (1, True)
     assert own["x = [0] * 10**6"] > own["print(1)"] > 0
-
-
-def test_code_is_measured_with_the_modules_it_names():
-    assert [loaded(code) for code in ("1", "import numpy", "import sympy, numpy")] == [
-        (),
-        ("numpy",),
-        ("numpy", "sympy"),
-    ]
 
 
 def test_snippets_are_listed(capsys):
