@@ -1,0 +1,187 @@
+"""The learner: an update of the trainer beside plain transformers with padding, on the same sequences of mixed lengths.
+
+    agent-rl bench learner
+    agent-rl bench learner --models quickstart --rounds 7 --threads 2
+    agent-rl bench learner --quick
+
+Tokens a second of a whole update: forward, backward, clipped AdamW. Plain transformers (SDPA attention, the model's own loss) takes rows in
+batches of each of --batches, in the order they come and sorted by length, and is compared by its best batch size. Ours
+computes more, the policy loss with entropies and figures. Sides alternate, ratios are taken within a round, figures are medians over
+rounds. Peak memory is that of a process of its own for each side, weights, gradients and moments included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
+from benchmarks.learner_sides import Ours, Padded, Setting, Side
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
+
+VOCABULARY = {"quickstart": 100, "larger": 32_768}
+"""The quickstart's vocabulary is its own; the larger model has one as large as real models' smallest."""
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "MI300X": 1307e12}
+"""Dense bfloat16, by the vendors' data sheets."""
+
+
+def save_model(name: str, directory: Path) -> None:
+    """The quickstart's 0.3M parameters, or 11M, of which most are the embeddings of a real vocabulary."""
+    if name == "quickstart":
+        initialise_model(quickstart_model(), directory, seed=0)
+        return
+    spec = InitialiseModel(
+        hidden_size=256, layers=4, heads=4, kv_heads=2, head_dim=64, mlp_size=768, max_length=MAX_LENGTH
+    )
+    initialise_model(spec, directory, seed=0)
+    config = transformers.AutoConfig.from_pretrained(directory)
+    config.vocab_size = VOCABULARY[name]
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def side(name: str, setting: Setting) -> Side:
+    """``ours``, ``padded-16`` (rows in batches of 16 as they come) or ``sorted-16``."""
+    if name == "ours":
+        return Ours(setting)
+    kind, batch = name.split("-")
+    return Padded(setting, int(batch), by_length=kind == "sorted")
+
+
+def peak_mib(name: str, setting: Setting) -> float:
+    """The most memory that a process of its own holds during its second update."""
+    arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
+    command = [sys.executable, "-m", "benchmarks.bench_learner", "--peak", name, arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def print_peak(name: str, arguments: str) -> None:
+    """What `peak_mib` runs."""
+    given = json.loads(arguments)
+    setting = Setting(**{**given, "model": Path(given["model"])})
+    one, work = side(name, setting), setting.work(0)
+    one.update(work, 0)
+    if setting.device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        one.update(work, 0)
+        print(torch.cuda.max_memory_allocated() / 2**20)
+        return
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    one.update(work, 0)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(int(peak.split()[1]) / 1024)
+
+
+def measure(
+    name: str, setting: Setting, batches: Sequence[int], rounds: int, figures: dict[str, float]
+) -> list[object]:
+    """A row of the table; figures are added with the model's suffix."""
+    suffix = "" if name == "larger" else f"_{name}"
+    names = ["ours", *(f"{kind}-{batch}" for kind in ("padded", "sorted") for batch in batches)]
+    sides = {each: side(each, setting) for each in names}
+    rates: dict[str, list[float]] = {each: [] for each in names}
+    for number in range(rounds + 1):
+        work = setting.work(number)
+        tokens = work.tokens + sum(map(len, work.prompts))
+        for each, one in sides.items():
+            seconds = one.update(work, number)
+            if number:  # the first warms up
+                rates[each].append(tokens / seconds)
+    best = {
+        kind: max((each for each in names if each.startswith(kind)), key=lambda each: statistics.median(rates[each]))
+        for kind in ("padded", "sorted")
+    }
+    for kind, other in best.items():
+        ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates[other], strict=True)]
+        figures[f"learner_over_hf_{kind}{suffix}"] = statistics.median(ratios)
+        figures[f"hf_{kind}_tokens_per_s{suffix}"] = statistics.median(rates[other])
+    figures[f"learner_tokens_per_s{suffix}"] = statistics.median(rates["ours"])
+    figures[f"learner_peak_mib{suffix}"] = peak_mib("ours", setting)
+    figures[f"hf_padded_peak_mib{suffix}"] = peak_mib(best["padded"], setting)
+    ours = sides["ours"]
+    if setting.device.startswith("cuda") and isinstance(ours, Ours):
+        device = torch.cuda.get_device_name()
+        flops = next((peak for part, peak in PEAK_FLOPS.items() if part in device), float("nan"))
+        figures[f"learner_share_of_peak_flops{suffix}"] = (
+            6 * ours.parameters * figures[f"learner_tokens_per_s{suffix}"] / flops
+        )
+    return [
+        name,
+        figures[f"learner_tokens_per_s{suffix}"],
+        figures[f"hf_padded_tokens_per_s{suffix}"],
+        best["padded"].split("-")[1],
+        figures[f"hf_sorted_tokens_per_s{suffix}"],
+        figures[f"learner_over_hf_padded{suffix}"],
+        figures[f"learner_over_hf_sorted{suffix}"],
+        figures[f"learner_peak_mib{suffix}"],
+        figures[f"hf_padded_peak_mib{suffix}"],
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure."""
+    if arguments[:1] == ["--peak"]:
+        print_peak(*arguments[1:])
+        return 0
+    parser = argparse.ArgumentParser(
+        "agent-rl bench learner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="quickstart,larger", help="which of quickstart (0.3M) and larger (11M)")
+    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--batches", default="4,8,16", help="rows at once of plain transformers; the best counts")
+    parser.add_argument("--microbatch-tokens", type=int, default=2048, help="tokens at once of ours")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works, measures little")
+    options = parser.parse_args(arguments)
+    transformers.logging.disable_progress_bar()
+    figures: dict[str, float] = {}
+    rows = []
+    for name in ["quickstart"] if options.quick else options.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            setting = Setting(
+                model=Path(folder) / "model",
+                sequences=8 if options.quick else options.sequences,
+                scale=0.1 if options.quick else 1.0,
+                threads=options.threads,
+                device=options.device,
+                dtype=options.dtype,
+                microbatch_tokens=options.microbatch_tokens,
+                vocabulary=VOCABULARY[name],
+            )
+            save_model(name, setting.model)
+            batches = [8] if options.quick else [int(batch) for batch in options.batches.split(",")]
+            rows.append(measure(name, setting, batches, 1 if options.quick else options.rounds, figures))
+    header = [
+        "model",
+        "ours",
+        "padded",
+        "its batch",
+        "sorted",
+        "ours / padded",
+        "ours / sorted",
+        "peak MiB",
+        "padded's",
+    ]
+    print_table("tokens a second of an update, and peak memory of the process", header, rows)
+    print_figures({name: round(value, 4) for name, value in figures.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

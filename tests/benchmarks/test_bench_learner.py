@@ -1,0 +1,33 @@
+"""The learner benchmark: its figures, and that both sides compute the same sequences."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from benchmarks.bench_learner import main
+from benchmarks.learner_sides import _pad
+
+FIGURES = {
+    "learner_over_hf_padded_quickstart",
+    "learner_over_hf_sorted_quickstart",
+    "learner_tokens_per_s_quickstart",
+    "learner_peak_mib_quickstart",
+    "hf_padded_peak_mib_quickstart",
+}
+
+
+def test_a_quick_measurement_ends_with_its_figures(capfd):
+    assert main(["--quick"]) == 0
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert figures.keys() >= FIGURES
+    assert all(value > 0 for value in figures.values())
+    assert figures["learner_peak_mib_quickstart"] > 100  # torch alone takes as much
+
+
+def test_rows_are_padded_on_the_right_and_trained_on_responses_alone():
+    inputs, mask, labels = _pad([(torch.tensor([5, 6, 7]), 1), (torch.tensor([8, 9, 10, 11, 12]), 3)])
+    assert inputs.tolist() == [[5, 6, 7, 0, 0], [8, 9, 10, 11, 12]]
+    assert mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert labels.tolist() == [[-100, 6, 7, -100, -100], [-100, -100, -100, 11, 12]]
