@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -15,7 +16,7 @@ from agent_rl.chat_templates import load_tokenizer
 from agent_rl.checkpoints import Position
 from agent_rl.collapse import CollapseWatch
 from agent_rl.messages import CheckpointSaved, Policy
-from agent_rl.topology import Collapse
+from agent_rl.topology import Collapse, Topology
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,14 @@ class LearnerSettings(Settings):
 
 class ModelKeeper(Actor):
     """The model, where it stands in the recipe, and what of it is on disk."""
+
+    @classmethod
+    def check(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
+        """Whether what the settings need is installed."""
+        del settings
+        if topology.model.lora is not None and find_spec("peft") is None:
+            return ["model.lora needs peft: pip install 'agent-rl[lora]'"]
+        return []
 
     def loss(
         self,

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from actors.learner import Learner
+from actors.model_keeper import LearnerSettings
 from agent_rl.checkpoints import CheckpointError, Position
 from agent_rl.finite import TrainingStoppedError
 from agent_rl.policy_model import ModelOptions, PolicyModel
@@ -17,6 +19,7 @@ from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel, Lora, SftStage
 from agent_rl.training import Trainer, write_weights
 from tests import builders
+from tests.actors.topologies import micro
 
 STAGE = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=0)
 BATCH = [([7, 20, 30, 40, 50], [0, 0, 1, 1, 1]), ([8, 21, 31], [0, 1, 1])]
@@ -95,6 +98,14 @@ def test_without_peft_the_remedy_is_named(model: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(TrainingStoppedError, match=r"model\.lora needs peft: pip install 'agent-rl\[lora\]'"):
         trainer(model, Lora())
+
+
+def test_check_says_so_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = micro(tmp_path)
+    adapted = topology.model_copy(update={"model": topology.model.model_copy(update={"lora": Lora()})})
+    monkeypatch.setattr("actors.model_keeper.find_spec", lambda name: None)
+    assert Learner.check(topology, LearnerSettings()) == []
+    assert Learner.check(adapted, LearnerSettings()) == ["model.lora needs peft: pip install 'agent-rl[lora]'"]
 
 
 @pytest.mark.slow
