@@ -59,7 +59,8 @@ class Push:
 class Call:
     """A call link, or what is answered over one. ``awaited_in_handler`` False: a task of its own waits, never a handler.
 
-    ``required``, of what is answered, says that the actor is no use unless somebody asks it.
+    ``required``, of what is answered, says that the actor is no use unless somebody asks it; of a link, that every topology
+    must say where it leads.
     """
 
     request: type

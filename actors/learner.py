@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import Announce, Call, Push
+from actors.fetching import read_part
 from actors.model_keeper import LearnerSettings, ModelKeeper
 from agent_rl.batching import Masked, bucketed, fitting
 from agent_rl.checkpoints import Position
@@ -38,6 +39,8 @@ from agent_rl.messages import (
     StepReady,
     StepTrained,
     TrainingGroup,
+    WeightsPart,
+    WeightsWanted,
 )
 from agent_rl.tasks import load_tasks
 from agent_rl.topology import EvaluateStage, RlStage, SftStage
@@ -51,7 +54,13 @@ class Learner(ModelKeeper):
     drain_order = 30
     drain_seconds = 120.0
     Settings = LearnerSettings
-    receives = (Push(TrainingGroup), Push(StepReady), Push(EvaluationReady), Announce(EngineLoad))
+    receives = (
+        Push(TrainingGroup),
+        Push(StepReady),
+        Push(EvaluationReady),
+        Announce(EngineLoad),
+        Call(WeightsWanted, WeightsPart, required=False),
+    )
     links: ClassVar = {
         "policy": Announce(PolicyPublished),
         "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),
@@ -86,9 +95,12 @@ class Learner(ModelKeeper):
         await self._publisher.settled()
         self._weights.remove()
 
-    async def handle(self, message: Any) -> None:
-        """Put what arrives on its shelf."""
+    async def handle(self, message: Any) -> Any:
+        """Put what arrives on its shelf; hand out published weights."""
         match message:
+            case WeightsWanted():
+                path = self._weights.path(message.policy)
+                return await self.context.in_thread(read_part, path, message.offset)
             case TrainingGroup():
                 self._groups[message.group] = message
             case StepReady():
@@ -101,10 +113,11 @@ class Learner(ModelKeeper):
                     self._evaluations[message.stage] = message
             case EngineLoad():
                 self._publisher.served(message.generator, message.policy)
-                return
+                return None
             case _:
                 await super().handle(message)
         self._wake()
+        return None
 
     def _wake(self) -> None:
         self._arrived.set()

@@ -10,6 +10,7 @@ import trio
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Settings, ask
+from actors.fetching import LINK
 from actors.publishing import Publisher
 from actors.weights import Checkpoints, PublishedWeights, model_directory
 from agent_rl.chat_templates import load_tokenizer
@@ -84,7 +85,8 @@ class ModelKeeper(Actor):
         self._checkpoint_due = False
         self._weights = PublishedWeights(self.context.directory / "weights")
         self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
-        self._publisher = Publisher(self.context, self._weights, self.log)
+        fetched = any(self.context.role in entry.targets(LINK) for entry in self.context.topology.actors.values())
+        self._publisher = Publisher(self.context, self._weights, self.log, fetched=fetched)
         self._position = await self._in_thread(self._load)
         await self._in_thread(self._try_loss)
         self.context.nursery.start_soon(self._publisher.run, write_weights)

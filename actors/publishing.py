@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.fetching import checksum_of
 from agent_rl.messages import Policy, PolicyPublished
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class Publisher:
     Also knows how long each policy took, from the end of its step until the last of the engines heard of served it or a newer one.
     """
 
-    def __init__(self, context: ActorContext, weights: PublishedWeights, log: Any) -> None:
+    def __init__(self, context: ActorContext, weights: PublishedWeights, log: Any, *, fetched: bool = False) -> None:
+        """``fetched`` says that generators fetch the files over links, and so need to know their sizes and checksums."""
         self._context = context
         self._weights = weights
         self._log = log
         self._thread = trio.CapacityLimiter(1)
+        self._fetched = fetched
         self._next: _Offer | None = None
         self._changed = trio.Event()
         self._idle = trio.Event()
@@ -83,8 +86,13 @@ class Publisher:
             began = self._context.now()
             await self._context.in_thread(lambda: write(weights, path), limiter=self._thread)
             self._figures["write_seconds"] = self._context.now() - began
-        uri = path.absolute().as_uri()
-        self._context.link("policy").set(PolicyPublished(offer.policy, uri, offer.stage, offer.stage_version))
+        size, checksum = 0, 0
+        if self._fetched:
+            size = path.stat().st_size
+            checksum = await self._context.in_thread(checksum_of, path, limiter=self._thread)
+        self._context.link("policy").set(
+            PolicyPublished(offer.policy, path.absolute().as_uri(), offer.stage, offer.stage_version, size, checksum)
+        )
         self._weights.clean(offer.policy)
 
     async def settled(self) -> None:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import trio
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -24,6 +22,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, TurnRequest
 from actors.rates import Rate
+from actors.serving import ServedPolicy
 from actors.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.weights import model_directory
 from agent_rl.chat_templates import load_tokenizer
@@ -39,6 +38,8 @@ from agent_rl.messages import (
     ToolCallRecord,
     ToolResult,
     Trajectory,
+    WeightsPart,
+    WeightsWanted,
 )
 from agent_rl.parsing import MalformedCall, ParsedCall, cut_middle, tool_response_text
 from agent_rl.prompts import SESSION_TOOLS, ChatFormat
@@ -91,6 +92,7 @@ class RolloutGenerator(Actor):
         "trajectories": Push(Trajectory),
         "tools": Call(ToolCall, ToolResult),
         "load": Announce(EngineLoad),
+        "weights": Call(WeightsWanted, WeightsPart, awaited_in_handler=False, required=False),
     }
 
     @classmethod
@@ -123,11 +125,12 @@ class RolloutGenerator(Actor):
             await self.context.in_thread(self._look_for_long_prompts)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
-        self._policy_ready = trio.Event()
+        self._served = ServedPolicy(self.context, self._engine, self.log)
         self._tally = RolloutTally()
         self._tools = ToolCaller(self.context, self._tally)
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
+        self.context.nursery.start_soon(self._served.run, self._announce_load)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""
@@ -164,12 +167,12 @@ class RolloutGenerator(Actor):
         return engine
 
     async def handle(self, message: Any) -> None:
-        """A request is run to its end; a policy is swapped in; unwanted rollouts are cancelled."""
+        """A request is run to its end; a policy is left to be taken up; unwanted rollouts are cancelled."""
         match message:
             case RolloutRequest():
                 await self._rollout(message)
             case PolicyPublished():
-                await self._swap(message)
+                self._served.published(message)
             case GroupsUnwanted():
                 for group in message.groups:
                     for scope in self._scopes.get(group, {}).values():
@@ -177,18 +180,12 @@ class RolloutGenerator(Actor):
             case _:
                 await super().handle(message)
 
-    async def _swap(self, published: PolicyPublished) -> None:
-        if published.policy != self._engine.policy:
-            await self._engine.load_weights(Path(url2pathname(urlsplit(published.uri).path)), published.policy)
-        self._policy_ready.set()
-        self._announce_load()
-
     async def _rollout(self, request: RolloutRequest) -> None:
         asked_before = request.rollout in self._acks
         self._acks.setdefault(request.rollout, []).append(self.defer_ack())
         if asked_before:  # a restarted scheduler asks for what is under way: one rollout answers both requests
             return
-        await self._policy_ready.wait()
+        await self._served.ready.wait()
         started = self.context.now()
         episode = self.make_episode(request)
         failure: tuple[Any, str] | None = None
@@ -312,8 +309,8 @@ class RolloutGenerator(Actor):
         figures = self._engine.figures
         if figures.running or figures.waiting:
             return ""
-        if not self._policy_ready.is_set():
-            return "learner: a policy"
+        if self._served.waiting_for:
+            return self._served.waiting_for
         in_flight = sum(len(scopes) for scopes in self._scopes.values())
         return f"tool_executor: {in_flight} tool results" if in_flight else "kv_scheduler: rollout requests"
 

@@ -81,6 +81,8 @@ def make_links(node: Node, topology: Topology, role: str, cls: type[Actor], sett
         nodes.setdefault(its_role, []).append(name)
     links: dict[str, Any] = {}
     for name, kind in cls.links.items():
+        if name not in topology.actors[role].links:
+            continue  # it need not lead anywhere
         targets = [target for to in topology.actors[role].targets(name) for target in nodes[to]]
         options = DEFAULT_LINK_OPTIONS[type(kind)] | cls.link_options(name, settings)
         links[name] = _make_link(node, name, kind, targets, options)

@@ -38,6 +38,11 @@ def model_directory(topology: Topology, run_directory: Path) -> Path:
     return directory
 
 
+def weights_name(policy: Policy) -> str:
+    """The name of the policy's weight file; names sort as policies do."""
+    return f"policy-{policy.epoch:04d}-{policy.version:08d}.safetensors"
+
+
 class PublishedWeights:
     """The weight files of a run: one per policy, never changed, deleted when no engine holds or may still fetch them."""
 
@@ -48,7 +53,7 @@ class PublishedWeights:
 
     def path(self, policy: Policy) -> Path:
         """Where the policy's weights are."""
-        return self._directory / f"policy-{policy.epoch:04d}-{policy.version:08d}.safetensors"
+        return self._directory / weights_name(policy)
 
     def served(self, generator: str, policy: Policy) -> None:
         """An engine reports what it serves; older files are of no more use to it."""

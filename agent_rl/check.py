@@ -211,7 +211,7 @@ def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source)
         message = f"{actor.entry.class_path} keeps state of the whole run, so there is exactly one"
         faults.append(source.fault((*place, "replicas"), message, "write replicas = 1"))
     for link, declared in actor.cls.links.items():
-        if link not in actor.entry.links:
+        if link not in actor.entry.links and getattr(declared, "required", True):
             types = " or ".join(message.__name__ for message in declared.messages)
             remedy = f"say which role receives its {types}: {link} = '...'"
             faults.append(source.fault((*place, "links"), f"the link {link!r} leads nowhere", remedy))

@@ -111,13 +111,15 @@ def _methods(cls: Any, name: str) -> Iterator[Finding]:
 
 
 def _overrides(cls: type) -> Iterator[tuple[type, str, type]]:
-    """Each public method that a class of the line defines anew: the class, the name, the class whose method it overrides."""
+    """Each public method that a class of the line defines anew: the class, the name, the class it has another one from."""
     line = cls.__mro__
     for index, owner in enumerate(line):
         for method in vars(owner):
-            bases = [base for base in line[index + 1 :] if method in vars(base)]
-            if not method.startswith("_") and bases and inspect.isroutine(_function(vars(bases[0])[method])):
-                yield owner, method, bases[0]
+            base = next((base for base in line[index + 1 :] if hasattr(base, method)), None)
+            if method.startswith("_") or base is None:
+                continue
+            if inspect.isroutine(_function(inspect.getattr_static(base, method))):
+                yield owner, method, base
 
 
 def _function(raw: Any) -> Any:

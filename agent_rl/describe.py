@@ -39,6 +39,8 @@ def _links(topology: Topology) -> list[str]:
         for link, declared in find_class(entry.class_path).links.items():
             types = ", ".join(message.__name__ for message in declared.messages)
             reply = f" / {declared.reply.__name__}" if declared.kind == "call" else ""
+            if not entry.targets(link) and not getattr(declared, "required", True):
+                continue
             targets = ", ".join(entry.targets(link)) or "nobody"
             lines.append(f"  {role}.{link} -> {targets}: {declared.kind} {types}{reply}")
     return lines

@@ -1,6 +1,6 @@
 """What a run puts outside its directory, and how nothing of it stays behind, however its processes end.
 
-Directories for sockets and for the sandbox are named ``agent-rl.*``, where temporary files go. Whoever uses one holds a shared
+Directories for sockets, the sandbox and fetched weights are named ``agent-rl.*``, where temporary files go or in shared memory. Whoever uses one holds a shared
 lock on it, which the kernel lets go of when the holder ends, so a directory whose lock can be had alone is nobody's: it is swept
 by the next start of any run, by the end of any run, and by the janitor.
 
@@ -91,7 +91,8 @@ def _hold(directory: Path) -> Claim | None:
 
 def sweep() -> list[Path]:
     """Remove this user's directories that nobody holds; those removed."""
-    found = {path for base in {tempfile.gettempdir(), "/tmp"} for path in Path(base).glob(f"{PREFIX}*")}  # noqa: S108
+    bases = {tempfile.gettempdir(), "/tmp", "/dev/shm"}  # noqa: S108
+    found = {path for base in bases for path in Path(base).glob(f"{PREFIX}*")}
     return [path for path in sorted(found) if sweep_one(path)]
 
 

@@ -12,6 +12,7 @@ The flow, sender to receiver (kind of link in brackets)::
     roc_filter         TrainingGroup, StepReady, EvaluationReady [push] -> learner
     roc_filter         GroupsProgress [announce] -----------------> kv_scheduler
     learner            PolicyPublished [announce] ----------------> kv_scheduler, rollout_generator
+    rollout_generator  WeightsWanted / WeightsPart [call] --------> learner
     learner            StageEntered / StageRecorded [call] -------> roc_filter
     learner            StepTrained, CheckpointSaved / Recorded [call] -> roc_filter
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
@@ -300,7 +301,8 @@ class Retry:
 class PolicyPublished:
     """The newest policy, where its weights are, and where the learner stands in the recipe.
 
-    ``uri`` names an immutable safetensors file. ``stage`` indexes the recipe's stages (their number when the recipe is
+    ``uri`` names an immutable safetensors file. Where generators fetch it over a link, ``size`` is its bytes and ``checksum`` its
+    CRC-32 (else 0). ``stage`` indexes the recipe's stages (their number when the recipe is
     done); ``stage_version`` is the version at which the stage began.
     """
 
@@ -308,6 +310,25 @@ class PolicyPublished:
     uri: str
     stage: int
     stage_version: int
+    size: int = 0
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsWanted:
+    """A part of a published policy's file, from byte ``offset`` on, for a generator that shares no disk with the learner."""
+
+    policy: Policy
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPart:
+    """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes of the part] is empty when the file is not kept any more."""
+
+    offset: int
+    checksum: int
+    data: Uint8Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,8 +295,8 @@ class ActorEntry(Part):
     """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""
 
     def targets(self, link: str) -> tuple[str, ...]:
-        """The roles the link leads to; KeyError when the file has no such link."""
-        value = self.links[link]
+        """The roles the link leads to; none when the file has no such link."""
+        value = self.links.get(link, ())
         return (value,) if isinstance(value, str) else value
 
 

@@ -337,15 +337,15 @@ class DrawsByChance(RolloutGenerator):
 
 
 class KeepsTheFirstPolicy(RolloutGenerator):
-    async def _swap(self, published: Any) -> None:
-        if not self._policy_ready.is_set():
-            await super()._swap(published)
+    async def handle(self, message: Any) -> None:
+        if not (isinstance(message, PolicyPublished) and self._served.ready.is_set()):
+            await super().handle(message)
 
 
 class StartsWithoutAPolicy(RolloutGenerator):
     async def start(self) -> None:
         await super().start()
-        self._policy_ready.set()
+        self._served.ready.set()
 
 
 class OneRolloutAtATime(RolloutGenerator):

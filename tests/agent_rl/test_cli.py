@@ -167,6 +167,8 @@ def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
         time.sleep(delay)  # when a user happens to press it
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
+    if "Fatal Python error: init" in err:
+        pytest.skip("the machine is so busy that Python itself was not there yet")
     assert "Traceback" not in out + err
     if process.returncode == 0:  # it had started, and was stopped as at any other time
         assert "SIGINT: stopping" in out

@@ -88,6 +88,25 @@ def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
     check_finished(path, directory, out, steps=3)
 
 
+def test_hosts_that_share_no_disk_train_together(tmp_path: Path) -> None:
+    first, second = sorted(free_ports(2))
+    path, directory = write_two_hosts(tmp_path, (first, second if second - first > 10 else second + 20))
+    link = ("--set", "actors.rollout_generator.links.weights=learner")
+    elsewhere = tmp_path / "elsewhere"
+    main = start(path, "--host", "a", *link)
+    other = start(path, "--host", "b", *link, "--set", f"run.directory={elsewhere}")
+    code, out, err = finish(main)
+    other_code, other_out, other_err = finish(other)
+    assert code == 0, out + err
+    assert other_code == 0, other_out + other_err
+    check_finished(path, directory, out, steps=3)
+    (log,) = (elsewhere / "logs").glob("rollout_generator.0*.jsonl")
+    taken_up = [row for row in rows(log) if row["event"] == "policy taken up"]
+    assert [row["version"] for row in taken_up][-1] == 4
+    assert all(row["fetched_bytes"] > 0 for row in taken_up)
+    assert not (elsewhere / "weights").exists()
+
+
 def test_overrides_reach_the_actors_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
     path, _ = write_micro(tmp_path)
     code, _, err = finish(start(path, "--set", "stages.2.stepps=5"))

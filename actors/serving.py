@@ -1,0 +1,102 @@
+"""Which policy an engine serves: the newest, fetched or found, and taken up between two of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import trio
+
+from actors.base import ActorContext, ask
+from actors.engines.base import Engine, EngineError
+from actors.fetching import LINK, FetchedWeights, FetchError, host_directory
+from agent_rl.addresses import runtime_directory
+from agent_rl.leftovers import Claim
+from agent_rl.messages import PolicyPublished, WeightsPart, WeightsWanted
+from transport import CallFailed, CallTimeout, PeerLost
+
+PART_SECONDS = 60.0
+"""How long one part of a fetched file may take; it is asked for again after that."""
+AGAIN_SECONDS = 2.0
+"""How long after weights could not be fetched they are asked for again, unless a newer policy is published before."""
+REPLACED_SECONDS = 30.0
+"""How long the engine's refusal of weights may stand until a newer policy is published; then the generator fails of it."""
+
+
+class ServedPolicy:
+    """Keeps the engine at the newest policy; rollouts in flight go on over each change.
+
+    Weights come by one of two ways: from a file under the published name, on a disk (or in the shared memory) that learner and
+    generator share, or, where the topology leads a link ``weights`` to the learner, over that.
+    """
+
+    def __init__(self, context: ActorContext, engine: Engine, log: Any) -> None:
+        self._context = context
+        self._engine = engine
+        self._log = log
+        self._newest: PolicyPublished | None = None
+        self._newer = trio.Event()
+        self._claim: Claim | None = None
+        self._fetched = self._over_links() if LINK in context.links else None
+        self.ready = trio.Event()
+        """Set once a published policy is served."""
+        self.waiting_for = "learner: a policy"
+        """Whom for what, while there is a policy that is not served yet; else empty."""
+
+    def _over_links(self) -> FetchedWeights:
+        topology = self._context.topology
+        directory, self._claim = host_directory(runtime_directory(topology).name.rpartition("-")[2])
+
+        async def part(wanted: WeightsWanted) -> WeightsPart:
+            found: WeightsPart = await ask(self._context.link(LINK), wanted, timeout=PART_SECONDS, log=self._log)
+            return found
+
+        return FetchedWeights(directory, part, self._context.in_thread)
+
+    def published(self, policy: PolicyPublished) -> None:
+        """A policy is published; the newest is taken up, others may be left out."""
+        self._newest = policy
+        self._newer.set()
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Take up what is published, for ever; ``changed`` is called after each. Raises EngineError, DiskError."""
+        while True:
+            await self._newer.wait()
+            self._newer = trio.Event()
+            published = self._newest
+            assert published is not None
+            if published.policy != self._engine.policy and not await self._take_up(published):
+                self._newer.set()
+                continue
+            self.waiting_for = ""
+            self.ready.set()
+            changed()
+
+    async def _take_up(self, published: PolicyPublished) -> bool:
+        """Whether the engine serves the policy now; if not, it is time to look for the newest again."""
+        self.waiting_for = f"learner: the weights of version {published.policy.version}"
+        again, fatal = AGAIN_SECONDS, False
+        try:
+            await self._engine.load_weights(await self._file(published), published.policy)
+        except (FetchError, CallFailed, CallTimeout, PeerLost) as error:
+            fault: Exception = error
+        except EngineError as error:
+            fault, again, fatal = error, REPLACED_SECONDS, True
+        else:
+            fetched = {} if self._fetched is None else {"fetched_bytes": self._fetched.fetched_bytes}
+            self._log.info("policy taken up", version=published.policy.version, epoch=published.policy.epoch, **fetched)
+            return True
+        self._log.warning("policy not taken up", version=published.policy.version, error=str(fault))
+        with trio.move_on_after(again) as waiting:
+            await self._newer.wait()
+        if waiting.cancelled_caught and fatal:
+            raise fault
+        return False
+
+    async def _file(self, published: PolicyPublished) -> Path:
+        if self._fetched is not None and published.size:
+            return await self._fetched.fetch(published)
+        return Path(url2pathname(urlsplit(published.uri).path))

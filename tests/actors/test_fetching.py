@@ -1,0 +1,191 @@
+"""Weights fetched over a link: whole or not at all, once a host, and on from where it stopped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from actors import fetching
+from actors.fetching import FetchedWeights, FetchError, checksum_of, host_directory, read_part
+from actors.weights import weights_name
+from agent_rl.leftovers import sweep
+from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
+
+PART = 1000
+SIZE = 10 * PART + 123
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "PART_BYTES", PART)
+
+
+class Learner:
+    """Publishes random files and hands out their parts, as a learner does; a test may put something in the way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[int] = []
+        self.spoil: Callable[[WeightsPart], WeightsPart] = lambda part: part
+        self.before: Callable[[int], Awaitable[None]] = self._shuffle
+
+    def publish(self, version: int, size: int = SIZE) -> PolicyPublished:
+        policy = Policy(1, version)
+        path = self.folder / weights_name(policy)
+        path.write_bytes(random.Random(version).randbytes(size))
+        return PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum_of(path))
+
+    async def ask(self, wanted: WeightsWanted) -> WeightsPart:
+        self.asked.append(wanted.offset)
+        await self.before(wanted.offset)
+        return self.spoil(read_part(self.folder / weights_name(wanted.policy), wanted.offset))
+
+    async def _shuffle(self, offset: int) -> None:
+        """Parts come in any order."""
+        for _ in range(random.Random(offset).randrange(20)):
+            await trio.lowlevel.checkpoint()
+
+    def content(self, version: int) -> bytes:
+        return (self.folder / weights_name(Policy(1, version))).read_bytes()
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Learner:
+    (tmp_path / "learner").mkdir()
+    return Learner(tmp_path / "learner")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    (tmp_path / "host").mkdir()
+    return tmp_path / "host"
+
+
+@pytest.mark.parametrize("size", [1, PART - 1, PART, PART + 1, SIZE])
+def test_what_is_fetched_is_what_was_published(learner: Learner, host: Path, size: int) -> None:
+    published = learner.publish(3, size)
+    fetched = FetchedWeights(host, learner.ask)
+    path = trio.run(fetched.fetch, published)
+    assert path.read_bytes() == learner.content(3)
+    assert fetched.fetched_bytes == size
+
+
+def test_generators_of_a_host_share_one_download(learner: Learner, host: Path) -> None:
+    published = learner.publish(3)
+    paths = []
+
+    async def main() -> None:
+        async def one() -> None:
+            paths.append(await FetchedWeights(host, learner.ask).fetch(published))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(one)
+
+    trio.run(main)
+    assert {path.read_bytes() for path in paths} == {learner.content(3)}
+    assert sorted(learner.asked) == list(range(0, SIZE, PART))
+
+
+def test_a_download_that_was_cut_off_goes_on_where_it_stopped(learner: Learner, host: Path) -> None:
+    published = learner.publish(3)
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+
+            async def stop(offset: int) -> None:
+                if offset == 7 * PART:
+                    scope.cancel()
+                    await trio.sleep_forever()
+
+            learner.before = stop
+            await FetchedWeights(host, learner.ask).fetch(published)
+        assert scope.cancelled_caught
+        learner.before = learner._shuffle
+        learner.asked.clear()
+        path = await FetchedWeights(host, learner.ask).fetch(published)
+        assert path.read_bytes() == learner.content(3)
+
+    trio.run(main)
+    assert min(learner.asked) >= 3 * PART  # AHEAD parts may have been under way
+    assert max(learner.asked) == 10 * PART
+
+
+def damaged(part: WeightsPart) -> WeightsPart:
+    return WeightsPart(part.offset, part.checksum, part.data ^ np.uint8(1))
+
+
+def misplaced(part: WeightsPart) -> WeightsPart:
+    return WeightsPart(part.offset + PART, part.checksum, part.data)
+
+
+def cut(part: WeightsPart) -> WeightsPart:
+    return WeightsPart(part.offset, part.checksum, part.data[:-1])
+
+
+@pytest.mark.parametrize("spoil", [damaged, misplaced, cut])
+def test_a_part_that_is_not_what_was_sent_is_noticed(learner: Learner, host: Path, spoil: Any) -> None:
+    published = learner.publish(3)
+    learner.spoil = lambda part: spoil(part) if part.offset == 4 * PART else part
+    with pytest.raises(FetchError):
+        trio.run(FetchedWeights(host, learner.ask).fetch, published)
+    assert not [path for path in host.iterdir() if not path.name.startswith(".")]
+    learner.spoil = lambda part: part
+    assert trio.run(FetchedWeights(host, learner.ask).fetch, published).read_bytes() == learner.content(3)
+
+
+def test_what_another_run_left_is_never_served(learner: Learner, host: Path) -> None:
+    """A file of another run's policy of the same number, whole or begun, is not this one's."""
+    published = learner.publish(3)
+    path = trio.run(FetchedWeights(host, learner.ask).fetch, published)
+    partial = path.with_name(f".{path.name}.partial")
+    path.unlink()
+    partial.write_bytes(b"x" * (2 * PART))
+    with pytest.raises(FetchError, match="checksum"):
+        trio.run(FetchedWeights(host, learner.ask).fetch, published)
+    assert trio.run(FetchedWeights(host, learner.ask).fetch, published).read_bytes() == learner.content(3)
+
+    (learner.folder / weights_name(Policy(1, 3))).write_bytes(b"y" * SIZE)
+    again = PolicyPublished(
+        published.policy, published.uri, 0, 0, SIZE, checksum_of(learner.folder / weights_name(Policy(1, 3)))
+    )
+    assert trio.run(FetchedWeights(host, learner.ask).fetch, again).read_bytes() == b"y" * SIZE
+
+
+def test_a_policy_that_the_learner_keeps_no_more_is_told(learner: Learner, host: Path) -> None:
+    published = learner.publish(3)
+    (learner.folder / weights_name(published.policy)).unlink()
+    with pytest.raises(FetchError, match=r"keeps policy-0001-00000003\.safetensors no more"):
+        trio.run(FetchedWeights(host, learner.ask).fetch, published)
+
+
+def test_older_policies_make_room_for_the_next(learner: Learner, host: Path) -> None:
+    for version in (3, 4, 5):
+        path = trio.run(FetchedWeights(host, learner.ask).fetch, learner.publish(version))
+        assert [each for each in host.iterdir() if not each.name.startswith(".")] == [path]
+    assert len(list(host.iterdir())) == 2  # and the lock of the newest
+
+
+def test_too_little_room_is_told_before_anything_is_fetched(
+    learner: Learner, host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = learner.publish(3)
+    room = fetching.shutil.disk_usage(host)._replace(free=SIZE - 1)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: room)
+    with pytest.raises(FetchError, match=f"has room for {SIZE - 1} of the {SIZE} bytes"):
+        trio.run(FetchedWeights(host, learner.ask).fetch, published)
+    assert learner.asked == []
+
+
+def test_nothing_stays_in_memory_once_nobody_holds_it() -> None:
+    directory, held = host_directory("of-a-test")
+    (directory / "policy").touch()
+    assert directory not in sweep()
+    held.release()
+    assert directory in sweep()

@@ -1,0 +1,144 @@
+"""The newest policy is served: found or fetched, again when it could not be had, and not for ever when the engine refuses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from actors.engines.base import EngineError
+from actors.fetching import FetchedWeights, checksum_of, read_part
+from actors.serving import AGAIN_SECONDS, REPLACED_SECONDS, ServedPolicy
+from actors.weights import weights_name
+from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
+from transport import CallTimeout, PeerLost
+
+
+class Engine:
+    """Remembers what it was told to load; refuses the policies a test names."""
+
+    def __init__(self) -> None:
+        self.policy = Policy(0, 0)
+        self.loaded: list[tuple[Policy, bytes]] = []
+        self.refuses: set[Policy] = set()
+
+    async def load_weights(self, path: Path, policy: Policy) -> None:
+        await trio.lowlevel.checkpoint()
+        if policy in self.refuses:
+            raise EngineError(f"{path} does not fit the model")
+        try:
+            self.loaded.append((policy, path.read_bytes()))  # noqa: ASYNC240 - it is tiny
+        except FileNotFoundError as error:
+            raise EngineError(f"cannot read weights from {path}") from error
+        self.policy = policy
+
+
+class Desk:
+    """A ServedPolicy, its engine, and a learner to be asked."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, link: bool) -> None:
+        self.folder, self.engine = folder, Engine()
+        self.faults: list[Exception] = []
+        self.asked: list[int] = []
+        context: Any = SimpleNamespace(links={"weights": None} if link else {}, in_thread=trio.to_thread.run_sync)
+        monkeypatch.setattr(
+            ServedPolicy,
+            "_over_links",
+            lambda served: FetchedWeights(folder / "host", self.ask, trio.to_thread.run_sync),
+        )
+        (folder / "host").mkdir()
+        (folder / "learner").mkdir()
+        self.served = ServedPolicy(context, self.engine, structlog.get_logger())  # type: ignore[arg-type]
+
+    async def ask(self, wanted: WeightsWanted) -> WeightsPart:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(wanted.offset)
+        if self.faults:
+            raise self.faults.pop(0)
+        return read_part(self.folder / "learner" / weights_name(wanted.policy), wanted.offset)
+
+    def publish(self, version: int, *, link: bool) -> Policy:
+        policy = Policy(1, version)
+        path = self.folder / "learner" / weights_name(policy)
+        path.write_bytes(b"weights of %d" % version)
+        size, checksum = (path.stat().st_size, checksum_of(path)) if link else (0, 0)
+        self.served.published(PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum))
+        return policy
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_newest_policy_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=link)
+    changes = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: changes.append(desk.engine.policy))
+            assert desk.served.waiting_for == "learner: a policy"
+            desk.publish(1, link=link)  # overtaken before its turn
+            newest = desk.publish(2, link=link)
+            await desk.served.ready.wait()
+            assert desk.engine.loaded == [(newest, b"weights of 2")]
+            assert (desk.served.waiting_for, changes) == ("", [newest])
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert bool(desk.asked) == link
+
+
+@pytest.mark.parametrize("fault", [CallTimeout("no answer"), PeerLost("learner.0 was restarted")])
+def test_weights_that_could_not_be_fetched_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=True)
+    desk.faults = [fault] * 3
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            desk.publish(1, link=True)
+            began = trio.current_time()
+            await desk.served.ready.wait()
+            assert 3 * AGAIN_SECONDS <= trio.current_time() - began < 4 * AGAIN_SECONDS
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+    desk.engine.refuses = {Policy(1, 1)}
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            desk.publish(1, link=False)
+            await trio.sleep(REPLACED_SECONDS / 2)
+            assert desk.served.waiting_for == "learner: the weights of version 1"
+            assert not desk.served.ready.is_set()
+            newer = desk.publish(2, link=False)
+            await desk.served.ready.wait()
+            assert desk.engine.policy == newer
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+
+    async def main() -> None:
+        policy = desk.publish(1, link=False)
+        (tmp_path / "learner" / weights_name(policy)).unlink()
+        with pytest.raises(EngineError, match="cannot read weights"):
+            await desk.served.run(lambda: None)
+        assert trio.current_time() >= REPLACED_SECONDS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
