@@ -6,7 +6,7 @@ import importlib.util
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -245,7 +245,7 @@ class Sandbox:
                     break
                 self._counts["retries"] += attempt
                 try:
-                    ended = await interpreter.call(request, stdin, asdict(limits), limits.wall_seconds + GRACE_SECONDS)
+                    ended = await interpreter.call(request, stdin, limits, limits.wall_seconds + GRACE_SECONDS)
                 except NotStartedError as error:
                     judgement = replace(UNAVAILABLE, stderr=f"The call could not be started: {error}\n")
                     continue
@@ -302,7 +302,7 @@ class Sandbox:
             ended = await session.interpreter.call(
                 {**request, "session": True},
                 "",
-                asdict(limits),
+                limits,
                 limits.wall_seconds + GRACE_SECONDS,
                 session.number,
                 goes_on=not fresh,

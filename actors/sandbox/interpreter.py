@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from actors.sandbox.isolation import Level, filter_program, outer_user, visible
+from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.wire import (
     CALL,
     CANCEL,
@@ -158,7 +159,7 @@ class Interpreter:
         self,
         request: dict[str, Any],
         stdin: str,
-        limits: dict[str, Any],
+        limits: ExecutionLimits,
         seconds: float,
         session: int = 0,
         *,
@@ -196,7 +197,7 @@ class Interpreter:
                 raise NotStartedError(pending.refusal)
             if pending.ended is None or pending.ended[0] == NOT_RUN:
                 return None
-            most = limits["output_bytes"]
+            most = limits.output_bytes
             stdout, stderr = (os.pread(fd, most + READ_MARGIN, 0) for fd in files[1:3])
             return Ended(*pending.ended, stdout, stderr, os.pread(files[0], 5 * most + 4096, 0))
         finally:
