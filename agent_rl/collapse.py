@@ -70,7 +70,9 @@ class CollapseWatch:
 
     def saved(self, version: int) -> None:
         """A checkpoint was saved now."""
-        success = _means(self._last)[0] if self._last else -math.inf
+        if not self._last:
+            return
+        success = _means(self._last)[0]
         if success >= self._saved_success:
             self.best_version, self._saved_success = version, success
 

@@ -17,14 +17,24 @@ from agent_rl.linear import product
 
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, temperature: float, tokens_at_once: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float,
+    tokens_at_once: int,
+    with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each target under softmax(logits / temperature), both [n] float32, with gradients.
 
+    Without ``with_entropy``, which saves a pass over the logits, the entropies are 0.
     ``hidden`` [n, d]; ``weight`` [v, d] and ``bias`` [v] of the output layer; ``targets`` [n] int64. The temperature is the
     rollout's: mu was sampled with it, so pi must be evaluated with it too.
     """
-    made: tuple[Tensor, Tensor] = _Chunked.apply(hidden, weight, bias, targets, temperature, max(1, tokens_at_once))
+    made: tuple[Tensor, Tensor] = _Chunked.apply(
+        hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy
+    )
     return made
 
 
@@ -38,14 +48,16 @@ class _Chunked(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         tokens_at_once: int,
+        with_entropy: bool,  # noqa: FBT001 - autograd passes by position
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropy = (torch.empty(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(2))
+        logprobs, entropy = (torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(2))
         kept = None
         for rows in _pieces(len(hidden), tokens_at_once):
             kept = None  # freed before the next is made
             kept = _log_softmax(hidden[rows], weight, bias, temperature)
             logprobs[rows] = kept.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-            entropy[rows] = -kept.exp().mul_(kept).sum(-1)
+            if with_entropy:
+                entropy[rows] = -kept.exp().mul_(kept).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, kept if len(hidden) <= tokens_at_once else None)
         ctx.temperature, ctx.tokens_at_once = temperature, tokens_at_once
         ctx.set_materialize_grads(False)
@@ -61,7 +73,7 @@ class _Chunked(torch.autograd.Function):
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
         for rows in _pieces(len(hidden), ctx.tokens_at_once):
             log_p = _log_softmax(hidden[rows], weight, bias, ctx.temperature) if kept is None else kept
-            p = log_p.exp()
+            p = log_p.exp_() if kept is None and of_entropy is None else log_p.exp()
             of_logits: Tensor | None = None
             if of_entropy is not None:  # d entropy / d logits = -p (log p + entropy)
                 of_logits = (log_p + entropy[rows].unsqueeze(-1)).mul_(p).mul_(-of_entropy[rows].unsqueeze(-1))
@@ -81,6 +93,7 @@ class _Chunked(torch.autograd.Function):
             of_hidden,
             None if of_weight is None else of_weight.to(weight.dtype),
             None if of_bias is None else of_bias.to(bias.dtype),
+            None,
             None,
             None,
             None,

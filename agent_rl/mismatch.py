@@ -73,7 +73,9 @@ def measure(
             elif (weights := older.of(version)) is not None:
                 wanted = torch.cat([torch.zeros(rollout.prompt, dtype=torch.bool), chosen])
                 with torch.no_grad(), model.with_weights(weights):
-                    logprobs, _ = model.logprobs([rollout.tokens], [wanted], temperature=temperature)
+                    logprobs, _ = model.logprobs(
+                        [rollout.tokens], [wanted], temperature=temperature, with_entropy=False
+                    )
                 at_version = logprobs.cpu()
             else:
                 continue

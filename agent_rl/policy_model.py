@@ -90,11 +90,17 @@ class PolicyModel:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     def logprobs(
-        self, sequences: Sequence[Tensor], wanted: Sequence[Tensor], *, temperature: float
+        self,
+        sequences: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        *,
+        temperature: float,
+        with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of the wanted tokens of a micro-batch, one after the other, both [m] float32.
 
         ``sequences`` are tokens [length] int64, ``wanted`` [length] bool says of which tokens; never of a sequence's first.
+        Without ``with_entropy`` the entropies are 0.
         """
         packed = pack(sequences, self.device)
         places = torch.cat(list(wanted)).nonzero().squeeze(-1).to(self.device)
@@ -102,7 +108,13 @@ class PolicyModel:
         head = self.module.get_output_embeddings()
         targets = packed.tokens[0, places]
         return chunked_logprobs(
-            hidden, head.weight, head.bias, targets, temperature=temperature, tokens_at_once=self._tokens_at_once
+            hidden,
+            head.weight,
+            head.bias,
+            targets,
+            temperature=temperature,
+            tokens_at_once=self._tokens_at_once,
+            with_entropy=with_entropy,
         )
 
     def _hidden(self, packed: Packed) -> Tensor:

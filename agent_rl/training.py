@@ -95,7 +95,10 @@ class Trainer:
         lengths = [len(tokens) for tokens in sequences]
         for indices in microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
             logprobs, _ = self.model.logprobs(
-                [sequences[index] for index in indices], [wanted[index] for index in indices], temperature=1.0
+                [sequences[index] for index in indices],
+                [wanted[index] for index in indices],
+                temperature=1.0,
+                with_entropy=False,
             )
             loss = -logprobs.sum() / total
             loss.backward()
@@ -166,7 +169,7 @@ class Trainer:
     def _fill_proximal(self, sequences: Sequence[_Sequence]) -> None:
         with torch.no_grad():
             for batch in self._microbatches(sequences):
-                logprobs, _ = self._response_logprobs(batch)
+                logprobs, _ = self._response_logprobs(batch, with_entropy=False)
                 _keep_proximal(batch, logprobs)
 
     def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float], rate: float) -> float:
@@ -208,11 +211,11 @@ class Trainer:
         batches = microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens)
         return [[sequences[index] for index in batch] for batch in batches]
 
-    def _response_logprobs(self, batch: Sequence[_Sequence]) -> tuple[Tensor, Tensor]:
+    def _response_logprobs(self, batch: Sequence[_Sequence], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
         """Of a micro-batch: log-probabilities, [rows, longest response] with 0 where masked, and entropies of the model's tokens."""
         wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask > 0]) for s in batch]
         logprobs, entropy = self.model.logprobs(
-            [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature
+            [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature, with_entropy=with_entropy
         )
         mask = _stack([s.mask for s in batch]).to(self.device) > 0
         return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy

@@ -62,6 +62,13 @@ def test_a_restart_changes_nothing(at: int) -> None:
     assert whole.best_version == 2  # of the windows that end in a checkpoint the one of 0.9 and 0.8
 
 
+def test_before_the_first_step_no_checkpoint_is_the_best() -> None:
+    watch = CollapseWatch(Collapse())
+    watch.saved(3)
+    assert watch.best_version is None
+    json.dumps(watch.state(), allow_nan=False)
+
+
 def test_the_message_says_what_to_do() -> None:
     said = message("rl", 530, "success fell", "runs/a/checkpoints/best-version-000500-stage-00")
     assert said.startswith("step 530 of stage 'rl': training has collapsed: success fell")

@@ -44,6 +44,17 @@ def test_pieces_change_neither_values_nor_gradients(tokens_at_once: int, *, with
         assert torch.allclose(one, other, atol=1e-5)
 
 
+def test_entropies_that_nobody_wants_are_not_made() -> None:
+    hidden, weight, targets = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 6])
+    made = [
+        chunked_logprobs(hidden, weight, None, targets, temperature=1.0, tokens_at_once=2, with_entropy=wanted)
+        for wanted in (True, False)
+    ]
+    assert torch.equal(made[0][0], made[1][0])
+    assert made[0][1].min() > 0
+    assert not made[1][1].any()
+
+
 def test_the_temperature_is_applied() -> None:
     import math
 
