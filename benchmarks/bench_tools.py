@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
 import statistics
 import sys
 import time
@@ -50,9 +51,12 @@ class Side:
     children: float = 0.0
     latencies: list[float] = field(default_factory=list)
 
-    def cpu_ms(self, which: str) -> float:
-        """Processor time a call, in ms."""
-        return float(getattr(self, which)) / self.calls * 1e3 if self.calls else 0.0
+    def cpu_ms(self) -> tuple[float, float, float]:
+        """Processor time a call, in ms: the caller's, the interpreters', their children's."""
+        caller, interpreters, children = (
+            seconds / self.calls * 1e3 for seconds in (self.caller, self.interpreters, self.children)
+        )
+        return caller, interpreters, children
 
 
 def mix(passes: int, draw: random.Random) -> list[str]:
@@ -71,6 +75,12 @@ def spent(pids: Sequence[int]) -> tuple[float, float, float]:
     """Processor seconds: this process', the interpreters', and the children's that those have reaped."""
     pairs = [cpu_seconds(pid) for pid in pids]
     return time.process_time(), sum(own for own, _ in pairs), sum(reaped for _, reaped in pairs)
+
+
+def reaped_seconds() -> float:
+    """Processor seconds of the children that this process itself has reaped."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def full_load(sandbox: Sandbox, codes: Sequence[str], callers: int) -> tuple[float, list[float]]:
@@ -137,7 +147,9 @@ class Bench:
         strongest = next(iter(self.sandboxes))
         for _ in range(options.rounds):
             codes = mix(options.fresh_passes, self.draw)
-            self._side(FRESH).rates.append(len(codes) / run_fresh(codes, CORES))
+            before = (0.0, 0.0, reaped_seconds())
+            seconds = run_fresh(codes, CORES)
+            self._count(FRESH, len(codes), seconds, before, (0.0, 0.0, reaped_seconds()))
             codes = mix(options.passes, self.draw)
             before = spent(self.floor.pids)
             seconds, failed = self.floor.run([(code, loaded(code)) for code in codes])
@@ -174,7 +186,7 @@ class Bench:
         for name, side in self.sides.items():
             shares = [rate / floor for rate, floor in zip(side.rates, self.sides[FLOOR].rates, strict=True)]
             low, high = min(side.rates), max(side.rates)
-            parts = [side.cpu_ms(which) for which in ("caller", "interpreters", "children")]
+            parts = side.cpu_ms()
             rows.append([name, statistics.median(side.rates), low, high, statistics.median(shares), *parts, sum(parts)])
         header = [
             "side",
@@ -202,6 +214,8 @@ class Bench:
             "isolation": strongest,
             "speedup_over_fresh": statistics.median(ratios),
             "share_of_floor": statistics.median(floors),
+            "speedup_over_fresh_cpu": sum(self.sides[FRESH].cpu_ms()) / sum(strong.cpu_ms()),
+            "share_of_floor_cpu": sum(self.sides[FLOOR].cpu_ms()) / sum(strong.cpu_ms()),
             "calls_per_s": statistics.median(strong.rates),
             "fresh_calls_per_s": statistics.median(self.sides[FRESH].rates),
             "floor_calls_per_s": statistics.median(self.sides[FLOOR].rates),

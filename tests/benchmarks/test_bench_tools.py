@@ -10,6 +10,8 @@ from benchmarks.tool_snippets import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY
 POSITIVE = {
     "speedup_over_fresh",
     "share_of_floor",
+    "speedup_over_fresh_cpu",
+    "share_of_floor_cpu",
     "calls_per_s",
     "fresh_calls_per_s",
     "floor_calls_per_s",
