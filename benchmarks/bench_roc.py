@@ -59,13 +59,15 @@ def reached(values: Sequence[float]) -> float:
 
 
 def make(folder: Path, overrides: Sequence[str]) -> None:
-    """Make a run and wait for its end, unless it is there already. Raises RunFailed."""
-    done = folder / "done"
+    """Make a run and wait for its end, unless it is there already. Raises RunFailed, also for one that was made otherwise."""
+    done = folder / "done.json"
     if done.exists():
+        if json.loads(done.read_text()) != list(overrides):
+            raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
         return
     folder.mkdir(parents=True, exist_ok=True)
     trio.run(_until_its_end, folder, overrides)
-    done.touch()
+    done.write_text(json.dumps(list(overrides)))
 
 
 async def _until_its_end(folder: Path, overrides: Sequence[str]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from agent_rl.report.scales import Scale, axis_labels, extent, ticks
+
 PANEL, HEIGHT, GAP = 300, 300, 62
 LEFT, TOP, BOTTOM = 56, 40, 70
 COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea")
@@ -58,15 +60,10 @@ def draw(panels: Sequence[Panel], caption: str) -> str:
 
 def _panel(panel: Panel, left: int) -> list[str]:
     smoothed = {name: [smooth(run) for run in runs] for name, runs in panel.runs.items()}
-    known = [value for runs in smoothed.values() for run in runs for value in run if not math.isnan(value)]
-    top = max(known, default=1.0) * 1.05 or 1.0
+    known = [value for runs in smoothed.values() for run in runs for value in run]
+    bottom, top = extent(known)
     last = max((len(run) for runs in smoothed.values() for run in runs), default=1)
-
-    def x(step: float) -> float:
-        return left + PANEL * step / last
-
-    def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP) * (1 - value / top)
+    x, y = Scale(0, last, left, left + PANEL), Scale(bottom, top, HEIGHT, TOP)
 
     def line(values: Series, colour: str, stroke: float, opacity: float) -> str:
         points = " ".join(f"{x(i + 1):.1f},{y(v):.1f}" for i, v in enumerate(values) if not math.isnan(v))
@@ -75,16 +72,14 @@ def _panel(panel: Panel, left: int) -> list[str]:
         )
 
     parts = [f'<text x="{left}" y="{TOP - 16}" fill="#111827" font-weight="bold">{escape(panel.title)}</text>']
-    for fraction in (0, 0.25, 0.5, 0.75, 1):
-        value = top * fraction
-        label = f"{100 * value:.0f} %" if panel.percent else f"{value:.0f}"
-        parts.append(
-            f'<line x1="{left}" x2="{left + PANEL}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#e5e7eb"/>'
-        )
-        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end" fill="#374151">{label}</text>')
+    marks = ticks(bottom, top, 5)
+    for mark, label in zip(marks, axis_labels(marks, share=panel.percent), strict=True):
+        parts.append(f'<line x1="{left}" x2="{left + PANEL}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#e5e7eb"/>')
+        parts.append(f'<text x="{left - 6}" y="{y(mark) + 4:.1f}" text-anchor="end" fill="#374151">{label}</text>')
     parts += [
-        f'<text x="{x(tick):.1f}" y="{HEIGHT + 16}" text-anchor="middle" fill="#374151">{tick}</text>'
-        for tick in range(0, last + 1, max(1, round(last / 4)))
+        f'<text x="{x(step):.1f}" y="{HEIGHT + 16}" text-anchor="middle" fill="#374151">{step:.0f}</text>'
+        for step in ticks(0, last, 4)
+        if step == int(step)
     ]
     for runs, colour in zip(smoothed.values(), COLOURS, strict=False):
         parts += [line(run, colour, 1, 0.25) for run in runs]

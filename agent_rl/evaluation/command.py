@@ -101,7 +101,7 @@ def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], A
         _find_modules_beside(options.topology)
     journal = directory / JOURNAL
     if not _finished(journal):
-        code = run(topology, options.overrides, shlex.join(["agent-rl", *sys.argv[1:]]))
+        code = run(topology.absolute(), options.overrides, shlex.join(["agent-rl", *sys.argv[1:]]))
         if code != 0:
             return code
         if not _finished(journal):

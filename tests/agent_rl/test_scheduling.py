@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rl.group_ids import group_number, rollout_seed
 from agent_rl.messages import GroupsProgress, GroupsUnfinished, Retry, UnfinishedGroup
 from agent_rl.scheduling import (
     AskUnfinished,
@@ -16,8 +17,6 @@ from agent_rl.scheduling import (
     OpenGroup,
     Place,
     Unwanted,
-    group_number,
-    rollout_seed,
 )
 from tests import builders
 

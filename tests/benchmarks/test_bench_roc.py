@@ -64,10 +64,13 @@ def test_a_small_sweep_goes_on_where_it_stopped_and_draws_one_figure(
     ]
     arguments = ["bench", "roc", *small, *sizes, "--modes"]
     assert main([*arguments, "none"]) == 0
-    assert (tmp_path / "seed-0" / "none" / "done").exists()
+    assert (tmp_path / "seed-0" / "none" / "done.json").exists()
     before = (tmp_path / "seed-0" / "none" / "run" / "journal.sqlite").stat().st_mtime_ns
     assert main([*arguments, "none", "paper"]) == 0
     assert (tmp_path / "seed-0" / "none" / "run" / "journal.sqlite").stat().st_mtime_ns == before
+    assert main([*arguments, "none", "--steps", "3"]) == 1
+    assert "made with other settings" in capsys.readouterr().err
+    assert main([*arguments, "none", "paper"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["seeds"] == 1.0
     assert {"roc.error_share", "no_roc.error_share", "roc.success", "no_roc.response_tokens"} <= figures.keys()

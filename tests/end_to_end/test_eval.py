@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel
-from tests.end_to_end.processes import finish, processes_of, wait_for
+from tests.end_to_end.processes import finish, process_of_actor, processes_of, wait_for
 from tests.end_to_end.topologies import write_micro
 
 PROBLEMS = 30
@@ -85,3 +85,32 @@ def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_ro
     assert code == 0, again + err
     assert again.splitlines()[-1] == out.splitlines()[-1]
     assert "judged" not in again
+
+
+def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
+    arguments = prepare(tmp_path)
+    process = begin(tmp_path, *arguments)
+    topology = tmp_path / "out" / "evaluation.toml"
+    wait_for(lambda: len(stored(tmp_path)) >= 3, "a few rollouts")
+    for actor in ("learner.0", "roc_filter.0", "kv_scheduler.0"):
+        os.kill(process_of_actor(topology, actor), signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert (out + err).count("starting it again") >= 3
+    overall = json.loads(out.splitlines()[-1])
+    assert (overall["pass@1"], overall["lost"]) == (0.5, 0)
+    assert len(stored(tmp_path)) == 4 * PROBLEMS
+
+    data = ["fours.jsonl", "--results", "out", "--out", "hard.jsonl"]
+    command = [sys.executable, "-m", "agent_rl", "data", "difficulty", *data]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"read": PROBLEMS, "kept": PROBLEMS}
+    done = subprocess.run(
+        [*command[:-1], "easier.jsonl", "--below", "0.5"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {"read": PROBLEMS, "kept": 0, "dropped_too_easy": PROBLEMS}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rl.group_ids import group_number, interim_id, is_interim
 from agent_rl.group_instructions import Dropped, Evaluated, EvaluationGroupDone
 from agent_rl.interim import InterimEvaluations
 from agent_rl.journal import Journal, interim_stage
 from agent_rl.messages import GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
-from agent_rl.scheduling import group_number, interim_id, is_interim
 from agent_rl.statistics import RolloutFigures
 from agent_rl.topology import Interim
 from tests import builders
@@ -82,7 +83,7 @@ def test_its_rollouts_are_drawn_as_it_says() -> None:
 def test_a_restarted_scheduler_goes_on_with_what_is_missing_and_opens_none_again() -> None:
     made = world()
     opened = builders.opened(1, samples=SAMPLES, version=2, purpose="evaluate_sampled")
-    opened = type(opened)(**{**{f: getattr(opened, f) for f in opened.__slots__}, "group": interim_id(0, 1)})
+    opened = replace(opened, group=interim_id(0, 1))
     made.do(made.scheduler.policy_published(builders.published(2)))
     made.do(made.scheduler.engine_load(builders.engine_load(version=2, total=10_000)))
     missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0),)),)
@@ -103,7 +104,7 @@ def test_ids_tell_which_kind_a_group_is() -> None:
 
 def filled(number: int, answers: list[str], version: int = 2):
     group = builders.opened(number, samples=len(answers), version=version, purpose="evaluate_sampled")
-    group = type(group)(**{**{f: getattr(group, f) for f in group.__slots__}, "group": interim_id(0, number)})
+    group = replace(group, group=interim_id(0, number))
     return group, [builders.trajectory(group, s, answer=a, version=version + s) for s, a in enumerate(answers)]
 
 

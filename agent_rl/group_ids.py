@@ -1,0 +1,36 @@
+"""The ids of groups and rollouts, and the seeds that follow from them: functions of run seed, stage and counters alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def group_id(stage: int, number: int) -> str:
+    """The id of the stage's group: readable, and all that is needed to make the group again."""
+    return f"s{stage}-g{number:06d}"
+
+
+def interim_id(stage: int, number: int) -> str:
+    """The id of a group of an evaluation within the rl stage."""
+    return f"s{stage}-e{number:06d}"
+
+
+def is_interim(group: str) -> bool:
+    """Whether the id is that of such a group."""
+    return "-e" in group
+
+
+def group_number(group: str) -> int:
+    """The number in a group's id."""
+    return int(group.rsplit("-", 1)[1][1:])
+
+
+def rollout_id(group: str, sample: int, attempt: int) -> str:
+    """The id of one attempt at one sample of a group."""
+    return f"{group}/{sample}/{attempt}"
+
+
+def rollout_seed(run_seed: int, group: str, sample: int, attempt: int) -> int:
+    """A seed in [0, 2**63) for one rollout, a function of its name and the run's seed."""
+    digest = hashlib.blake2b(f"{run_seed}/{group}/{sample}/{attempt}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
