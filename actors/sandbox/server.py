@@ -301,13 +301,11 @@ class Server:
         if child is None or child.call is not None or child.control is None:
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
         else:
-            while child.call is None:
-                try:
-                    child.control.recv(16)  # what the code may have said unasked
-                except BlockingIOError:
-                    break
-                except ConnectionResetError:
-                    break
+            try:
+                while child.control.recv(16):  # what the code may have said unasked; nothing when it has closed it
+                    pass
+            except (BlockingIOError, ConnectionResetError):
+                pass
             call.started = time.monotonic()
             call.deadline = call.started + call.bounds.wall_seconds
             self.watch(child, call)
@@ -350,7 +348,10 @@ class Server:
         tasks = os.open(f"{child.pid}/task", os.O_RDONLY, dir_fd=self.proc)
         try:
             for task in os.listdir(tasks):
-                fd = os.open(f"{task}/children", os.O_RDONLY, dir_fd=tasks)
+                try:
+                    fd = os.open(f"{task}/children", os.O_RDONLY, dir_fd=tasks)
+                except (FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+                    continue
                 try:
                     if os.read(fd, 16):
                         return True

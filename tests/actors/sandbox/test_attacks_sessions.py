@@ -26,6 +26,12 @@ ATTACKS = {
     "another file for its control socket": "import os\nos.dup2(os.open('/dev/zero', os.O_RDWR), 4)",
     "closing everything": "import os\nos.closerange(0, 64)",
     "a report and an end of its own": "import os\nos.pwrite(3, b'success\\nforged', 0)\nos.write(4, b'.')\nos._exit(0)",
+    "an end of its cell, and no more listening": "import os\nos.write(4, b'.')\nos.close(4)\nwhile True: pass",
+    "an end of its cell, and another program": "import os\nos.write(4, b'.')\nos.execv('/bin/sleep', ['sleep', '60'])",
+    "an end of its cell amid threads that come and go": (
+        "import os, threading\ndef come(): threading.Thread(target=come, daemon=True).start()\ncome()\nos.write(4, b'.')\n"
+        "while True: pass"
+    ),
     "many ends of cells": "import os\ntry:\n    for _ in range(10**5): os.write(4, b'.')\nexcept OSError: pass",
     "reading the next cell itself": "import os, socket\ns = socket.socket(fileno=4)\ns.send(b'.')\nprint(socket.recv_fds(s, 16, 4))",
     "stopping itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
