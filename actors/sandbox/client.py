@@ -41,6 +41,11 @@ UNAVAILABLE = Judgement(
     "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
 )
 """What takes the place of a call's end when there is none."""
+GONE = "its process was gone"
+ENDS_BETWEEN = replace(
+    UNAVAILABLE, outcome="error", stderr="The session's process ends between its cells, also when they are run again.\n"
+)
+"""The same when the interpreter lives and the session's process does not: then the cells end it."""
 
 
 class Sandbox:
@@ -266,6 +271,7 @@ class Sandbox:
                     session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
                     interpreter = await self._pick(self._weights.lightest("\n".join([*earlier, code])))
                     if interpreter is None:
+                        session.lost = ""
                         break
                     self._sessions.begin(session, interpreter)
                 if fresh and earlier:
@@ -285,6 +291,8 @@ class Sandbox:
                 if ended is not None:
                     judgement, seconds = judge(ended, limits.output_bytes), ended.seconds
                     break
+            if judgement is UNAVAILABLE and session.lost == GONE:
+                judgement = ENDS_BETWEEN
         if judgement.goes_on:
             session.cells = len(earlier) + 1
         else:
@@ -314,7 +322,7 @@ class Sandbox:
             session.lose("its last cell was given up")
             raise
         if ended is None:
-            session.lose("its process was gone" if session.alive else "its interpreter died")
+            session.lose(GONE if session.alive else "its interpreter died")
         return ended
 
     def _result(self, judgement: Judgement, asked: float, seconds: float) -> ExecutionResult:

@@ -329,3 +329,16 @@ def test_results_are_kept_within_bounds_those_of_the_session_idle_longest_forgot
     for name in "bc":
         table.keep(table.get(name), 2, ExecutionResult("success", "x" * 40))
     assert [list(table.get(name).results) for name in "bc"] == [[2], [2]]
+
+
+def test_cells_that_end_the_process_between_them_are_an_error_of_the_code_not_of_the_service() -> None:
+    ending = "import os\nos.write(4, b'.')\nos.close(4)\nos._exit(0)"  # it says it is done, and ends
+
+    async def main(notebook: Notebook) -> ExecutionResult:
+        return await notebook.sandbox.run_cell("a", 2, "1", [ending], limits=SHORT)
+
+    result = in_notebook(main)
+    assert (result.outcome, result.kept) == ("error", False)
+    assert result.stderr.startswith(
+        ("The session's process ends between", "The earlier cells could not", "The process")
+    )
