@@ -15,8 +15,8 @@ from agent_rl.data.conversations import NoConversation, conversation
 from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
 from agent_rl.data.rows import DataError, Row, rows_of, writer
 from agent_rl.disk import DiskError, whole
+from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.results import load_results
-from agent_rl.evaluation.topology import EvaluationError
 from agent_rl.live import SteadyConsole
 from agent_rl.task_files import problem_of
 from agent_rl.tasks import TaskError

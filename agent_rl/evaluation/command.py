@@ -7,7 +7,6 @@ stopped. The figures are made from the journal.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shlex
 import sys
@@ -18,18 +17,17 @@ from typing import Any
 
 from agent_rl.disk import DiskError, whole
 from agent_rl.evaluation.arguments import DIRECTORY
+from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.measures import compare
-from agent_rl.evaluation.results import FILE, asked_problems, load_results, paired, read_results, write_results
+from agent_rl.evaluation.problems import chosen_problems, prompt_in
+from agent_rl.evaluation.results import FILE, load_results, paired, read_results, write_results
 from agent_rl.evaluation.tables import print_comparison, print_results
 from agent_rl.evaluation.toml_text import toml_text
 from agent_rl.evaluation.topology import (
     Asked,
-    EvaluationError,
-    data_files,
     evaluation_topology,
     model_config,
     model_of,
-    prompt_in,
 )
 from agent_rl.interrupts import INTERRUPTED
 from agent_rl.journal import Journal, JournalError
@@ -38,6 +36,8 @@ from agent_rl.tasks import TaskError
 
 ASKED = "evaluation.json"
 TOPOLOGY = "evaluation.toml"
+OPTIONS = ("stages", "tasks", "run.directory", "run.seed", "model.path")
+"""Keys that an evaluation sets itself."""
 JOURNAL = "journal.sqlite"
 
 Run = Callable[[Path, Sequence[str], str], int]
@@ -71,18 +71,20 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], Any]) -> int:
-    if options.model is None or not options.data:
+    if options.model is None:
         raise EvaluationError("name a MODEL and --data FILE..., or two results: --compare A B")
+    for override in options.overrides:
+        if override.startswith(OPTIONS):
+            raise EvaluationError(f"--set {override}: what is asked, and how, is said by the command's own options")
     model, name, prompt = model_of(options.model)
-    files = data_files(options.data)
-    problems = asked_problems(files, options.problems)
-    if options.problems is not None and options.problems > len(problems):
-        raise EvaluationError(f"--problems asks for {options.problems} problems, and the files hold {len(problems)}")
+    if options.topology is not None:
+        _find_modules_beside(options.topology)
+    problems = chosen_problems(options.data, options.topology, options.problems)
     asked = Asked(
         model=model,
-        data=files,
+        tasks=problems.tasks,
         samples=options.n,
-        problems=len(problems),
+        problems=len(problems.asked),
         temperature=options.temperature,
         max_response_tokens=options.max_tokens,
         max_turns=options.max_turns,
@@ -95,10 +97,8 @@ def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], A
         asked = replace(asked, max_response_tokens=longest)
     directory = options.out or DIRECTORY / name
     tables = evaluation_topology(asked, directory.absolute(), options.topology)
-    settings = _settings(tables, files, options.overrides)
+    settings = _settings(tables, problems.content, options.overrides)
     topology = _prepare(directory, tables, settings)
-    if options.topology is not None:
-        _find_modules_beside(options.topology)
     journal = directory / JOURNAL
     if not _finished(journal):
         code = run(topology.absolute(), options.overrides, shlex.join(["agent-rl", *sys.argv[1:]]))
@@ -106,7 +106,7 @@ def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], A
             return code
         if not _finished(journal):
             return INTERRUPTED
-    results = read_results(journal, problems, _stage(tables)["samples"], decode)
+    results = read_results(journal, problems.asked, _stage(tables)["samples"], decode)
     found = write_results(directory / FILE, settings, results)
     print_results(name, found, results if options.show_problems else ())
     print(f"{directory / FILE} holds every problem's answers")
@@ -119,17 +119,16 @@ def _stage(tables: Mapping[str, Any]) -> dict[str, Any]:
     return stage
 
 
-def _settings(tables: Mapping[str, Any], files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
+def _settings(tables: Mapping[str, Any], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """All that the results depend on; an evaluation is continued only as what it was begun as."""
     stage = {key: value for key, value in _stage(tables).items() if key not in {"kind", "name", "greedy"}}
-    data = {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
     asked = {
         "model": tables["model"]["path"],
         "prompt": tables["tasks"]["prompt"],
         "seed": tables["run"]["seed"],
         **stage,
     }
-    return asked | {"data": data, "set": [each for each in overrides if not each.startswith("actors.")]}
+    return asked | {"data": dict(content), "set": [each for each in overrides if not each.startswith("actors.")]}
 
 
 def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:

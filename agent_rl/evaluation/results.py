@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from agent_rl.disk import whole
+from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
-from agent_rl.evaluation.topology import EvaluationError
+from agent_rl.evaluation.problems import AskedProblem
 from agent_rl.journal import Journal
 from agent_rl.rewards import exactly_equal, final_answer
 from agent_rl.statistics import LOST
-from agent_rl.task_files import problem_of, read_rows
 
 FILE = "results.json"
 GROUPINGS = {"file": "by_file", "subject": "by_subject", "level": "by_level"}
@@ -71,29 +71,6 @@ class ProblemResult:
             else:
                 others.append((answer, 1))
         return self.correct, [count for _, count in others], unanswered
-
-
-@dataclass(frozen=True, slots=True)
-class AskedProblem:
-    """A problem as a file holds it, with what the row says beside."""
-
-    file: str
-    id: str
-    subject: str
-    level: str
-
-
-def asked_problems(files: Iterable[Path], problems: int | None = None) -> list[AskedProblem]:
-    """The rows of the files, in the order in which they are asked, the first ``problems`` of them."""
-    found: list[AskedProblem] = []
-    for path in files:
-        for where, row in read_rows(str(path), path):
-            if len(found) == problems:
-                return found
-            problem = problem_of(row, where)
-            said = (str(row.get(key) or "") for key in ("subject", "level"))
-            found.append(AskedProblem(path.name, problem.id, *said))
-    return found
 
 
 def read_results(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_rl.chat_templates import OURS
+from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.load import Source
 
 EVALUATOR = "actors.evaluator:Evaluator"
@@ -46,16 +47,12 @@ ACTORS: dict[str, Any] = {
 }
 
 
-class EvaluationError(Exception):
-    """The evaluation cannot be made as asked; the message says what is wrong and what would mend it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the model is asked, and how."""
 
     model: Path
-    data: tuple[Path, ...]
+    tasks: Mapping[str, Any]
     samples: int
     problems: int
     temperature: float
@@ -108,12 +105,6 @@ def model_config(model: Path) -> tuple[int | None, str]:
     return (length if isinstance(length, int) else None), ("bfloat16" if stored == "bfloat16" else "float32")
 
 
-def prompt_in(file: Path) -> str | None:
-    """The prompt that a topology file names."""
-    tasks = Source.read(file).data.get("tasks")
-    return tasks.get("prompt") if isinstance(tasks, dict) else None
-
-
 def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dict[str, Any]:
     """The whole topology as TOML would read it: with the actors, hosts and model settings of ``file``, if one is given.
 
@@ -125,6 +116,9 @@ def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dic
         raise EvaluationError(f"{file} has no actor named {LEARNER!r}, whose place the evaluator takes")
     kept = {key: value for key, value in actors[LEARNER].items() if key in {"host", "links"}}
     actors[LEARNER] = {"class": EVALUATOR, **kept}
+    for entry in actors.values():  # nothing is published, so nobody fetches it
+        if isinstance(entry, dict) and isinstance(entry.get("links"), dict):
+            entry["links"].pop("weights", None)
     model = {"path": str(asked.model), "dtype": model_config(asked.model)[1]}
     of_file = found["model"] if isinstance(found.get("model"), dict) else {}
     model |= {key: of_file[key] for key in ("dtype", "chat_template") if key in of_file}
@@ -146,7 +140,7 @@ def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dic
         ],
         "run": {"name": "evaluation", "seed": asked.seed, "directory": str(directory)},
         "model": model,
-        "tasks": {"evaluation_files": [str(path) for path in asked.data], "prompt": asked.prompt},
+        "tasks": {**asked.tasks, "prompt": asked.prompt},
         "actors": actors,
     }
     for table in ("hosts", "security", "algorithm"):
@@ -156,10 +150,3 @@ def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dic
     if isinstance(key_file, str) and file is not None:
         topology["security"]["key_file"] = str(file.absolute().parent / Path(key_file).expanduser())
     return topology
-
-
-def data_files(patterns: Sequence[str]) -> tuple[Path, ...]:
-    """The files that paths and globs name, absolute, in the order named. Raises TaskError for one that names none."""
-    from agent_rl.task_files import resolve
-
-    return tuple(path.absolute() for pattern in patterns for _, path in resolve(pattern, Path.cwd()))

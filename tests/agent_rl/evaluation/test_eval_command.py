@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent_rl.check import check_topology
 from agent_rl.cli import main
+from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.toml_text import toml_text
 from agent_rl.evaluation.topology import Asked, evaluation_topology, model_of
@@ -58,7 +59,7 @@ def write_problems(folder: Path, count: int = 3) -> Path:
 
 
 def asked(model: Path, data: Path) -> Asked:
-    return Asked(model, (data,), 4, 3, 0.6, 64, 2, 0, "plain")
+    return Asked(model, {"evaluation_files": [str(data)]}, 4, 3, 0.6, 64, 2, 0, "plain")
 
 
 def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
@@ -121,8 +122,11 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     assert "broken.jsonl:1: `answer`" in refused(capsys, str(model), "--data", str(broken))
     assert "--n: '0' is no whole number" in refused(capsys, *sound, "--n", "0")
     assert "--temperature: 'inf' is no number" in refused(capsys, *sound, "--temperature", "inf")
-    assert "asks for 4 problems, and the files hold 3" in refused(capsys, *sound, "--problems", "4")
+    assert "asks for 4 problems, and there are 3" in refused(capsys, *sound, "--problems", "4")
     assert "cannot be read" in refused(capsys, *sound, "--topology", str(tmp_path / "nothing.toml"), *out)
+    assert "own options" in refused(capsys, *sound, "--set", "stages.0.samples=3")
+    quickstart = ["--topology", "examples/quickstart.toml"]
+    assert "without end: say how many" in refused(capsys, str(model), *quickstart)
     wrong = ["--set", "actors.rollout_generator.settings.max_rolouts=3"]
     assert "max_rolouts" in refused(capsys, *sound, *wrong, *out)
     assert not (tmp_path / "out" / "journal.sqlite").exists()
@@ -149,3 +153,16 @@ def test_two_results_are_compared_on_what_both_answered(tmp_path: Path, capsys: 
     assert "exact paired permutation test" in said
     assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "c.json")]) == 2
     assert "no problem in common" in capsys.readouterr().err
+
+
+def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Path) -> None:
+    found = chosen_problems([], Path("examples/quickstart.toml"), 5)
+    assert len(found.asked) == 5
+    assert found.asked[0].id.startswith("sum:")
+    assert found.tasks["generator"] == "agent_rl.arithmetic:ArithmeticTasks"
+    micro, _ = write_micro(tmp_path)
+    generator = 'generator = "agent_rl.arithmetic:ArithmeticTasks"'
+    files = "files = ['held_out.jsonl']\nevaluation_files = ['held_out.jsonl']"
+    data = write_problems(tmp_path)
+    micro.write_text(micro.read_text().replace(generator, files))
+    assert chosen_problems([], micro, None).tasks == {"evaluation_files": [str(data)]}

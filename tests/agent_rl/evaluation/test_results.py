@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from actors.stored import decode_stored, encode_stored
+from agent_rl.evaluation.errors import EvaluationError
+from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import (
     ProblemResult,
     all_figures,
-    asked_problems,
     load_results,
     paired,
     read_results,
     write_results,
 )
-from agent_rl.evaluation.topology import EvaluationError
 from agent_rl.journal import Journal
 from tests.builders import call, opened, trajectory
 
@@ -75,7 +75,7 @@ def write_data(folder: Path, rows: int) -> Path:
 
 def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: Path) -> None:
     journal = write_journal(tmp_path, [[("4", "finished"), ("5", "truncated")], [(None, "finished"), ("4", "failed")]])
-    asked = asked_problems([write_data(tmp_path, 2)])
+    asked = chosen_problems([str(write_data(tmp_path, 2))], None, None).asked
     first, second = read_results(journal, asked, 2, decode_stored)
     assert (first.correct, first.answers, first.truncated, first.lost) == (1, ("4", "5"), 1, 0)
     assert (first.subject, first.level, first.file) == ("a", "3", "data.jsonl")
@@ -97,7 +97,7 @@ def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: 
 def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path: Path) -> None:
     journal = write_journal(tmp_path, [[("4", "finished")]])
     with pytest.raises(EvaluationError, match="holds 1 of 2 problems"):
-        read_results(journal, asked_problems([write_data(tmp_path, 2)]), 1, decode_stored)
+        read_results(journal, chosen_problems([str(write_data(tmp_path, 2))], None, None).asked, 1, decode_stored)
 
 
 def test_wrong_answers_that_are_the_same_vote_together() -> None:

@@ -1,0 +1,37 @@
+"""An evaluation under way, as a line and as a bar."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from agent_rl.evaluation.progress import EvaluationView
+from agent_rl.messages import ActorStatus
+
+
+def heard(view: EvaluationView, now: float, done: float, total: float = 200.0) -> None:
+    figures = {"step": done, "steps": total}
+    view.process("roc_filter.0", "running")
+    view.observe(ActorStatus("roc_filter.0", "roc_filter", "running", "", figures, "", 0.0, 0.0), now)
+
+
+def test_what_is_left_follows_from_what_this_start_has_done() -> None:
+    view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 100.0)
+    assert view.line(101.0) == "[0:01] starting"
+    heard(view, 105.0, 120.0)  # what an earlier start did
+    assert view.line(105.0) == "[0:05] 120 of 200 rollouts judged"
+    heard(view, 115.0, 140.0)
+    assert view.line(115.0) == "[0:15] 140 of 200 rollouts judged, 0:30 left"
+    view.process("tool_executor.0", "restarting")
+    assert "(tool_executor.0 restarting)" in view.line(115.0)
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 0.0)
+    heard(view, 1.0, 100.0)
+    out = io.StringIO()
+    Console(file=out, width=120, force_terminal=True, color_system=None).print(view.render(1.0))
+    text = out.getvalue()
+    assert text.count("━") >= 20
+    assert "100 of 200 rollouts judged" in text
