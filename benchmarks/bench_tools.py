@@ -29,7 +29,7 @@ from actors.sandbox.isolation import LEVELS, Level
 from actors.sandbox.weights import Weights
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_load import all_alive, endurance, outstanding
-from benchmarks.tool_processes import Floor, children_of, cpu_seconds, run_fresh
+from benchmarks.tool_processes import Floor, children_of, run_fresh, used_by
 from benchmarks.tool_snippets import SNIPPETS
 
 MODULES = ("numpy", "sympy")
@@ -38,25 +38,33 @@ CORES = 2
 """Fresh interpreters, and the floor's children of each of its interpreters, at once."""
 FAILING = 6 / 40
 FRESH, FLOOR = "python3 -c", "floor"
+NOTHING = (0.0,) * 5
 
 
 @dataclass
 class Side:
-    """What one side took: seconds and calls of each round; processor seconds of caller, interpreters and children."""
+    """What one side took: calls a second of each round; in all, processor seconds of caller, interpreters and children, and page
+    faults of the last two.
+    """
 
     rates: list[float] = field(default_factory=list)
     calls: int = 0
-    caller: float = 0.0
-    interpreters: float = 0.0
-    children: float = 0.0
+    used: tuple[float, ...] = NOTHING
     latencies: list[float] = field(default_factory=list)
 
-    def cpu_ms(self) -> tuple[float, float, float]:
-        """Processor time a call, in ms: the caller's, the interpreters', their children's."""
-        caller, interpreters, children = (
-            seconds / self.calls * 1e3 for seconds in (self.caller, self.interpreters, self.children)
-        )
-        return caller, interpreters, children
+    def count(self, calls: int, seconds: float, before: tuple[float, ...], after: tuple[float, ...]) -> None:
+        """Add a round."""
+        self.calls += calls
+        self.rates.append(calls / seconds)
+        self.used = tuple(used + late - early for used, late, early in zip(self.used, after, before, strict=True))
+
+    def cpu_ms(self) -> list[float]:
+        """Processor time a call, in ms, by part."""
+        return [1e3 * seconds / self.calls for seconds in self.used[:3]]
+
+    def faults(self) -> list[float]:
+        """Page faults a call, by part."""
+        return [faults / self.calls for faults in self.used[3:]]
 
 
 def mix(passes: int, draw: random.Random) -> list[str]:
@@ -71,10 +79,9 @@ def loaded(code: str) -> tuple[str, ...]:
     return WEIGHTS.sets[WEIGHTS.lightest(code)]
 
 
-def spent(pids: Sequence[int]) -> tuple[float, float, float]:
-    """Processor seconds: this process', the interpreters', and the children's that those have reaped."""
-    pairs = [cpu_seconds(pid) for pid in pids]
-    return time.process_time(), sum(own for own, _ in pairs), sum(reaped for _, reaped in pairs)
+def spent(pids: Sequence[int]) -> tuple[float, ...]:
+    """Processor seconds: this process', the interpreters', those of children they have reaped; page faults of the last two."""
+    return time.process_time(), *(sum(part) for part in zip(*map(used_by, pids), strict=True))
 
 
 def reaped_seconds() -> float:
@@ -147,20 +154,20 @@ class Bench:
         strongest = next(iter(self.sandboxes))
         for _ in range(options.rounds):
             codes = mix(options.fresh_passes, self.draw)
-            before = (0.0, 0.0, reaped_seconds())
+            before: tuple[float, ...] = (0.0, 0.0, reaped_seconds(), 0.0, 0.0)
             seconds = run_fresh(codes, CORES)
-            self._count(FRESH, len(codes), seconds, before, (0.0, 0.0, reaped_seconds()))
+            self._side(FRESH).count(len(codes), seconds, before, (0.0, 0.0, reaped_seconds(), 0.0, 0.0))
             codes = mix(options.passes, self.draw)
             before = spent(self.floor.pids)
             seconds, failed = self.floor.run([(code, loaded(code)) for code in codes])
             if failed != round(len(codes) * FAILING):
                 raise RuntimeError(f"{failed} of the floor's {len(codes)} calls failed, which is not the mix' share")
-            self._count(FLOOR, len(codes), seconds, before, spent(self.floor.pids))
+            self._side(FLOOR).count(len(codes), seconds, before, spent(self.floor.pids))
             for level, sandbox in self.sandboxes.items():
                 codes = mix(options.passes, self.draw)
                 before = spent(pids[level])
                 seconds, latencies = await full_load(sandbox, codes, options.callers)
-                self._count(level, len(codes), seconds, before, spent(pids[level]))
+                self._side(level).count(len(codes), seconds, before, spent(pids[level]))
                 self.sides[level].latencies += latencies
             half = self.sides[strongest].rates[-1] / 2
             took = await open_load(self.sandboxes[strongest], mix(options.passes, self.draw), half, self.draw)
@@ -169,37 +176,19 @@ class Bench:
     def _side(self, name: str) -> Side:
         return self.sides.setdefault(name, Side())
 
-    def _count(
-        self, name: str, calls: int, seconds: float, before: tuple[float, ...], after: tuple[float, ...]
-    ) -> None:
-        side = self._side(name)
-        side.calls += calls
-        side.rates.append(calls / seconds)
-        side.caller += after[0] - before[0]
-        side.interpreters += after[1] - before[1]
-        side.children += after[2] - before[2]
-
     def report(self) -> dict[str, float | str | None]:
         """Print the tables; the figures."""
         strongest = next(iter(self.sandboxes))
-        rows = []
+        rows, costs = [], []
         for name, side in self.sides.items():
             shares = [rate / floor for rate, floor in zip(side.rates, self.sides[FLOOR].rates, strict=True)]
             low, high = min(side.rates), max(side.rates)
             parts = side.cpu_ms()
-            rows.append([name, statistics.median(side.rates), low, high, statistics.median(shares), *parts, sum(parts)])
-        header = [
-            "side",
-            "calls/s",
-            "slowest",
-            "fastest",
-            "of the floor",
-            "caller",
-            "interpreters",
-            "children",
-            "CPU ms a call",
-        ]
-        print_table("The mix at full load; processor time of each part in ms a call", header, rows)
+            rows.append([name, statistics.median(side.rates), low, high, statistics.median(shares)])
+            costs.append([name, *parts, sum(parts), *side.faults()])
+        print_table("The mix at full load", ["side", "calls/s", "slowest", "fastest", "of the floor"], rows)
+        header = ["side", "caller", "interpreters", "children", "in all", "interpreters' pages", "children's pages"]
+        print_table("Processor time a call in ms, by part; pages touched first or copied, a call", header, costs)
         strong = self.sides[strongest]
         ratios = [rate / fresh for rate, fresh in zip(strong.rates, self.sides[FRESH].rates, strict=True)]
         floors = [rate / floor for rate, floor in zip(strong.rates, self.sides[FLOOR].rates, strict=True)]

@@ -115,11 +115,11 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for text in texts for child in text.split()]
 
 
-def cpu_seconds(pid: int) -> tuple[float, float]:
-    """Processor time of a process, and of the children it has reaped."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own, reaped, user_reaped, system_reaped = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15])
-    return own + reaped, user_reaped + system_reaped
+def used_by(pid: int) -> tuple[float, float, float, float]:
+    """Processor seconds of a process, and of the children it has reaped; page faults of both."""
+    fields = [int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:]]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (fields[10] + fields[11]) / ticks, (fields[12] + fields[13]) / ticks, fields[6], fields[7]
 
 
 def resident_mib(pid: int) -> float:
