@@ -38,7 +38,7 @@ class LearnerSettings(Settings):
     """Keep only each layer's input for the backward pass: a third more work, far less memory."""
     compile: bool = False
     """Compile the model with torch.compile; the first steps take minutes."""
-    logits_mib: PositiveInt = 256
+    logits_mib: PositiveInt = 128
     """Memory for logits at once; at the peak three times as much is held."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed once more with the weights that sampled them, to tell staleness from numerics; 0: not told."""

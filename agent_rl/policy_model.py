@@ -34,7 +34,7 @@ class ModelOptions:
     """Keep only each layer's input for the backward pass and compute the rest again: a third more work, far less memory."""
     compile: bool = False
     """Compile the decoder with torch.compile; the first steps take minutes."""
-    logits_mib: int = 256
+    logits_mib: int = 128
     """Memory for logits at once; three times as much is held at the peak."""
 
 

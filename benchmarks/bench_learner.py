@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--models", default="quickstart,larger", help="which of quickstart (0.3M) and larger (11M)")
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--batches", default="4,8,16", help="rows at once of plain transformers; the best counts")
-    parser.add_argument("--microbatch-tokens", type=int, default=2048, help="tokens at once of ours")
+    parser.add_argument("--microbatch-tokens", type=int, default=1024, help="tokens at once of ours")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
     parser.add_argument("--device", default="cpu")
