@@ -15,13 +15,21 @@ from agent_rl.topology import InitialiseModel
 from tests.end_to_end.processes import finish, process_of_actor, processes_of, wait_for
 from tests.end_to_end.topologies import write_micro
 
+ROOT = Path(__file__).resolve().parents[2]
+"""Where the tests' own actors are found."""
 PROBLEMS = 30
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "agent_rl", "eval", *arguments]
     return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
