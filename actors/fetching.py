@@ -63,6 +63,11 @@ def checksum_of(path: Path) -> int:
     return found
 
 
+def measured(path: Path) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a file that is not written any more."""
+    return path.stat().st_size, checksum_of(path)
+
+
 def read_part(path: Path, offset: int) -> WeightsPart:
     """A part of a published file; an empty one when the file is not kept any more, or ends before ``offset``."""
     try:

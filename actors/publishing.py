@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.fetching import checksum_of
+from actors.fetching import measured
 from agent_rl.messages import Policy, PolicyPublished
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Publisher:
         self._log = log
         self._thread = trio.CapacityLimiter(1)
         self._fetched = fetched
+        self._written = 0, 0
+        """Size and checksum of the newest file, where generators ask for them."""
         self._next: _Offer | None = None
         self._changed = trio.Event()
         self._idle = trio.Event()
@@ -86,12 +88,10 @@ class Publisher:
             began = self._context.now()
             await self._context.in_thread(lambda: write(weights, path), limiter=self._thread)
             self._figures["write_seconds"] = self._context.now() - began
-        size, checksum = 0, 0
-        if self._fetched:
-            size = path.stat().st_size
-            checksum = await self._context.in_thread(checksum_of, path, limiter=self._thread)
+            if self._fetched:
+                self._written = await self._context.in_thread(measured, path, limiter=self._thread)
         self._context.link("policy").set(
-            PolicyPublished(offer.policy, path.absolute().as_uri(), offer.stage, offer.stage_version, size, checksum)
+            PolicyPublished(offer.policy, path.absolute().as_uri(), offer.stage, offer.stage_version, *self._written)
         )
         self._weights.clean(offer.policy)
 

@@ -14,7 +14,7 @@ from agent_rl.load import load_topology
 from tests.end_to_end.processes import (
     check_finished,
     finish,
-    free_ports,
+    port_blocks,
     processes_of,
     rows,
     start,
@@ -78,8 +78,8 @@ def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> 
 
 
 def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
-    first, second = sorted(free_ports(2))
-    path, directory = write_two_hosts(tmp_path, (first, second if second - first > 10 else second + 20))
+    first, second = port_blocks(2)
+    path, directory = write_two_hosts(tmp_path, (first, second))
     main, other = start(path, "--host", "a"), start(path, "--host", "b")
     code, out, err = finish(main)
     other_code, other_out, other_err = finish(other)
@@ -89,8 +89,8 @@ def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
 
 
 def test_hosts_that_share_no_disk_train_together(tmp_path: Path) -> None:
-    first, second = sorted(free_ports(2))
-    path, directory = write_two_hosts(tmp_path, (first, second if second - first > 10 else second + 20))
+    first, second = port_blocks(2)
+    path, directory = write_two_hosts(tmp_path, (first, second))
     link = ("--set", "actors.rollout_generator.links.weights=learner")
     elsewhere = tmp_path / "elsewhere"
     main = start(path, "--host", "a", *link)

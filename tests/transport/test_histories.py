@@ -24,6 +24,8 @@ OUTSTANDING = 2
 SECONDS = st.sampled_from([0.0, 0.1, 0.5, 1.5, 4.0])
 # How long after it was sent each copy of a frame arrives: none is a loss, two are a duplicate.
 FATES = st.lists(SECONDS, max_size=2)
+LONGEST = 40 * 9.0 + 60.0
+"""Seconds of virtual time: as many of the longest cuts as a history may have, and time to recover."""
 EVENTS = st.one_of(
     st.tuples(st.just("send"), st.sampled_from(LINKS)),
     st.tuples(st.just("call"), st.integers(0, 4)),
@@ -146,7 +148,7 @@ class History(ContractBase):
             self.call_ends[number, "answered"] += 1
 
     async def run_events(self, events):
-        async with self.world("a", "b") as world:
+        async with self.world("a", "b", seconds=LONGEST) as world:
             await self.restart(world)
             node = (await world.start("a")).node
             links = {name: node.push(name, ["b"], window=WINDOW) for name in LINKS}

@@ -203,8 +203,8 @@ class World:
 
 
 @asynccontextmanager
-async def _open_world(network: Network, limits: Limits) -> AsyncIterator[World]:
-    with trio.fail_after(3 * PATIENCE):
+async def _open_world(network: Network, limits: Limits, seconds: float) -> AsyncIterator[World]:
+    with trio.fail_after(seconds):
         async with trio.open_nursery() as nursery:
             yield World(network, limits, nursery)
             nursery.cancel_scope.cancel()
@@ -224,11 +224,14 @@ class ContractBase:
         raise NotImplementedError
 
     def world(
-        self, *names: str, copies: Callable[[str, str, Sequence[Buffer]], int] | None = None
+        self,
+        *names: str,
+        copies: Callable[[str, str, Sequence[Buffer]], int] | None = None,
+        seconds: float = 3 * PATIENCE,
     ) -> AbstractAsyncContextManager[World]:
-        """Nodes of these names may be started in it; all are stopped at its end."""
+        """Nodes of these names may be started in it, which exists for ``seconds`` at most; all are stopped at its end."""
         network = self.network(names)
-        return _open_world(network if copies is None else FaultyNetwork(network, copies), self.limits)
+        return _open_world(network if copies is None else FaultyNetwork(network, copies), self.limits, seconds)
 
     async def heartbeats(self, count: float) -> None:
         """Let so many heartbeat intervals pass."""
