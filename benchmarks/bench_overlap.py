@@ -5,7 +5,7 @@
 
 The quickstart's model is taught its format once; then the quickstart's reinforcement learning runs from there for --steps steps,
 asynchronously (staleness at most --staleness) and synchronously (staleness 0) in turns, with the tools as they are and with
-tools that sleep 0.3 s in the sandbox. What is compared is trained tokens a second, from the stage's beginning to its last
+tools that sleep 0.3 s in the sandbox (staleness at most --slow-staleness). What is compared is trained tokens a second, from the stage's beginning to its last
 step, so that steps of unlike size count for what they hold.
 """
 
@@ -31,7 +31,10 @@ RUN_SECONDS = 1800.0
 SLOW_TOOLS = (
     "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",
     "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
+    "actors.rollout_generator.settings.max_rollouts=512",
+    "actors.rollout_generator.settings.tool_calls_outstanding=512",
 )
+"""With room for as many rollouts as two steps have, in both modes: a rollout waits most of its time, and takes none of the engine's."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ async def teach(folder: Path, steps: int) -> Path:
         return max((run.directory / "checkpoints").glob("version-*")).absolute()
 
 
-async def one(folder: Path, model: Path, mode: str, options: argparse.Namespace, overrides: Sequence[str]) -> Measured:
+async def one(
+    folder: Path, model: Path, mode: str, options: argparse.Namespace, staleness: int, overrides: Sequence[str]
+) -> Measured:
     """One run of reinforcement learning from the taught model."""
     stage = (
         f'kind="rl", steps={options.steps}, learning_rate=3e-4, warmup_steps=5, max_response_tokens=176, max_turns=4'
@@ -89,7 +94,7 @@ async def one(folder: Path, model: Path, mode: str, options: argparse.Namespace,
         f'model={{path="{model}"}}',
         f"stages=[{{{stage}}}]",
         f"run.mode={mode}",
-        f"algorithm.max_staleness={options.staleness}",
+        f"algorithm.max_staleness={staleness}",
         *overrides,
     ]
     async with running(EXAMPLE, folder, settings) as run:
@@ -106,11 +111,14 @@ async def measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
         model = await teach(folder / "teach", options.sft_steps)
         for number in range(options.rounds):
             modes = ["asynchronous", "synchronous"][:: -1 if number % 2 else 1]
-            for tools, overrides in (("", ()), (", slow tools", SLOW_TOOLS)):
+            for tools, staleness, overrides in (
+                ("", options.staleness, ()),
+                (", slow tools", options.slow_staleness, SLOW_TOOLS),
+            ):
                 for mode in modes:
                     place = folder / f"{number}-{mode}{tools}".replace(", ", "-").replace(" ", "-")
                     place.mkdir()
-                    measured = await one(place, model, mode, options, [*overrides, *options.overrides])
+                    measured = await one(place, model, mode, options, staleness, [*overrides, *options.overrides])
                     found.setdefault(mode + tools, []).append(measured)
                     print(f"round {number + 1}: {mode + tools}: {measured.tokens_per_s:,.0f} tokens/s", flush=True)
     return found
@@ -130,6 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps of reinforcement learning in each run")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
     parser.add_argument("--staleness", type=int, default=1, help="max_staleness of the asynchronous runs")
+    parser.add_argument("--slow-staleness", type=int, default=2, help="the same with tools that sleep")
     parser.add_argument("--sft-steps", type=int, default=900, help="supervised steps before all of them")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
     options = parser.parse_args(arguments)
