@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from agent_rl.audit import audit
 from agent_rl.journal import Journal
 from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
@@ -32,6 +34,7 @@ def test_each_is_told_once_and_the_run_is_what_it_was_without(tmp_path: Path) ->
     assert "rl@4" in (directory / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_interrupted_an_evaluation_goes_on_and_is_told_once(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=12)
     process = start(path, "--set", EVALUATE)

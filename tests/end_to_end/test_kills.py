@@ -41,7 +41,13 @@ def check_trained_once(directory: Path) -> None:
     assert len(trained) == len(set(trained))
 
 
-@pytest.mark.parametrize("role", ["kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        *("rollout_generator", "learner"),
+        *(pytest.param(role, marks=pytest.mark.slow) for role in ("kv_scheduler", "tool_executor", "roc_filter")),
+    ],
+)
 def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, temporary: Path, role: str) -> None:
     path, directory = write_micro(tmp_path, steps=12)
     traces = Traces(path, temporary)
@@ -58,6 +64,7 @@ def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, te
     traces.assert_none()
 
 
+@pytest.mark.slow
 def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temporary: Path) -> None:
     """Every rollout has a call under way most of its time, so that some are under way at the one that is killed."""
     path, directory = write_half_right(tmp_path, steps=8)
