@@ -18,9 +18,7 @@ from agent_rl.evaluation.results import write_results
 from agent_rl.task_files import problem_of
 from tests.agent_rl.evaluation.test_results import result
 
-DATA = Path(__file__).parents[3] / ".." / "shared" / "data"
-if not DATA.is_dir():
-    DATA = Path("/work/shared/data")
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
