@@ -149,7 +149,10 @@ class FetchedWeights:
         if found != published.checksum:
             partial.unlink()
             raise FetchError(f"{path.name} came with checksum {found:08x}")
-        partial.replace(path)
+        try:
+            partial.replace(path)
+        except FileNotFoundError:  # another generator of the host has gone on to a newer policy, and cleaned up
+            raise FetchError(f"{path.name} was overtaken by a newer policy") from None
 
     async def _ask_for(self, policy: Policy, asked: _Asked) -> None:
         try:

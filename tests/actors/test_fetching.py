@@ -172,6 +172,22 @@ def test_older_policies_make_room_for_the_next(learner: Learner, host: Path) -> 
     assert len(list(host.iterdir())) == 2  # and the lock of the newest
 
 
+def test_a_download_that_another_generator_overtakes_is_told(learner: Learner, host: Path) -> None:
+    old, new = learner.publish(3), learner.publish(4)
+
+    async def main() -> None:
+        async def overtaken(offset: int) -> None:
+            if offset == 10 * PART:
+                learner.before = learner._shuffle
+                await FetchedWeights(host, learner.ask).fetch(new)
+
+        learner.before = overtaken
+        with pytest.raises(FetchError, match="overtaken by a newer policy"):
+            await FetchedWeights(host, learner.ask).fetch(old)
+
+    trio.run(main)
+
+
 def test_too_little_room_is_told_before_anything_is_fetched(
     learner: Learner, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
