@@ -26,6 +26,8 @@ from agent_rl.messages import (
     StepReady,
     StepTrained,
     TrainingGroup,
+    WeightsPart,
+    WeightsWanted,
 )
 from agent_rl.topology import Topology
 
@@ -48,7 +50,9 @@ class Evaluator(Actor):
         Push(StepReady, required=False),
         Push(EvaluationReady),
         Announce(EngineLoad, required=False),
+        Call(WeightsWanted, WeightsPart, required=False),
     )
+    """A learner's. No part of weights is ever asked for: every host has the model that is evaluated."""
     links: ClassVar = {
         "policy": Announce(PolicyPublished),
         "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),
