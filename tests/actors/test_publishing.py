@@ -65,10 +65,10 @@ def run(main: Any, *given: Any) -> None:
 def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp_path: Path) -> None:
     async def main() -> None:
         async with publishing(tmp_path / "weights") as bench:
-            for version in range(6):  # a step every four seconds
+            for version in range(6):  # steps of a length that never ends together with a write
                 bench.publisher.offer(Policy(1, version), {}, 0, 0)
-                assert trio.current_time() - bench.start == 4.0 * version  # it waited for nothing
-                await trio.sleep(4.0)
+                assert trio.current_time() - bench.start == 3.75 * version  # it waited for nothing
+                await trio.sleep(3.75)
             await bench.publisher.settled()
             assert bench.versions() == [(10.0, 0), (20.0, 2), (30.0, 5)]
             assert bench.publisher.take_figures()["write_seconds"] == WRITING
