@@ -59,8 +59,13 @@ class CheckedActor:
     settings: BaseModel | None = field(default=None)
 
 
-def check_topology(topology: Topology, path: Path, overrides: Sequence[str] = ()) -> list[Fault]:
-    """All that is wrong with a topology that could be loaded from ``path``; an empty list means it is sound."""
+def check_topology(
+    topology: Topology, path: Path, overrides: Sequence[str] = (), *, host: str | None = None
+) -> list[Fault]:
+    """All that is wrong with a topology that could be loaded from ``path``; an empty list means it is sound.
+
+    Ports are looked at for the ``host`` that is to be started here, or for all.
+    """
     source = Source.read(path, overrides)
     faults: list[Fault] = []
     actors = {}
@@ -85,7 +90,7 @@ def check_topology(topology: Topology, path: Path, overrides: Sequence[str] = ()
     faults += file_faults(topology, path, source)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
         faults += _task_faults(topology, path, source)
-    faults += host_faults(topology, path, source)
+    faults += host_faults(topology, path, source, host)
     return sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0))
 
 

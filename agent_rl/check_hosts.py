@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent_rl.addresses import actor_nodes, addresses, is_loopback, runtime_directory, supervisor_node
@@ -15,10 +16,15 @@ from agent_rl.topology import Topology
 HIGHEST_PORT = 65535
 
 
-def host_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
-    """Port ranges that end too high or overlap, addresses nobody can reach, links to other machines without a key."""
+def host_faults(topology: Topology, path: Path, source: Source, started: str | None = None) -> list[Fault]:
+    """Port ranges that end too high or overlap, addresses nobody can reach, links to other machines without a key.
+
+    Whether ports are free is asked for the host that is ``started`` here, or for all: looking takes a port for a moment,
+    and the other hosts of a machine may look at their own just then.
+    """
     hosts = topology.hosts_in_use
-    faults = _metrics_faults(topology, source)
+    looked_at = hosts if started is None else tuple(name for name in hosts if name == started)
+    faults = _metrics_faults(topology, source) if topology.main_host in looked_at else []
     if len(hosts) == 1:  # Unix sockets alone
         return faults
     taken: dict[str, list[tuple[range, str]]] = {}
@@ -40,7 +46,7 @@ def host_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
             message = f"other hosts cannot reach {host.address!r}"
             faults.append(source.fault((*place, "address"), message, "name the address they reach it by"))
     if not faults:
-        faults += _taken_ports(topology, source)
+        faults += _taken_ports(topology, looked_at, source)
     if not all(is_loopback(topology.hosts[name].address) for name in hosts):
         faults += _key_faults(topology, path, source)
     return faults
@@ -58,11 +64,11 @@ def _metrics_faults(topology: Topology, source: Source) -> list[Fault]:
     return [source.fault(("run", "metrics_port"), message, "stop it, or choose another port")]
 
 
-def _taken_ports(topology: Topology, source: Source) -> list[Fault]:
+def _taken_ports(topology: Topology, hosts: Sequence[str], source: Source) -> list[Fault]:
     """Ports of this machine that some other process listens on; those of a run that is under way are its own."""
     table = addresses(topology, runtime_directory(topology))
     faults = []
-    for host in topology.hosts_in_use:
+    for host in hosts:
         if is_supervised(topology.run.directory, host):
             continue
         here = _resolve(topology.hosts[host].address)

@@ -118,7 +118,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    topology = _sound_topology(options.file, options.overrides)
+    topology = _sound_topology(options.file, options.overrides, options.host)
     if topology is None:
         return MISTAKE
     import time
@@ -292,7 +292,7 @@ def _keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sound_topology(file: Path, overrides: Sequence[str]) -> Topology | None:
+def _sound_topology(file: Path, overrides: Sequence[str], host: str | None = None) -> Topology | None:
     """The topology, if nothing is wrong with it; otherwise every fault is on stderr."""
     from agent_rl.check import check_topology
     from agent_rl.load import TopologyError, load_topology
@@ -301,7 +301,7 @@ def _sound_topology(file: Path, overrides: Sequence[str]) -> Topology | None:
     look_beside(file)
     try:
         topology = load_topology(file, overrides)
-        faults = check_topology(topology, file, overrides)
+        faults = check_topology(topology, file, overrides, host=host)
     except TopologyError as error:
         faults = error.faults
     else:

@@ -53,7 +53,7 @@ def remember(topology: Topology, directory: Path) -> None:
             raise RunRefused("\n  ".join([f"{directory} holds a run that was started otherwise:", *lines, remedy]))
         if now.keys() == before.keys():
             return
-    with whole(path) as partial:
+    with whole(path, others_write_it=True) as partial:  # the supervisors of several hosts start together
         partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
 
 

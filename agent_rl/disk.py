@@ -75,12 +75,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, others_write_it: bool = False) -> Iterator[Path]:
     """The path of a partial file or directory to be written, which takes the place of ``path`` at the end.
 
-    Whatever is raised within, the partial one is removed and ``path`` is as it was. Raises DiskError for a disk's fault.
+    Whatever is raised within, the partial one is removed and ``path`` is as it was. Other processes may write the same
+    path at the same moment when all say so (``others_write_it``). Raises DiskError for a disk's fault.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial" if others_write_it else f".{path.name}.partial")
     remove(partial)
     try:
         with writing(path):

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agent_rl.disk import writing
 from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
@@ -24,13 +24,19 @@ class RunRefused(Exception):  # noqa: N818 - named for what it is
 def is_supervised(directory: Path, host: str) -> bool:
     """Whether a supervisor holds the run directory for this host now."""
     try:
-        with _lock_file(directory, host).open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        with _lock_file(directory, host).open("rb") as file:
+            return not _locked(file, fcntl.LOCK_SH)
     except OSError:  # there is no such file, or it is another user's
         return False
-    return False
+
+
+def _locked(file: IO[bytes], kind: int) -> bool:
+    """Whether the lock could be had at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _lock_file(directory: Path, host: str) -> Path:
@@ -47,12 +53,12 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
             path = _lock_file(directory, host)
             with writing(path):
                 file = stack.enter_context(path.open("a+b", buffering=0))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().decode().strip() or "unknown"
-                raise RunRefused(f"{directory} is in use by another supervisor (process {holder})") from None
+            while not _locked(file, fcntl.LOCK_EX):
+                if not _locked(file, fcntl.LOCK_SH):
+                    file.seek(0)
+                    holder = file.read().decode().strip() or "unknown"
+                    raise RunRefused(f"{directory} is in use by another supervisor (process {holder})")
+                # Somebody asks is_supervised, which takes a moment.
             with writing(path):
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n".encode())

@@ -90,6 +90,16 @@ def test_what_is_written_whole_is_whole_or_as_before(tmp_path: Path, writer) -> 
     assert (tmp_path / "thing").stat().st_size > 1000
 
 
+def test_two_processes_may_write_the_same_path_at_the_same_moment(tmp_path, monkeypatch):
+    with whole(tmp_path / "thing", others_write_it=True) as first:
+        first.write_text("the same")
+        with monkeypatch.context() as other:
+            other.setattr("os.getpid", lambda: 1)
+            with whole(tmp_path / "thing", others_write_it=True) as second:
+                second.write_text("the same")
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
 def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
     (tmp_path / ".a.partial").mkdir()
     (tmp_path / ".a.partial" / "x").touch()

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from agent_rl.check import check_topology
 from agent_rl.cli import main
 from agent_rl.load import load_topology
 from agent_rl.run_directory import run_lock
@@ -254,6 +255,16 @@ def test_ports_in_use_are_named_with_who_would_listen_there(
         with run_lock(directory, ["a"]):  # it is this run that listens there
             assert main(["check", str(path)]) == 0
     assert main(["check", str(path)]) == 0
+
+
+def test_a_host_looks_at_its_own_ports_alone(tmp_path: Path) -> None:
+    # Another host of this machine may look at its own at that moment, and looking takes a port.
+    base = free_base(20)
+    path, _ = write_two_hosts(tmp_path, (base, base + 10))
+    topology = load_topology(path)
+    with socket.create_server(("127.0.0.1", base + 1)):
+        assert check_topology(topology, path, host="b") == []
+        assert len(check_topology(topology, path, host="a")) == 1
 
 
 @pytest.mark.usefixtures("nothing_starts")

@@ -1,12 +1,14 @@
 """The supervisor with real processes: restarts, draining, signals, and that no process is ever left behind."""
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from functools import partial
@@ -21,7 +23,7 @@ from agent_rl.disk import DiskError
 from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
 from agent_rl.load import load_topology
 from agent_rl.other_hosts import link_notice
-from agent_rl.run_directory import RunRefused, read_summary, run_lock, socket_directory
+from agent_rl.run_directory import RunRefused, is_supervised, read_summary, run_lock, socket_directory
 from agent_rl.supervise import run_topology
 from tests.full_disk import fill, small_disk
 from transport import PeerBack, PeerSilent
@@ -158,6 +160,7 @@ if __name__ == "__main__":
 
 SCRIPT = """\
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -488,6 +491,19 @@ def test_a_run_directory_has_one_supervisor(tmp_path):
             pass
     with run_lock(tmp_path / "run", ["a", "b"]):
         pass
+
+
+def test_asking_whether_a_run_is_supervised_never_refuses_its_supervisor(tmp_path):
+    with run_lock(tmp_path / "run", ["a"]):
+        assert is_supervised(tmp_path / "run", "a")
+    assert not is_supervised(tmp_path / "run", "a")
+    asked = (tmp_path / "run" / "supervisor.a.lock").open("rb")
+    fcntl.flock(asked, fcntl.LOCK_SH)  # as is_supervised does
+    timer = threading.Timer(0.3, asked.close)
+    timer.start()
+    with run_lock(tmp_path / "run", ["a"]):
+        assert asked.closed
+    timer.join()
 
 
 def test_sockets_have_a_directory_of_their_own(tmp_path):

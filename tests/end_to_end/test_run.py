@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 from agent_rl.addresses import runtime_directory
@@ -81,11 +82,21 @@ def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
     first, second = port_blocks(2)
     path, directory = write_two_hosts(tmp_path, (first, second))
     main, other = start(path, "--host", "a"), start(path, "--host", "b")
-    code, out, err = finish(main)
-    other_code, other_out, other_err = finish(other)
-    assert code == 0, out + err
-    assert other_code == 0, other_out + other_err
+    out = finish_both(main, other)
     check_finished(path, directory, out, steps=3)
+
+
+def finish_both(main: subprocess.Popen[str], other: subprocess.Popen[str]) -> str:
+    """What the main host printed, once both have ended well."""
+    try:
+        code, out, err = finish(main)
+        assert code == 0, out + err
+    except BaseException:
+        other.kill()
+        raise
+    code, other_out, other_err = finish(other)
+    assert code == 0, other_out + other_err
+    return out
 
 
 def test_hosts_that_share_no_disk_train_together(tmp_path: Path) -> None:
@@ -95,10 +106,7 @@ def test_hosts_that_share_no_disk_train_together(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     main = start(path, "--host", "a", *link)
     other = start(path, "--host", "b", *link, "--set", f"run.directory={elsewhere}")
-    code, out, err = finish(main)
-    other_code, other_out, other_err = finish(other)
-    assert code == 0, out + err
-    assert other_code == 0, other_out + other_err
+    out = finish_both(main, other)
     check_finished(path, directory, out, steps=3)
     (log,) = (elsewhere / "logs").glob("rollout_generator.0*.jsonl")
     taken_up = [row for row in rows(log) if row["event"] == "policy taken up"]
