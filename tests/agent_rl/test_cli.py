@@ -161,13 +161,19 @@ def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path
 def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
     command = [sys.executable, "-m", "agent_rl", "run", str(file)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        time.sleep(delay)  # when a user happens to press it
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    if "Fatal Python error: init" in err:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background the shell has it ignored
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            time.sleep(delay)  # when a user happens to press it
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    if "Fatal Python error: init" in err or process.returncode == -signal.SIGINT:
         pytest.skip("the machine is so busy that Python itself was not there yet")
     assert "Traceback" not in out + err
     if process.returncode == 0:  # it had started, and was stopped as at any other time
