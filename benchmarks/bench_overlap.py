@@ -5,8 +5,9 @@
 
 The quickstart's model is taught its format once; then the quickstart's reinforcement learning runs from there for --steps steps,
 asynchronously (staleness at most --staleness) and synchronously (staleness 0) in turns, with the tools as they are and with
-tools that sleep 0.3 s in the sandbox (staleness at most --slow-staleness). What is compared is trained tokens a second, from the stage's beginning to its last
-step, so that steps of unlike size count for what they hold.
+tools that sleep 0.3 s in the sandbox (staleness at most --slow-staleness). What is compared is trained tokens a second, from the
+stage's beginning to its last step, so that steps of unlike size count for what they hold. A second table says what a step costs
+in processor time, by actor, and so how far overlapping can go on the cores there are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ class Measured:
     staleness: float
     learner_idle: float
     generator_idle: float
+    cpu: Mapping[str, float]
+    """By actor: processor seconds a step, with those of its children."""
+    step_seconds: float
+    cores: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -60,7 +65,8 @@ def read(run: Run) -> Measured:
     """What a finished run recorded of its only stage."""
     steps = run.metrics("step")
     (stage,) = run.metrics("stage")
-    shares = window(stage_rows(run.rows(), 0))
+    rows = stage_rows(run.rows(), 0)
+    shares = window(rows)
     late = steps[len(steps) // 2 :]
     rollouts = sum(step["rollouts"] for step in late)
     return Measured(
@@ -72,6 +78,9 @@ def read(run: Run) -> Measured:
         staleness=statistics.fmean(step["staleness_mean"] for step in steps),
         learner_idle=shares.idle("learner"),
         generator_idle=shares.idle("rollout_generator"),
+        cpu={actor: share / max(1e-9, shares.steps_per_s) for actor, share in shares.cpu.items()},
+        step_seconds=1.0 / max(1e-9, shares.steps_per_s),
+        cores=rows[-1]["cores"],
     )
 
 
@@ -108,7 +117,7 @@ async def measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
         folder = Path(name)
         (folder / "teach").mkdir()
-        model = await teach(folder / "teach", options.sft_steps)
+        model = options.model.absolute() if options.model else await teach(folder / "teach", options.sft_steps)
         for number in range(options.rounds):
             modes = ["asynchronous", "synchronous"][:: -1 if number % 2 else 1]
             for tools, staleness, overrides in (
@@ -140,6 +149,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--staleness", type=int, default=1, help="max_staleness of the asynchronous runs")
     parser.add_argument("--slow-staleness", type=int, default=2, help="the same with tools that sleep")
     parser.add_argument("--sft-steps", type=int, default=900, help="supervised steps before all of them")
+    parser.add_argument("--model", type=Path, help="a model taught before, instead of teaching one")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
     options = parser.parse_args(arguments)
     try:
@@ -182,6 +192,7 @@ def report(found: dict[str, list[Measured]]) -> None:
     print_table(
         "medians over rounds; success of all rollouts of the steps' second half, with 95 % interval", header, rows
     )
+    print_budget(found)
     ratios = {"async_over_sync": ratio(found, ""), "async_over_sync_slow_tools": ratio(found, ", slow tools")}
     idle: dict[str, Any] = {
         f"{role}_idle_share{suffix}": _median(found[kind], f"{role}_idle")
@@ -196,12 +207,33 @@ def report(found: dict[str, list[Measured]]) -> None:
         {
             **ratios,
             **idle,
+            **{
+                f"cpu_seconds_per_step{suffix}": statistics.median(sum(run.cpu.values()) for run in found[kind])
+                for kind, suffix in (
+                    ("asynchronous", ""),
+                    ("synchronous", "_sync"),
+                    ("asynchronous, slow tools", "_slow_tools"),
+                    ("synchronous, slow tools", "_slow_tools_sync"),
+                )
+            },
             "success_async": success["asynchronous"],
             "success_sync": success["synchronous"],
             "groups_per_s_async": statistics.median(run.groups / run.seconds for run in found["asynchronous"]),
             "groups_per_s_sync": statistics.median(run.groups / run.seconds for run in found["synchronous"]),
         }
     )
+
+
+def print_budget(found: Mapping[str, Sequence[Measured]]) -> None:
+    """Print what a step costs in processor time, by actor, beside what the cores had to give while it lasted."""
+    actors = sorted({actor for runs in found.values() for run in runs for actor in run.cpu})
+    rows = []
+    for kind, runs in found.items():
+        spent = [statistics.median(run.cpu.get(actor, 0.0) for run in runs) for actor in actors]
+        had = statistics.median(run.step_seconds * run.cores for run in runs)
+        rows.append((kind, *spent, sum(spent), had))
+    header = ("mode", *(actor.removesuffix(".0") for actor in actors), "all", "cores x seconds")
+    print_table("processor seconds a step, children included; medians over rounds", header, rows)
 
 
 def _median(runs: Sequence[Measured], name: str) -> float:

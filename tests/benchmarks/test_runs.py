@@ -9,7 +9,7 @@ import pytest
 
 from agent_rl.cli import main
 from benchmarks import bench_overlap, bench_throughput
-from benchmarks.runs import Window, stage_rows, window
+from benchmarks.runs import Run, Window, stage_rows, window
 from tests.end_to_end.topologies import write_micro
 
 
@@ -76,10 +76,25 @@ def test_the_limit_is_a_busy_actor_or_the_cores_or_waiting() -> None:
 
 def test_the_overlap_is_compared_within_each_round() -> None:
     def run(tokens_per_s: float) -> bench_overlap.Measured:
-        return bench_overlap.Measured(10.0, 10 * tokens_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+        return bench_overlap.Measured(10.0, 10 * tokens_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, {}, 1.0, 2)
 
     found = {"asynchronous": [run(30), run(8), run(20)], "synchronous": [run(20), run(2), run(10)]}
     assert bench_overlap.ratio(found, "") == 2.0
+
+
+def test_the_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
+    def actors(wall: float) -> dict[str, dict]:
+        figures = {"stages": 1.0, "stage": 0.0, "step": 2 * wall}
+        return {"learner_0": {"figures": figures, "cpu": 0.8}, "scheduler_0": {"cpu": 0.1}}
+
+    rows = [row(float(n), **actors(float(n))) | {"cores": 2} for n in range(3)]
+    (tmp_path / "timeline.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    step = {"kind": "step", "trained_tokens": 50, "groups_decided": 4, "rollouts": 8, "success": 0.5}
+    metrics = [step | {"staleness_mean": 1.0}] * 4 + [{"kind": "stage", "stage_seconds": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    found = bench_overlap.read(Run(None, tmp_path, tmp_path / "output"))  # type: ignore[arg-type]
+    assert found.cpu == {"learner.0": 0.4, "scheduler.0": 0.05}
+    assert (found.step_seconds, found.cores, found.tokens_per_s) == (0.5, 2, 100.0)
 
 
 def test_throughput_of_a_real_run_is_measured_and_names_what_limits_it(tmp_path: Path, capsys) -> None:
