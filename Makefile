@@ -7,7 +7,7 @@ HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocm-smi 
 TORCH ?= $(if $(HAS_GPU),torch,torch==2.13.0)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all test-oldest test-vllm check format clean
+.PHONY: install train test test-all test-oldest test-vllm bench-trl check format clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,17 @@ $(VLLM)/installed: pyproject.toml
 test-vllm: $(VLLM)/installed
 	PATH="$(CURDIR)/$(VLLM)/bin:$$PATH" HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest -W ignore tests/vllm
 
+# TRL, which one benchmark compares with, in an environment of its own: it is no dependency of anything here.
+TRL := .venv-trl
+$(TRL)/installed: pyproject.toml
+	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet "$(TORCH)" "trl==1.16.*"
+	$(TRL)/bin/python -m pip install --quiet -e .
+	touch $@
+
+bench-trl: install $(TRL)/installed
+	$(BIN)/agent-rl bench end_to_end --peer trl
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,4 +71,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(VLLM) build *.egg-info runs
+	rm -rf $(VENV) $(OLDEST) $(VLLM) $(TRL) build *.egg-info runs

@@ -1,0 +1,77 @@
+"""Python and answers run and judged in the caller's own process, without a sandbox: for benchmarks of tiny models alone.
+
+Whatever the code does, it does to this process; nothing bounds its time or memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import time
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+from actors.tool_executor import BadArgumentError, ToolExecutor, refused
+from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
+from agent_rl.prompts import PYTHON_TOOL
+from agent_rl.rewards import answers_equal
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How code ended. ``value`` is the representation of its last expression's value, empty for None."""
+
+    outcome: ToolOutcome
+    stdout: str
+    stderr: str
+    value: str
+    seconds: float
+
+
+def run_python(code: str, stdin: str = "") -> Ran:
+    """Run code as the sandbox would say it ran: what it printed, the value of a last expression, or the error's last line."""
+    started = time.perf_counter()
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    out, err, held = io.StringIO(), io.StringIO(), sys.stdin
+    outcome: ToolOutcome = "success"
+    value = ""
+    sys.stdin = io.StringIO(stdin)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            tree = ast.parse(code, "<code>")
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "<code>", "exec", dont_inherit=True), namespace)  # noqa: S102  what it is for
+            if isinstance(last, ast.Expr):
+                shown = eval(compile(ast.Expression(last.value), "<code>", "eval", dont_inherit=True), namespace)  # noqa: S307
+                value = "" if shown is None else repr(shown)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the model's code raises is its result
+        outcome = "error"
+        err.write(traceback.format_exception_only(error)[-1])
+    finally:
+        sys.stdin = held
+    return Ran(outcome, out.getvalue(), err.getvalue(), value, time.perf_counter() - started)
+
+
+class InProcessExecutor(ToolExecutor):
+    """One changed line of a topology chooses it. The sandbox's interpreters are started all the same, and never asked."""
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        """Run one call in this process."""
+        if call.tool != PYTHON_TOOL:
+            return await super().execute(call)
+        try:
+            code, stdin, _ = self._read(call.arguments)
+        except BadArgumentError as error:
+            return refused(call, "malformed", str(error))
+        ran = run_python(code, stdin)
+        return ToolResult(call.call, ran.outcome, ran.stdout, ran.stderr, ran.value, 0.0, ran.seconds)
+
+    async def handle(self, message: ToolCall | VerifyAnswer) -> ToolResult | Verdict:
+        """Answers are judged in this process too."""
+        if isinstance(message, VerifyAnswer):
+            started = time.perf_counter()
+            equal = answers_equal(message.gold, message.prediction)
+            return Verdict(message.check, equal, "in process", "", time.perf_counter() - started)
+        return await super().handle(message)
