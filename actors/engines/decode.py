@@ -143,12 +143,12 @@ class Decoder:
         shared_rows = [(int(row_of_slot[slot]), int(row_of_slot[leader])) for slot, leader in shared]
         packed = pack(sequences, slots, self._decoding, shared_rows, self._cache)
         step = Step(self._cache, packed.write, self._decoding, packed.bias, packed.prefills)
-        logits = self.model.forward(packed.tokens, packed.positions, packed.wanted, step)
+        logits = self.model.forward(packed.tokens, packed.positions, packed.wanted, step)[: len(slots)]
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))
         draws = uniforms(sequences.seed[slots], sequences.total[slots])
         tokens, logprobs = sample(logits, sequences.temperature[slots], draws)
-        self.prefilled_tokens += len(packed.tokens) - self._decoding
+        self.prefilled_tokens += packed.count - self._decoding
         self.generated_tokens += len(slots)
         self._decoding = len(slots)
         ended = sequences.append(slots, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.policy)

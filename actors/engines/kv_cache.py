@@ -146,23 +146,29 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
 def attend(step: Step, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Put the step's keys and values into the cache, and attend.
 
-    ``query`` [n, heads, head_dim], ``key`` and ``value`` [n, kv_heads, head_dim]; returns [n, heads, head_dim].
+    ``query`` [n, heads, head_dim], ``key`` and ``value`` [n, kv_heads, head_dim], with any padding behind the step's tokens; returns
+    [n, heads, head_dim], 0 for padding.
     """
     cache, decoding = step.cache, step.decoding
     heads, head_dim = query.shape[1:]
     keys, values = cache.keys(layer), cache.values(layer)
-    keys.view(-1, head_dim).index_copy_(0, step.write, key.reshape(-1, head_dim))
-    values.view(-1, head_dim).index_copy_(0, step.write, value.reshape(-1, head_dim))
-    parts = []
+    count = len(step.write) // cache.kv_heads
+    keys.view(-1, head_dim).index_copy_(0, step.write, key[:count].reshape(-1, head_dim))
+    values.view(-1, head_dim).index_copy_(0, step.write, value[:count].reshape(-1, head_dim))
+    out = query.new_empty(query.shape)
+    out[count:] = 0.0
     if step.bias is not None:
         batch, length = decoding * cache.kv_heads, step.bias.shape[2]
         batched = query[:decoding].reshape(batch, heads // cache.kv_heads, head_dim)
         held_keys = keys.view(-1, cache.length, head_dim)[:batch, :length]
         held_values = values.view(-1, cache.length, head_dim)[:batch, :length]
         scores = torch.baddbmm(step.bias, batched, held_keys.transpose(1, 2), alpha=scaling)
-        parts.append(torch.bmm(scores.softmax(-1), held_values).view(decoding, heads, head_dim))
-    parts.extend(_prefill_attention(part, query, keys, values, scaling) for part in step.prefills)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        torch.bmm(scores.softmax(-1), held_values, out=out[:decoding].view(batch, heads // cache.kv_heads, head_dim))
+    at = decoding
+    for part in step.prefills:
+        out[at : at + len(part.scatter)] = _prefill_attention(part, query, keys, values, scaling)
+        at += len(part.scatter)
+    return out
 
 
 def contiguous_attention(
