@@ -14,8 +14,10 @@ from actors.engines.scripted import ScriptedEngine
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator, RolloutGeneratorSettings
-from agent_rl.messages import Policy, Trajectory
+from agent_rl.disk import whole
+from agent_rl.messages import Policy, TrainingGroup, Trajectory
 from agent_rl.prompts import PYTHON_TOOL
+from transport import Registry, decode, encode
 
 ANSWER = "4"
 BAD_VERSIONS = "BAD_VERSIONS"
@@ -56,3 +58,36 @@ class FaultyLearner(Learner):
         loss, sums = super().loss(*arguments, **settings)
         bad = {int(version) for version in os.environ.get(BAD_VERSIONS, "").split(",") if version}
         return loss * (torch.nan if self._position.version in bad else 1.0), sums
+
+
+class RecordingLearner(Learner):
+    """Keeps the groups of every step that it is about to train; those of a step that it had before must be the same."""
+
+    async def _step(self, stage: Any, ready: Any) -> None:
+        folder = self.context.directory / "given" / f"{ready.version:06}"
+        given = [[bytes(frame) for frame in encode(self._groups[group])] for group in ready.groups]
+        if folder.exists():
+            assert [frames_of(path) for path in sorted(folder.iterdir())] == given
+        else:
+            with whole(folder) as partial:
+                for index, frames in enumerate(given):
+                    part = partial / f"{index:04}"
+                    part.mkdir(parents=True)
+                    for number, frame in enumerate(frames):
+                        (part / f"{number:04}").write_bytes(frame)
+        await super()._step(stage, ready)
+
+
+def frames_of(path: Path) -> list[bytes]:
+    return [part.read_bytes() for part in sorted(path.iterdir())]
+
+
+def groups_given(directory: Path) -> dict[int, list[TrainingGroup]]:
+    """By version, in training order, what a run's `RecordingLearner` was given."""
+    registry = Registry(TrainingGroup)
+    return {
+        int(folder.name): [
+            decode([memoryview(frame) for frame in frames_of(path)], registry) for path in sorted(folder.iterdir())
+        ]
+        for folder in sorted((directory / "given").iterdir())
+    }
