@@ -29,6 +29,7 @@ def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert 0 <= figures["math_verify_delimited_right"] <= 1
 
 
+@pytest.mark.slow
 def test_without_pairs_accuracy_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--pairs", str(tmp_path / "none.jsonl")]) == 0
     output = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from benchmarks.bench_learner import main
@@ -18,6 +19,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 def test_a_quick_measurement_ends_with_its_figures(capfd):
     assert main(["--quick"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])

@@ -52,6 +52,7 @@ def test_each_run_and_each_mean_is_a_line_with_only_known_points() -> None:
     assert {"errors & more", "on", "off", "caption <1>"} <= texts
 
 
+@pytest.mark.slow
 def test_a_small_sweep_goes_on_where_it_stopped_and_draws_one_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 def test_a_quick_measurement_ends_with_its_figures(capfd):
     assert main(["--quick"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])

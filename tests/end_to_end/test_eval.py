@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel
 from tests.end_to_end.processes import finish, process_of_actor, processes_of, wait_for
@@ -62,6 +64,7 @@ def stored(folder: Path) -> dict[tuple[str, int], bytes]:
     return {(group, sample): payload for group, sample, payload in rows}
 
 
+@pytest.mark.slow
 def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_rollout(tmp_path: Path) -> None:
     arguments = prepare(tmp_path)
     process = begin(tmp_path, *arguments)

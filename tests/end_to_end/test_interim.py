@@ -21,6 +21,7 @@ def interim_rows(directory: Path) -> list[dict]:
     return [row for row in found if "@" in row["stage"]]
 
 
+@pytest.mark.slow
 def test_each_is_told_once_and_the_run_is_what_it_was_without(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=6)
     code, out, err = finish(start(path, "--set", EVALUATE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -15,6 +16,7 @@ from tests.end_to_end.processes import finish, processes_of, rows, start
 from tests.end_to_end.topologies import write_half_right
 
 
+@pytest.mark.slow
 def test_one_bad_step_is_skipped_three_stop_the_run_and_it_continues_from_before_them(tmp_path: Path) -> None:
     path, directory = write_half_right(tmp_path, steps=8, learner="tests.end_to_end.faulty:FaultyLearner")
     code, out, err = finish(start(path, **{BAD_VERSIONS: "1,3,4,5"}))

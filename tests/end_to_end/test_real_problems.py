@@ -65,6 +65,7 @@ def test_three_steps_of_gsm8k_close_and_the_summary_says_that_nothing_was_learnt
     assert [(row["groups_trained"], row["staleness_mean"]) for row in steps] == [(0, None)] * 3
 
 
+@pytest.mark.slow
 def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_model_close(tmp_path: Path) -> None:
     """Length limit and step size are such that some of the problems cannot fit."""
     settings = ("model.initialise.max_length=384", "algorithm.groups_per_step=16")

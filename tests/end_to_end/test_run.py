@@ -8,6 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from agent_rl.addresses import runtime_directory
 from agent_rl.audit import audit
 from agent_rl.journal import Journal
@@ -78,6 +80,7 @@ def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> 
     assert trained_before <= set(trained)
 
 
+@pytest.mark.slow
 def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
     first, second = port_blocks(2)
     path, directory = write_two_hosts(tmp_path, (first, second))
@@ -136,6 +139,7 @@ def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_
     assert audit(directory).balanced
 
 
+@pytest.mark.slow
 def test_synchronous_mode_never_trains_on_an_older_policy(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
     code, out, err = finish(start(path, "--set", "run.mode=synchronous"))

@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent_rl.audit import audit
 from tests.end_to_end.processes import (
     SECONDS,
@@ -85,6 +87,7 @@ def stop_and_see_it_named(path: Path, directory: Path, actor: str) -> str:
     return str(row["text"])
 
 
+@pytest.mark.slow
 def test_each_stopped_actor_is_named_and_nothing_is_lost_when_it_goes_on(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=100_000)
     (tmp_path / "talkative.py").write_text(ENGINE)
