@@ -126,6 +126,11 @@ class ActorContext:
     in_thread: Callable[..., Awaitable[Any]] = field(default=trio.to_thread.run_sync)
     """Run blocking work without holding up the event loop; in virtual time, which would run away from a thread, in place."""
 
+    @property
+    def first(self) -> bool:
+        """Whether no process of this actor came before, in this start of the run."""
+        return self.incarnation == int(self.started_at)
+
     def link(self, name: str) -> Any:
         """The link of that name."""
         return self.links[name]

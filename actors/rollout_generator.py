@@ -20,7 +20,7 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
-from actors.engines.base import Engine, EngineError, TurnRequest
+from actors.engines.base import Engine, EngineError, EngineRefusedError, TurnRequest
 from actors.rates import Rate
 from actors.serving import ServedPolicy
 from actors.tool_calls import ToolCaller, ToolsUnavailableError
@@ -45,7 +45,7 @@ from agent_rl.parsing import MalformedCall, ParsedCall, cut_middle, tool_respons
 from agent_rl.prompts import SESSION_TOOLS, ChatFormat
 from agent_rl.task_files import read_tasks
 from agent_rl.tasks import TaskError
-from agent_rl.topology import Topology
+from agent_rl.topology import EvaluateStage, RlStage, Topology
 
 NAMED_PROBLEMS = 5
 """How many of the problems that are too long are named."""
@@ -105,6 +105,18 @@ class RolloutGenerator(Actor):
         return options.get(link, {})
 
     @classmethod
+    def check(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
+        """The KV cache must hold a single rollout of every stage."""
+        if settings.kv_tokens is None:
+            return []
+        return [
+            f"kv_tokens: the KV cache holds {settings.kv_tokens} tokens, and one rollout of stage {stage.name} may take "
+            f"{stage.max_response_tokens} for its response besides its prompt; give it more, or lower the stage's max_response_tokens"
+            for stage in topology.stages
+            if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens >= settings.kv_tokens
+        ][:1]
+
+    @classmethod
     def probe(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
         """Try the format on turns that a model may write."""
         del topology, settings
@@ -120,7 +132,12 @@ class RolloutGenerator(Actor):
         for difference in self._chat.differences():
             self.log.warning("conversations are not as the chat template writes them", where=difference)
         self._engine = self._make_engine(directory, settings)
-        await self.context.nursery.start(self._engine.run)
+        try:
+            await self.context.nursery.start(self._engine.run)
+        except EngineError as error:
+            if self.context.first:
+                raise EngineRefusedError(f"the engine cannot be started: {error}") from error
+            raise
         if topology.tasks.files:
             await self.context.in_thread(self._look_for_long_prompts)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
+from actors.engines.base import EngineRefusedError
 from actors.sandbox.isolation import IsolationError
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
@@ -53,6 +54,7 @@ STATUS_SECONDS = 0.5
 MISTAKES = (
     IsolationError,
     ContractError,
+    EngineRefusedError,
     TopologyError,
     TaskError,
     JournalError,
@@ -257,6 +259,13 @@ def user_mistake(error: BaseException) -> str | None:
     return " ".join(str(error).split()) if isinstance(error, MISTAKES) else None
 
 
+def _first_leaf(error: BaseException) -> str:
+    """What failed, in a line: what comes last on stderr may be about something else."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="actors.run", description="Run one actor of a topology.")
@@ -272,9 +281,9 @@ def main() -> None:
         trio.run(run_actor, arguments)
     except Exception as error:
         message = user_mistake(error)
+        leave_message(message or _first_leaf(error))
         if message is None:
             raise
-        leave_message(message)
         raise SystemExit(USER_MISTAKE) from None
 
 

@@ -117,7 +117,7 @@ class ActorProcess:
             return False
         self.incarnation += 1
         self._died_at = trio.current_time()
-        reason = self.failure or (last_words[-1] if last_words else "")
+        reason = self.failure or child.message or (last_words[-1] if last_words else "")
         self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
         return True
 

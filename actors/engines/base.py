@@ -19,6 +19,10 @@ class EngineError(Exception):
     """The engine cannot do what it was asked, through no fault of the model's output; the message says why."""
 
 
+class EngineRefusedError(Exception):
+    """The engine did not start when the run did: its model, memory or settings are to be mended, and a restart helps nobody."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """Continue ``tokens`` until a stop token, ``max_tokens`` new tokens, or cancellation.

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 WORKER = "actors.engines.vllm_worker:PublishedWeightsLoader".replace(":", ".")
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""GiB; what the cache really takes is set in blocks."""
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The first in GiB; what the cache really takes is set in blocks. Without the second a CPU's worker has a process of its own."""
 CPU_STEP_TOKENS = 8192
 """Tokens of one of vLLM's steps, at most."""
 STOP_SECONDS = 10.0
@@ -256,18 +256,14 @@ class VllmEngine:
             self._figures = replace(self._figures, kv_tokens_total=self._limits.kv_tokens)
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(ready.set)
-            await self._until_stopped_or_dead(llm, self._stop)
+            handler = llm.output_handler  # ends when the engine process dies
+            alive = await _until_stopped(self._stop, handler)
         finally:
             self._llm = self._loop = None
             llm.shutdown(timeout=STOP_SECONDS)
-
-    async def _until_stopped_or_dead(self, llm: AsyncLLM, stop: asyncio.Event) -> None:
-        stopped = asyncio.create_task(stop.wait())
-        handler = llm.output_handler  # ends when the engine process dies
-        watched = {stopped} if handler is None else {stopped, handler}
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not stop.is_set():
+            # An error's traceback would keep it until the interpreter ends, when its own shutdown fails.
+            del llm
+        if not alive:
             raise EngineError("the engine process has died; its own messages are in the actor's log")
 
     def _make(self) -> AsyncLLM:
@@ -294,7 +290,8 @@ class VllmEngine:
             # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
             tokens = max(CPU_STEP_TOKENS, self._model_length())
             arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
-            # In the engine's own process: a worker of its own would wait for it in a busy loop, on one core more.
+            # In the engine's own process: a worker of its own would wait for it in a busy loop, on one core more. (The
+            # engine stays a process beside this one: the variable above is heeded by this choice alone.)
             arguments["distributed_executor_backend"] = "uni"
         if self._kv_tokens is not None:
             blocks = self._kv_tokens // self._block_size
@@ -362,6 +359,15 @@ def _statistics(observe: Callable[[Any, Any], None], config: Any, index: int) ->
             """Nothing to say."""
 
     return Statistics(config, index)
+
+
+async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:
+    """Whether it was ``stop`` that happened, rather than the end of the handler."""
+    stopped = asyncio.create_task(stop.wait())
+    watched = {stopped} if handler is None else {stopped, handler}
+    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return stop.is_set()
 
 
 async def _awaited(work: Callable[[AsyncLLM], Awaitable[Any]], llm: AsyncLLM) -> Any:

@@ -12,7 +12,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from actors.engines.base import EngineError
+from actors.engines.base import EngineError, EngineRefusedError
 from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
@@ -532,4 +532,30 @@ def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, m
     with pytest.RaisesGroup(
         pytest.RaisesExc(TaskError, match="all 2 problems, n0 .63 tokens."), flatten_subgroups=True
     ):
+        simulate(main)
+
+
+class Dead(ScriptedEngine):
+    """Dies before it serves."""
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        raise EngineError("no memory for 9 GiB of KV cache")
+
+
+@pytest.mark.parametrize(("incarnation", "fault"), [(0, EngineRefusedError), (1, EngineError)])
+def test_an_engine_that_never_started_is_a_mistake_one_that_did_once_is_tried_again(
+    tmp_path: Path, model: Path, incarnation: int, fault: type[Exception]
+) -> None:
+    class Generator(RolloutGenerator):
+        def _make_engine(self, directory: Path, settings: Any) -> Any:
+            return Dead(model, initial_policy=Policy(0, 0), script=two_turns)
+
+    async def main() -> None:
+        topology = micro(tmp_path)
+        (tmp_path / "model").symlink_to(model)
+        async with stand_ins(topology, "rollout_generator") as stage:
+            async with running(Generator, topology, "rollout_generator", tmp_path, stage, incarnation=incarnation):
+                await trio.sleep_forever()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(fault, match="no memory for 9 GiB"), flatten_subgroups=True):
         simulate(main)

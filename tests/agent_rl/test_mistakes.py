@@ -66,6 +66,14 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         'groups_per_step = "two"',
         ["algorithm.groups_per_step: must be a whole number, not 'two'", "write a whole number, as in 5"],
     ),
+    "a KV cache that holds no rollout": (
+        "max_rollouts = 8",
+        "max_rollouts = 8, kv_tokens = 40",
+        [
+            "actors.rollout_generator",
+            "the KV cache holds 40 tokens, and one rollout of stage before may take 40 for its response",
+        ],
+    ),
     "a value out of range": ("samples = 4", "samples = 0", ["algorithm.samples: must be greater than 0, not 0"]),
     "an unknown key": ("checkpoint_every", "checkpoint_evry", ["is no known key", "did you mean 'checkpoint_every'?"]),
     "an unknown setting": (
