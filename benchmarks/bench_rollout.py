@@ -3,10 +3,13 @@
     agent-rl bench rollout
     agent-rl bench rollout --models quickstart --rounds 7 --seed 100
     agent-rl bench rollout --quick
+    agent-rl bench rollout --engine vllm --rounds 7
 
 First, tokens a second of the engine and of `model.generate` on the same prompts, with the same numbers of response tokens,
 sampling and threads; `generate` in batches of each of --batches prompts, and compared by the best. Then the production generator on
 episodes of one turn, and on episodes that call tools which answer at once, beside its engine alone on the same token sequences.
+With --engine vllm (in an environment that has it): the generator over vLLM on episodes of one turn, beside vLLM's own `LLM.generate` on
+the same prompts with the same numbers of response tokens, in a process of its own.
 Rounds alternate between the sides, ratios are taken within a round, figures are medians over rounds; every round draws its
 prompts and lengths anew.
 """
@@ -14,6 +17,7 @@ prompts and lengths anew.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import statistics
 import sys
@@ -34,7 +38,7 @@ from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
-from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample
+from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample, turns
 from benchmarks.rollout_models import Lengths, larger_model, quickstart_model, save_writer, workload
 
 MODELS = {"quickstart": quickstart_model, "larger": larger_model}
@@ -151,6 +155,32 @@ async def compare_loops(
     ]
 
 
+async def compare_vllm(spec: InitialiseModel, folder: Path, options: Options, figures: Figures) -> None:
+    """Generator over vLLM against bare vLLM. Adds ``generator_over_bare_vllm``; raises EngineError where vLLM cannot run."""
+    from benchmarks.rollout_vllm import ENGINE, bare_vllm
+
+    model = folder / "writer"
+    thinking, calling = EPISODES["generator"]
+    save_writer(model, spec, thinking=thinking, calling=calling)
+    chosen = f"actors.rollout_generator.settings.engine={ENGINE}"
+    async with generator(model, folder, options.threads, chosen) as stage, bare_vllm(model) as bare:
+        for number in range(options.rounds + 1):
+            sampled = await sample(stage, requests(options.rollouts, number))
+            written = [turn for made in sampled.trajectories.values() for turn in turns(made)]
+            prompts, lengths = [tokens for tokens, _ in written], [count for _, count in written]
+            seconds = await bare.seconds(prompts, lengths, number)
+            if number == 0:  # warms both up
+                continue
+            loop, alone = sampled.tokens / sampled.seconds, sampled.tokens / seconds
+            figures.add("generator_over_bare_vllm", loop / alone)
+            figures.add("generator_tokens_per_s_vllm", loop)
+            figures.add("bare_vllm_tokens_per_s", alone)
+    wanted = ("generator_tokens_per_s_vllm", "bare_vllm_tokens_per_s", "generator_over_bare_vllm")
+    header = ["round", "generator over vLLM", "bare vLLM", "generator / bare"]
+    rows = [[number + 1, *(figures.values[name][number] for name in wanted)] for number in range(options.rounds)]
+    print_table(f"tokens a second, {options.rollouts} rollouts a round, {AT_ONCE} at once", header, rows)
+
+
 async def measure(name: str, spec: InitialiseModel, folder: Path, options: Options, figures: Figures) -> None:
     """Everything about one model."""
     suffix = SUFFIX[name]
@@ -168,11 +198,25 @@ async def measure(name: str, spec: InitialiseModel, folder: Path, options: Optio
     print_table(f"{name}: tokens a second, {AT_ONCE} rollouts at once", header, rows)
 
 
+def against_vllm(options: Options, figures: Figures) -> int:
+    """The second comparison on vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        print(
+            "agent-rl bench rollout: vLLM is not installed; make test-vllm builds .venv-vllm with it", file=sys.stderr
+        )
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(compare_vllm, quickstart_model(), Path(folder), options, figures)
+    print_figures({name: round(figures.median(name), 4) for name in figures.values})
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measure."""
     parser = argparse.ArgumentParser(
         "agent-rl bench rollout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--engine", choices=["torch", "vllm"], default="torch", help="what the generator runs on")
     parser.add_argument("--models", default="quickstart,larger", help="which of quickstart (0.3M) and larger (25M)")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--batches", default="64,16", help="batch sizes of generate; the best counts")
@@ -194,6 +238,8 @@ def main(arguments: Sequence[str]) -> int:
     transformers.logging.disable_progress_bar()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     figures = Figures()
+    if options.engine == "vllm":
+        return against_vllm(chosen, figures)
     for name in ["quickstart"] if options.quick else options.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             trio.run(measure, name, MODELS[name](), Path(folder), chosen, figures)

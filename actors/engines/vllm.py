@@ -267,13 +267,23 @@ class VllmEngine:
             raise EngineError("the engine process has died; its own messages are in the actor's log")
 
     def _make(self) -> AsyncLLM:
-        on_cpu = self._device == "cpu"
-        threads = {"OMP_NUM_THREADS": str(self._threads)}
-        for name, value in {**ENVIRONMENT, **(CPU_ENVIRONMENT | threads if on_cpu else {})}.items():
+        for name, value in self.environment().items():
             os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**self.arguments()),
+            stat_loggers=[lambda config, index=0: _statistics(self._observe, config, index)],
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Variables that vLLM is started with, unless they are set already."""
+        of_cpu = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(self._threads)}
+        return ENVIRONMENT | (of_cpu if self._device == "cpu" else {})
+
+    def arguments(self) -> dict[str, Any]:
+        """VLLM's engine arguments: what this interface needs, what suits the device, and over them those of the topology."""
         arguments: dict[str, Any] = {
             "model": str(self._model_path),
             "dtype": self._dtype,
@@ -286,7 +296,7 @@ class VllmEngine:
             "block_size": self._block_size,
             "seed": 0,
         }
-        if on_cpu:
+        if self._device == "cpu":
             # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
             tokens = max(CPU_STEP_TOKENS, self._model_length())
             arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
@@ -298,10 +308,7 @@ class VllmEngine:
             arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself
             # vLLM wants room for one sequence of the longest length there may be.
             arguments["max_model_len"] = min(self._model_length(), blocks * self._block_size)
-        return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**(arguments | self._arguments)),
-            stat_loggers=[lambda config, index=0: _statistics(self._observe, config, index)],
-        )
+        return arguments | self._arguments
 
     def _model_length(self) -> int:
         from transformers import AutoConfig

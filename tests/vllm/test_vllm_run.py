@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
+from benchmarks import bench_rollout
 from tests.end_to_end.processes import (
     check_finished,
     children_named,
@@ -81,3 +83,10 @@ def test_memory_that_there_is_not_is_said_at_start(tmp_path: Path) -> None:
     assert "Traceback" not in out + err
     assert steps_trained(directory) == 0
     assert processes_of(path) == []
+
+
+def test_the_benchmark_beside_bare_vllm_ends_with_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench_rollout.main(["--engine", "vllm", "--quick"]) == 0
+    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    assert set(figures) == {"generator_over_bare_vllm", "generator_tokens_per_s_vllm", "bare_vllm_tokens_per_s"}
+    assert all(value > 0 for value in figures.values())
