@@ -12,12 +12,13 @@ the weights of then, of which it keeps as many copies in host memory as the stal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from agent_rl.batching import microbatches
 from agent_rl.policy_model import PolicyModel
 
 
@@ -55,31 +56,38 @@ class OlderWeights:
 
 
 def measure(
-    model: PolicyModel, rollouts: Sequence[Measured], older: OlderWeights, *, temperature: float, max_tokens: int
+    model: PolicyModel,
+    rollouts: Sequence[Measured],
+    older: OlderWeights,
+    *,
+    temperature: float,
+    max_tokens: int,
+    microbatch_tokens: int,
 ) -> dict[str, float]:
     """Figures over an even sample of the rollouts, of about ``max_tokens`` tokens; empty when none of its tokens can be told.
 
     ``mismatch_gap`` and ``mismatch_max``: mean and largest |log pi_v - log mu|; ``mismatch_ratio``: mean pi_v / mu;
-    ``staleness_gap``, ``staleness_ratio``: the same of pi_prox and pi_v; ``mismatch_tokens``: of how many tokens.
+    ``staleness_gap``, ``staleness_ratio``: the same of pi_prox and pi_v; ``mismatch_tokens``: of how many tokens. What is computed
+    once more is packed into rows of at most ``microbatch_tokens``.
     """
     gaps, moves = [], []
-    for rollout in _sample(rollouts, max_tokens):
-        assert rollout.proximal is not None
-        for version in rollout.versions[rollout.mask > 0].unique().tolist():
-            chosen = (rollout.versions == version) & (rollout.mask > 0)
-            proximal = rollout.proximal[chosen]
+    for version, found in _by_version(_sample(rollouts, max_tokens)).items():
+        for batch in microbatches([len(rollout.tokens) for rollout, _ in found], max_tokens=microbatch_tokens):
+            parts = [found[index] for index in batch]
+            proximal = torch.cat([_proximal(rollout)[chosen] for rollout, chosen in parts])
+            behaviour = torch.cat([rollout.behaviour[chosen] for rollout, chosen in parts])
             if version == older.version:
                 at_version = proximal
             elif (weights := older.of(version)) is not None:
-                wanted = torch.cat([torch.zeros(rollout.prompt, dtype=torch.bool), chosen])
+                wanted = [torch.cat([torch.zeros(r.prompt, dtype=torch.bool), chosen]) for r, chosen in parts]
                 with torch.no_grad(), model.with_weights(weights):
                     logprobs, _ = model.logprobs(
-                        [rollout.tokens], [wanted], temperature=temperature, with_entropy=False
+                        [rollout.tokens for rollout, _ in parts], wanted, temperature=temperature, with_entropy=False
                     )
                 at_version = logprobs.cpu()
             else:
                 continue
-            gaps.append((at_version - rollout.behaviour[chosen]).double())
+            gaps.append((at_version - behaviour).double())
             moves.append((proximal - at_version).double())
     if not gaps:
         return {}
@@ -92,6 +100,21 @@ def measure(
         "staleness_ratio": float(move.exp().mean()),
         "mismatch_tokens": float(len(gap)),
     }
+
+
+def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, Tensor]]]:
+    """Rollouts by the versions that sampled them, each with which of its response tokens [n] bool the version sampled."""
+    found: dict[int, list[tuple[Measured, Tensor]]] = {}
+    for rollout in rollouts:
+        trained = rollout.mask > 0
+        for version in rollout.versions[trained].unique().tolist():
+            found.setdefault(version, []).append((rollout, (rollout.versions == version) & trained))
+    return found
+
+
+def _proximal(rollout: Measured) -> Tensor:
+    assert rollout.proximal is not None
+    return rollout.proximal
 
 
 def _sample(rollouts: Sequence[Measured], max_tokens: int) -> Iterator[Measured]:

@@ -145,9 +145,13 @@ class Trainer:
         figures["gradient_norm"] = float(np.mean(gradient_norms))
         figures["learning_rate"] = rate
         if self._mismatch_tokens:
-            temperature = self.algorithm.temperature
             figures |= measure(
-                self.model, sequences, self.older, temperature=temperature, max_tokens=self._mismatch_tokens
+                self.model,
+                sequences,
+                self.older,
+                temperature=self.algorithm.temperature,
+                max_tokens=self._mismatch_tokens,
+                microbatch_tokens=self.algorithm.microbatch_tokens,
             )
         return figures
 
