@@ -44,14 +44,19 @@ class FetchError(Exception):
     """A policy's weights could not be fetched; the message says why. A newer policy may be had."""
 
 
-def host_directory(run_digest: str) -> tuple[Path, Claim]:
-    """Where the generators of one run on this host keep fetched weights: in memory where there is such a place.
+def host_directory(kind: str, run_digest: str) -> tuple[Path, Claim]:
+    """Where weights of one run are kept on this host, ``fetched`` or ``published``: in memory where there is such a place.
 
     Swept once no process holds it. Raises `agent_rl.leftovers.Unsafe` when somebody else's directory is in the way.
     """
-    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    directory = base / f"{PREFIX}weights-{os.getuid()}-{run_digest}"
+    base = SHARED_MEMORY if has_shared_memory() else Path(tempfile.gettempdir())
+    directory = base / f"{PREFIX}{kind}-{os.getuid()}-{run_digest}"
     return directory, claim(directory)
+
+
+def has_shared_memory() -> bool:
+    """Whether this host has a file system in memory that this user may write to."""
+    return os.access(SHARED_MEMORY, os.W_OK)
 
 
 def checksum_of(path: Path) -> int:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Settings, ask
-from actors.fetching import LINK
+from actors.fetching import LINK, SHARED_MEMORY, has_shared_memory, host_directory
 from actors.publishing import Publisher
 from actors.weights import Checkpoints, PublishedWeights, model_directory
+from agent_rl.addresses import run_digest
 from agent_rl.chat_templates import load_tokenizer
+from agent_rl.check import find_class
 from agent_rl.checkpoints import Position
 from agent_rl.collapse import CollapseWatch
+from agent_rl.leftovers import Claim
 from agent_rl.messages import CheckpointSaved, Policy
 from agent_rl.topology import Collapse, Topology
 
@@ -40,10 +43,24 @@ class LearnerSettings(Settings):
     """Compile the model with torch.compile; the first steps take minutes."""
     logits_mib: PositiveInt = 128
     """Memory for logits at once; at the peak three times as much is held."""
+    weights_in: Literal["run_directory", "shared_memory"] = "run_directory"
+    """Where policies are published: on the run's disk, or in this host's memory, for generators of this host and over links."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed once more with the weights that sampled them, to tell staleness from numerics; 0: not told."""
     record_timeout_seconds: PositiveFloat = 120.0
     """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
+
+
+def _out_of_reach(topology: Topology) -> list[str]:
+    """Roles that take up policies on other hosts than the learner's, without a link to fetch them over."""
+    far = [
+        role
+        for role, entry in topology.actors.items()
+        if LINK in getattr(find_class(entry.class_path), "links", {})
+        if entry.host != topology.main_host and not entry.targets(LINK)
+    ]
+    remedy = f'give it the link {LINK} = "learner", or leave weights_in at run_directory on a disk that the hosts share'
+    return [f"weights_in: {role} is on another host, and cannot read this one's memory; {remedy}" for role in far]
 
 
 class ModelKeeper(Actor):
@@ -51,11 +68,15 @@ class ModelKeeper(Actor):
 
     @classmethod
     def check(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
-        """Whether what the settings need is installed."""
-        del settings
+        """Whether what the settings need is installed, and generators can reach what is published."""
+        faults = []
         if topology.model.lora is not None and find_spec("peft") is None:
-            return ["model.lora needs peft: pip install 'agent-rl[lora]'"]
-        return []
+            faults.append("model.lora needs peft: pip install 'agent-rl[lora]'")
+        if settings.weights_in == "shared_memory":
+            faults += _out_of_reach(topology)
+            if not has_shared_memory():
+                faults.append(f"weights_in: this user cannot write to {SHARED_MEMORY} here; leave it at run_directory")
+        return faults
 
     def loss(
         self,
@@ -83,13 +104,20 @@ class ModelKeeper(Actor):
         self._waiting_for = ""
         self._epoch = 0
         self._checkpoint_due = False
-        self._weights = PublishedWeights(self.context.directory / "weights")
+        self._weights, self._claim = self._published_weights()
         self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
         fetched = any(self.context.role in entry.targets(LINK) for entry in self.context.topology.actors.values())
         self._publisher = Publisher(self.context, self._weights, self.log, fetched=fetched)
         self._position = await self._in_thread(self._load)
         await self._in_thread(self._try_loss)
         self.context.nursery.start_soon(self._publisher.run, write_weights)
+
+    def _published_weights(self) -> tuple[PublishedWeights, Claim | None]:
+        """The place for policies, and what keeps it from being swept while this process lives."""
+        if self.context.settings.weights_in == "run_directory":
+            return PublishedWeights(self.context.directory / "weights"), None
+        directory, held = host_directory("published", run_digest(self.context.topology))
+        return PublishedWeights(directory), held
 
     async def _ask(self, link: str, message: Any) -> Any:
         """Tell the filter something it must record; a filter that restarts meanwhile is told again."""

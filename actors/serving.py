@@ -13,7 +13,7 @@ import trio
 from actors.base import ActorContext, ask
 from actors.engines.base import Engine, EngineError
 from actors.fetching import LINK, FetchedWeights, FetchError, host_directory
-from agent_rl.addresses import runtime_directory
+from agent_rl.addresses import run_digest
 from agent_rl.leftovers import Claim
 from agent_rl.messages import PolicyPublished, WeightsPart, WeightsWanted
 from transport import CallFailed, CallTimeout, PeerLost
@@ -48,7 +48,7 @@ class ServedPolicy:
 
     def _over_links(self) -> FetchedWeights:
         topology = self._context.topology
-        directory, self._claim = host_directory(runtime_directory(topology).name.rpartition("-")[2])
+        directory, self._claim = host_directory("fetched", run_digest(topology))
 
         async def part(wanted: WeightsWanted) -> WeightsPart:
             found: WeightsPart = await ask(self._context.link(LINK), wanted, timeout=PART_SECONDS, log=self._log)

@@ -58,11 +58,15 @@ def runtime_directory(topology: Topology) -> Path:
 
     A function of user and run directory, so that each process of the run finds it.
     """
-    digest = hashlib.sha256(os.fsencode(topology.run.directory.resolve())).hexdigest()[:12]
-    name = f"{PREFIX}run-{os.getuid()}-{digest}"
+    name = f"{PREFIX}run-{os.getuid()}-{run_digest(topology)}"
     temporary = Path(tempfile.gettempdir())
     longest = len(os.fsencode(temporary / name)) + len("/") + _HASHED
     return (temporary if longest <= SOCKET_PATH_LIMIT else Path("/tmp")) / name  # noqa: S108 - made with mode 0700
+
+
+def run_digest(topology: Topology) -> str:
+    """A short name of the run directory, for what the run puts elsewhere."""
+    return hashlib.sha256(os.fsencode(topology.run.directory.resolve())).hexdigest()[:12]
 
 
 def is_loopback(address: str) -> bool:

@@ -200,7 +200,7 @@ def test_too_little_room_is_told_before_anything_is_fetched(
 
 
 def test_nothing_stays_in_memory_once_nobody_holds_it() -> None:
-    directory, held = host_directory("of-a-test")
+    directory, held = host_directory("fetched", "of-a-test")
     (directory / "policy").touch()
     assert directory not in sweep()
     held.release()

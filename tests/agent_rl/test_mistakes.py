@@ -265,6 +265,16 @@ def test_ports_in_use_are_named_with_who_would_listen_there(
     assert main(["check", str(path)]) == 0
 
 
+def test_weights_in_the_memory_of_one_host_reach_another_over_links_alone(tmp_path: Path) -> None:
+    base = free_base(20)
+    path, _ = write_two_hosts(tmp_path, (base, base + 10))
+    in_memory = "actors.learner.settings.weights_in=shared_memory"
+    (fault,) = check_topology(load_topology(path, [in_memory]), path, [in_memory], host="a")
+    assert "rollout_generator is on another host, and cannot read this one's memory" in fault.render(path)
+    over_links = [in_memory, "actors.rollout_generator.links.weights=learner"]
+    assert check_topology(load_topology(path, over_links), path, over_links, host="a") == []
+
+
 def test_a_host_looks_at_its_own_ports_alone(tmp_path: Path) -> None:
     # Another host of this machine may look at its own at that moment, and looking takes a port.
     base = free_base(20)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from actors.stored import decode_stored
+from agent_rl.addresses import run_digest
 from agent_rl.journal import Journal
+from agent_rl.load import load_topology
 from tests.end_to_end.processes import (
     Traces,
     check_finished,
@@ -51,9 +53,12 @@ def check_trained_once(directory: Path) -> None:
 def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, temporary: Path, role: str) -> None:
     path, directory = write_micro(tmp_path, steps=12)
     traces = Traces(path, temporary)
-    process = start(path, TMPDIR=str(temporary))
+    in_memory = ("--set", "actors.learner.settings.weights_in=shared_memory") if role == "learner" else ()
+    process = start(path, *in_memory, TMPDIR=str(temporary))
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     traces.look(process)
+    published = Path("/dev/shm") / f"agent-rl.published-{os.getuid()}-{run_digest(load_topology(path))}"
+    assert published.is_dir() == bool(in_memory)
     os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
     code, out, err = finish(process)
     assert code == 0, out + err
@@ -61,6 +66,7 @@ def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, te
     assert re.search(rf"{role}\.0 runs again, \d+\.\d s after it ended", out)
     check_finished(path, directory, out, steps=12)
     check_trained_once(directory)
+    assert not published.exists()
     traces.assert_none()
 
 
