@@ -1,4 +1,4 @@
-"""What happens in the child that a warm interpreter forks for one call or session: seal it off, run, report, end.
+"""What happens in the child that a warm interpreter forks for one call or session: seal it off, wait, run, report, end.
 
 Standard library only. A fork costs little; what costs is each page that the child is the first to touch after it (some
 microseconds). So what can be made before the fork is made here at import: functions of libc, the main module.
@@ -8,6 +8,7 @@ microseconds). So what can be made before the fork is made here at import: funct
 
 from __future__ import annotations
 
+import _socket
 import _thread
 import ast
 import builtins
@@ -18,7 +19,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import sys
 import traceback
 import types
@@ -26,14 +26,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from actors.sandbox.kernel import PR_SET_PDEATHSIG, prctl, set_signal
-from actors.sandbox.wire import PLAIN_CODE
+from actors.sandbox.wire import DONE_SAID, HAND_OVER, PLAIN_CODE, receive
 
 Request: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Request], str]
 REPORT = 3
 """The descriptor of the request, where the report goes too: its first line is the outcome, the rest the result."""
 CONTROL = 4
-"""In a session: where further cells come from. Descriptors from here on are closed in a single call."""
+"""The link to the server: where the call comes from, and a session's further cells. What is above it is closed in a single call."""
 REPORTING_BYTES = 64 << 20
 """Address space a child gets on top of its limit once its code has ended, so that it can report having run out."""
 BROKEN_OFF = 70
@@ -41,6 +41,9 @@ BROKEN_OFF = 70
 SESSION_CPU_SECONDS = 3600
 """CPU time of a whole session; each of its cells has the call's wall limit."""
 USER_FILE = "<tool>"
+
+REHEARSAL = "from math import gcd\nprint(gcd(4, 6) + 1)"
+"""Code that does what nearly all code does, and little else: what only some would touch costs more than it saves."""
 
 MAIN = types.ModuleType("__main__")
 """The module that model code is."""
@@ -63,13 +66,14 @@ class Bounds(NamedTuple):
     processes: int
 
 
-def leave_server(fds: list[int]) -> None:
-    """Leave the server's terminal, group and descriptors. ``fds`` become 0, 1, 2, the report and the control socket."""
+def leave_server(control: int, null: int) -> None:
+    """Leave the server's terminal, group and descriptors. What is left are the link to it, and nothing to read or write."""
     set_signal(int(signal.SIGTERM), None)
     os.setsid()
-    for target, fd in enumerate(fds):  # none of the sources is below 5, so none is overwritten before its turn
-        os.dup2(fd, target, target < REPORT)
-    os.closerange(len(fds), 1 << 20)
+    for target in (0, 1, 2, REPORT):  # neither source is below 5, so none is overwritten before its turn
+        os.dup2(null, target, target < REPORT)
+    os.dup2(control, CONTROL, False)
+    os.closerange(CONTROL + 1, 1 << 20)
 
 
 def reseed() -> None:
@@ -121,30 +125,48 @@ def ceilings() -> dict[int, int]:
     return {limit: most for limit, most in hard.items() if most != resource.RLIM_INFINITY}
 
 
-def run(work: Work, output_bytes: int) -> NoReturn:
-    """Do ``work`` on the request, report how it ended, and end the process, running nothing the code has registered."""
-    run_once(work, output_bytes)
-    os._exit(0)
+def run(work: Work, inherited_bytes: int, most: dict[int, int]) -> NoReturn:
+    """Wait for a call; do ``work`` on its request, report how it ended, and end the process, running nothing the code has registered.
 
-
-def run_session(work: Work, bounds: Bounds) -> NoReturn:
-    """Run cell after cell in this process, whose state they share, each with descriptors of its own."""
-    control = socket.socket(fileno=CONTROL)
-    soft = {limit: resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)}
+    A session goes on with the next cell. The limits of a call hold from its arrival on.
+    """
+    control = _socket.socket(fileno=CONTROL)
+    data, fds = receive(control, HAND_OVER.size)
+    if not data:
+        os._exit(0)  # the server has ended
+    is_session, *limits, processes = HAND_OVER.unpack(data)
+    bounds = Bounds(*limits)
+    take_files(fds)
+    cpu_seconds = SESSION_CPU_SECONDS if is_session else bounds.cpu_seconds
+    set_limits(bounds, inherited_bytes, None if processes < 0 else processes, cpu_seconds, most)
+    soft = [
+        (limit, resource.getrlimit(limit)[0]) for limit in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE) if is_session
+    ]
     while True:
         run_once(work, bounds.output_bytes)
-        control.send(b".")
-        _, fds, _, _ = socket.recv_fds(control, 16, 4)
+        try:
+            control.send(DONE_SAID)
+        except OSError:
+            os._exit(0)  # the code has closed it: then the end of the process says so
+        if not is_session:
+            os._exit(0)
+        _, fds = receive(control, 16)
         if len(fds) < 3:
             os._exit(0)
         if len(fds) == 3:
             fds.append(os.open(os.devnull, os.O_RDONLY))
-        for target, fd in zip((REPORT, 1, 2, 0), fds, strict=True):
-            os.dup2(fd, target, target < REPORT)
-            os.close(fd)
-        for limit, value in soft.items():
+        take_files(fds)
+        for limit, value in soft:
             resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
         reopen_streams()
+
+
+def take_files(fds: list[int]) -> None:
+    """Make the call's descriptors the report and the standard streams."""
+    for target, fd in zip((REPORT, 1, 2, 0), fds, strict=False):
+        os.dup2(fd, target, target < REPORT)
+    for fd in fds:
+        os.close(fd)
 
 
 def reopen_streams() -> None:
@@ -255,6 +277,18 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
         for fd, old in enumerate(held):
             os.dup2(old, fd)
             os.close(old)
+
+
+def rehearse(work: Work) -> None:
+    """Do a little of ``work``, so that memory which any call is the first to touch is this process' own before its call comes.
+
+    It leaves nothing that a call could find. Output goes nowhere yet.
+    """
+    if work is run_code:
+        exec(compile(ast.parse(REHEARSAL, USER_FILE), USER_FILE, "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
+        sys.stdout.flush()
+    else:
+        work({"gold": "2", "prediction": "3"})
 
 
 def check_answer(request: Request) -> str:

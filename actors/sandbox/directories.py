@@ -46,6 +46,8 @@ class Directories:
     """Directories as slots, up to ``most`` at once. The process must be the subreaper of what its children leave."""
 
     fileno = -1
+    spares = 0
+    """No child waits here for its call: other calls could reach it."""
 
     def __init__(self, parent: str, most: int, readable: list[str], landlock_version: int) -> None:
         self._parent, self._room = parent, most

@@ -262,10 +262,13 @@ class Slot:
 
 
 class NamespaceSlots:
-    """The slots of one interpreter: made on demand, up to ``most``."""
+    """The slots of one interpreter: made on demand, up to ``most`` and those of the ``spares``."""
+
+    spares = 2
+    """Children that wait for their call: more would serve bursts, of which the cores could not run more at once anyway."""
 
     def __init__(self, maker: Maker, most: int, epoll: select.epoll) -> None:
-        self.maker, self.most = maker, most
+        self.maker, self.most = maker, most + self.spares
         self.free: list[Slot] = []
         self.made = self.asked = 0
         epoll.register(maker.link, select.EPOLLIN)

@@ -77,7 +77,7 @@ def main() -> None:
             isolate(server, config)
             stage = "warm_up"
             warm_up(config["modules"], checker=config["checker"])
-            server.require_single_thread()
+            server.warm()
             os.environ.clear()
             if not config["namespaces"]:
                 # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.

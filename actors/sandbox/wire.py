@@ -7,7 +7,10 @@ writes its report over it), standard output, standard error, and standard input 
 
 from __future__ import annotations
 
+import _socket
+import array
 import math
+import socket
 import struct
 from typing import TYPE_CHECKING
 
@@ -18,13 +21,33 @@ PLAIN_CODE = b"\n"
 """What a file begins with that holds code and nothing else, as most do: reading JSON costs a child a fifth of a millisecond."""
 REQUEST = struct.Struct("!BQQdIQQQII")
 """Kind, id, session (0: none), wall seconds, CPU seconds, bytes of memory, output and files, open files, processes."""
+HAND_OVER = struct.Struct("!?dIQQQIIi")
+"""To a waiting child, with the call's descriptors: whether it is a session, the limits as in REQUEST, and the user's total of tasks
+(-1: it can't be bound)."""
+DONE_SAID = b"."
+"""From a child: the report is written."""
 REPLY = struct.Struct("!BQBid")
 """Kind, id, verdict, exit status (minus the signal), seconds. READY and FAILED are followed by JSON, a call that was not run by why."""
 CALL, CANCEL, END_SESSION, NEXT_CELL = range(4)
 """CALL starts a process, a session's first one too; NEXT_CELL goes to a session's live process, or is not run."""
 READY, FAILED, DONE = range(3)
+FOUR_FDS = socket.CMSG_LEN(16)
 NO_VERDICT, TIMEOUT, CANCELLED, NOT_RUN, SESSION_GOES_ON, SESSION_LEFT_PROCESSES, CPU_TIMEOUT = range(7)
 """What the interpreter decided about a call; without a verdict the exit status and the child's report do."""
+
+
+def send(link: _socket.socket, data: bytes, fds: list[int]) -> None:
+    """Send a datagram with descriptors. Raises OSError."""
+    link.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+def receive(link: _socket.socket, size: int) -> tuple[bytes, list[int]]:
+    """The next datagram and its descriptors, four at most; empty at the end of the link. Raises OSError."""
+    data, rest, _, _ = link.recvmsg(size, FOUR_FDS)
+    fds = array.array("i")
+    for _, _, sent in rest:
+        fds.frombytes(sent)
+    return data, fds.tolist()
 
 
 def pack_request(kind: int, number: int, session: int = 0, limits: ExecutionLimits | None = None) -> bytes:

@@ -181,7 +181,7 @@ def test_a_call_sees_only_its_own_descriptors_directory_and_environment(level: s
     )
     [result] = execute_all([code], isolation=level)
     environment = [] if level == "strong" else ["HOME", "TMPDIR"]
-    assert result.stdout == f"[0, 1, 2, 3]\n[] True {environment}\n[]\n"  # 3 is the request and report
+    assert result.stdout == f"[0, 1, 2, 3, 4]\n[] True {environment}\n[]\n"  # 3: the request and report, 4: the link
 
 
 def test_calls_have_random_numbers_of_their_own_from_numpy_too() -> None:
