@@ -60,6 +60,9 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
         self.call: Call | None = None
         self.session = 0
+        self.first: Call | None = None
+        self.unread: Call | None = None
+        """A first call that it never took: it was dying when that was handed over."""
 
     def hand_over(self, call: Call, processes: int | None) -> bool:
         """Give it the call that it waits for; False when that can't be, which is its end. ``processes``: see ``child.set_limits``."""
@@ -69,7 +72,7 @@ class Child:
         except OSError:  # it has died
             self.kill()
             return False
-        self.session = call.session
+        self.session, self.first = call.session, call
         return True
 
     def next_cell(self, call: Call) -> None:
@@ -91,7 +94,8 @@ class Child:
             return bool(self.control.recv(16)) or None
         except BlockingIOError:
             return False
-        except ConnectionResetError:
+        except ConnectionResetError:  # what was sent to it was not read
+            self.unread = self.first
             return None
 
     def kill(self) -> None:

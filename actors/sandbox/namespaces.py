@@ -241,8 +241,11 @@ class Slot:
 
     def is_clean(self) -> bool:
         """Whether a call that has ended left nothing. Everything it started has the slot's init as its parent now."""
-        if os.pread(self.children, 64, 0):
-            return False
+        try:
+            if os.pread(self.children, 64, 0):
+                return False
+        except ProcessLookupError:
+            return False  # its init was killed from outside
         return self.used() == self.inodes and os.fstat(self.directory).st_ctime_ns == self.made
 
     def used(self) -> int:
@@ -256,7 +259,10 @@ class Slot:
 
     def end(self) -> None:
         """Kill whatever is in it, and forget it."""
-        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        try:  # noqa: SIM105  contextlib would be memory that every fork pays for
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # something outside, such as want of memory, has
         for fd in (self.pidfd, self.directory, self.children):
             os.close(fd)
 

@@ -48,6 +48,9 @@ from actors.sandbox.wire import (
     receive,
 )
 
+RETRY_SECONDS = 1.0
+"""Until another child is made to wait after one has died waiting, or there was no slot for it and none has come."""
+
 
 class OwnerGone(BaseException):
     """The link is closed or the owner has died: end, and leave nothing behind."""
@@ -77,7 +80,7 @@ class Server:
         self.forks: Forks
         self.waiting: list[Call] = []
         self.spares: list[Child] = []
-        self.spares_wanted = 0
+        self.next_spare = 0.0
         self.outgoing: list[bytes] = []
         self.deadlines: list[tuple[float, int, Child, Call]] = []
         self.running: dict[int, Child] = {}  # by pidfd: all of them
@@ -96,14 +99,9 @@ class Server:
 
     def serve(self) -> NoReturn:
         """Run until the owner is gone (raises OwnerGone)."""
-        self.spares_wanted = self.slots.spares
         link, slots = self.link.fileno(), self.slots.fileno
         while True:
-            lacking = len(self.spares) < self.spares_wanted
-            ready = [fd for fd, _ in self.epoll.poll(0.0 if lacking else self.seconds_to_deadline())]
-            if lacking and not ready:
-                self.make_spare()
-                continue
+            ready = [fd for fd, _ in self.epoll.poll(self.seconds_to_wait())]
             for fd in ready:  # all of them before any descriptor is opened, which may have the number of another one
                 if fd in self.running:
                     self.finish(self.running[fd])
@@ -116,9 +114,22 @@ class Server:
                 self.send()
                 self.receive()
             self.start_waiting()
+            if not ready and self.seconds_to_spare() == 0.0:
+                self.make_spare()
+
+    def seconds_to_wait(self) -> float | None:
+        """How long to wait for events; None without end."""
+        seconds, to_spare = self.seconds_to_deadline(), self.seconds_to_spare()
+        return to_spare if seconds is None or (to_spare is not None and to_spare < seconds) else seconds
+
+    def seconds_to_spare(self) -> float | None:
+        """How long until a child is to be made that waits for a call; None when as many wait as shall."""
+        if len(self.spares) >= self.slots.spares:
+            return None
+        return max(0.0, self.next_spare - time.monotonic()) if self.next_spare else 0.0
 
     def seconds_to_deadline(self) -> float | None:
-        """How long to wait for events; None without end."""
+        """How long until a child is to be killed; None when none runs a call."""
         while self.deadlines:
             deadline, _, child, call = self.deadlines[0]
             if child.call is call and call.verdict == NO_VERDICT:
@@ -198,7 +209,7 @@ class Server:
     def start(self, call: Call) -> None:
         """Give a call to a child, a waiting or a new one, or keep it until there is a slot for one."""
         while self.spares:
-            if self.hand_over(self.spares.pop(), call):
+            if self.hand_over(self.spares.pop(0), call):
                 return
         try:
             place = self.slots.get()
@@ -239,17 +250,14 @@ class Server:
         return True
 
     def make_spare(self) -> None:
-        """Nothing else is to be done: have one more child wait. Where there is no slot for it, that is for a later time."""
+        """Nothing else is to be done: have one more child wait. Where none can be made, try again later, not at once."""
         place = self.slots.get()
-        if place is None:
-            self.slots.want(1)
-            self.spares_wanted = len(self.spares)  # until a slot is there
-            return
-        child = self.fork(place, spare=True)
-        if child is None:
-            self.spares_wanted = len(self.spares)
-        else:
+        child = self.fork(place, spare=True) if place is not None else None
+        if child is not None:
             self.spares.append(child)
+            return
+        self.slots.want(1)
+        self.next_spare = time.monotonic() + RETRY_SECONDS
 
     def next_cell(self, child: Child | None, call: Call) -> None:
         """Give a session its next cell; it is not run where the session's process is gone or occupied."""
@@ -292,26 +300,25 @@ class Server:
         child.kill()  # before it is reaped: until then its number can't name another group
         _, status, used = os.wait4(child.pid, 0)
         status = os.waitstatus_to_exitcode(status)
+        if self.by_control.pop(child.control.fileno(), None) is not None:
+            child.said()  # it may have been told after its death what to run
+            self.epoll.unregister(child.control)
         child.call = None
         if call is not None and call.verdict != CANCELLED:
             verdict = call.verdict
-            spent = (
-                used.ru_utime + used.ru_stime >= call.bounds.cpu_seconds / 2
-            )  # the limit counts coarser than this does
+            spent = used.ru_utime + used.ru_stime >= call.bounds.cpu_seconds / 2  # the limit counts coarser
             if verdict == NO_VERDICT and (status == -signal.SIGXCPU or (spent and status == -signal.SIGKILL)):
                 verdict = CPU_TIMEOUT  # the first limit sends the one, the second the other
+            elif verdict == NO_VERDICT and call is child.unread:
+                verdict = NOT_RUN
             self.reply(DONE, call.id, verdict, status, seconds)
         if child in self.spares:  # killed from outside, or it found no place: not to be tried again at once
             self.spares.remove(child)
-            self.spares_wanted = len(self.spares)
-        else:
-            self.spares_wanted = self.slots.spares
+            self.next_spare = time.monotonic() + RETRY_SECONDS
         del self.running[child.pidfd]
         self.epoll.unregister(child.pidfd)  # closing it would not do: other children may hold it for a moment more
         os.close(child.pidfd)
         self.sessions.pop(child.session, None)
-        if self.by_control.pop(child.control.fileno(), None) is not None:
-            self.epoll.unregister(child.control)
         child.control.close()
         if isinstance(self.slots, Directories):
             self.slots.kill_orphans({other.pid for other in self.running.values()})
@@ -327,7 +334,7 @@ class Server:
                 for call in refused:
                     self.refuse(call, error)
         else:
-            self.spares_wanted = self.slots.spares
+            self.next_spare = 0.0
 
     def refuse(self, call: Call, error: OSError) -> None:
         """A call can't be started, for want of disk, memory or processes."""

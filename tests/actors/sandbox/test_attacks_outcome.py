@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from actors.sandbox.client import ExecutionLimits
 from agent_rl.parsing import tool_response_text
 from tests.actors.sandbox.conftest import Attacked
+from tests.actors.sandbox.running import living, named, wait_until
 
 
 def test_a_forged_report_gains_what_catching_an_error_gains(attacked: Attacked) -> None:
@@ -29,6 +32,54 @@ def test_a_forged_success_does_not_outlast_the_deadline(attacked: Attacked) -> N
 def test_a_forged_success_does_not_outlive_a_signal(attacked: Attacked) -> None:
     code = "import os\nos.ftruncate(3, 0)\nos.pwrite(3, b'success\\nx', 0)\nos.abort()"
     assert attacked.by(code).outcome == "killed"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("os.write(4, b'.')\nwhile True: pass", "error"),
+        ("os.pwrite(3, b'success\\nforged' + b' ' * 500, 0)\nos.write(4, b'.')\nwhile True: pass", "success"),
+        ("os.pwrite(3, b'killed\\nforged', 0)\nos.write(4, b'.')\nwhile True: pass", "error"),
+        ("if os.fork(): time.sleep(9)\nos.write(4, b'.')\nwhile True: pass", "error"),
+        ("os.setsid = None\nos.fork()\nos.setpgid(0, 0)\nos.write(4, b'.' * 10**4)\nwhile True: pass", "error"),
+        ("os.write(4, b'')\nos.write(4, b'x')\nwhile True: os.write(4, b'.')", "timeout"),  # as if closed
+        ("while True: os.write(4, b'.')", "error"),
+    ],
+)
+def test_saying_that_the_call_has_ended_while_it_runs(attacked: Attacked, code: str, outcome: str) -> None:
+    """Whoever says it, the call ends with it: none of its processes runs on, and its report is all it can forge."""
+    name = f"ender-{abs(hash(code)) % 10**6}"
+    result = attacked.by(f"{named(name)}import os, time\n{code}")
+    assert (result.outcome, result.value.strip().partition(" ")[0]) == (
+        outcome,
+        "forged" if outcome == "success" else "",
+    )
+    assert wait_until(lambda: living(name) == 0)
+
+
+def test_no_more_link_to_say_the_end_on(attacked: Attacked) -> None:
+    assert attacked.by("import os\nos.close(4)\nprint(1)").outcome == "success"
+    assert attacked.by("import os\nos.dup2(os.open('x', os.O_RDWR | os.O_CREAT), 4)\nprint(1)").outcome == "success"
+
+
+def test_listening_on_the_link_for_the_call_of_another(attacked: Attacked) -> None:
+    code = "import os, socket\nlink = socket.socket(fileno=4)\nlink.setblocking(False)\ntry: link.recv(100)\nexcept BlockingIOError: print('silent')"
+    assert attacked.by(code).stdout == "silent\n"
+
+
+def test_descriptors_sent_over_the_link_do_not_arrive(attacked: Attacked) -> None:
+    code = "import os, socket\nlink = socket.socket(fileno=4)\nfor _ in range(100):\n    socket.send_fds(link, [b'x'], [0, 1, 2])\nprint(1)"
+    interpreter = attacked.sandbox._ready[0]._process
+    assert interpreter is not None
+
+    def held() -> int:
+        return len(list(Path(f"/proc/{interpreter.pid}/fd").iterdir()))
+
+    attacked.by(code)
+    before = held()
+    for _ in range(3):
+        attacked.by(code)
+    assert wait_until(lambda: held() <= before)
 
 
 def test_ending_in_the_middle_of_printing(attacked: Attacked) -> None:

@@ -1,0 +1,225 @@
+"""Attacks on the children that wait for their call, and what becomes of these when something dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.sandbox.child import REHEARSAL
+from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.namespaces import NamespaceSlots
+from benchmarks.tool_processes import children_of
+from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
+
+SPARES = NamespaceSlots.spares
+
+
+@pytest.fixture(autouse=True)
+def namespaces() -> None:
+    require("strong")
+
+
+def interpreter_pid(sandbox: Sandbox) -> int:
+    process = sandbox._ready[0]._process
+    assert process is not None
+    return process.pid
+
+
+def waiting(interpreter: int) -> list[int]:
+    """The children that wait, the oldest first, as long as no call runs: all but the maker of slots, which came first."""
+    return [pid for pid in children_of(interpreter)[1:] if is_alive(pid)]
+
+
+async def all_waiting(sandbox: Sandbox) -> list[int]:
+    interpreter = interpreter_pid(sandbox)
+    assert await eventually(lambda: len(waiting(interpreter)) == SPARES)
+    return waiting(interpreter)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+EVERYONE = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\nfound = 0\nfor pid in [*range(2, 40000), {pids}]:\n    if pid == os.getpid(): continue\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nfound = 1\ntry: os.kill(-1, 9)\nexcept ProcessLookupError: found = 0",
+        "import os\nfound = 1\ntry: os.kill(-1, 19)\nexcept ProcessLookupError: found = 0",
+        EVERYONE + "    try: os.kill(pid, 9); found += 1\n    except ProcessLookupError: pass",
+        EVERYONE + "    try: os.kill(pid, 19); found += 1\n    except ProcessLookupError: pass",
+        EVERYONE + "    try: os.killpg(pid, 9); found += 1\n    except ProcessLookupError: pass",
+        EVERYONE + "    try: os.pidfd_open(pid); found += 1\n    except ProcessLookupError: pass",
+        EVERYONE + "    found += libc.ptrace(16, pid, 0, 0) == 0",
+        EVERYONE + "    found += libc.process_vm_readv(pid, 0, 0, 0, 0, 0) >= 0",
+        EVERYONE + "    found += os.path.exists(f'/proc/{{pid}}/mem')",
+    ],
+    ids=["kill all", "stop all", "kill", "stop", "kill groups", "open", "trace", "read", "proc"],
+)
+def test_a_waiting_child_cannot_be_reached(code: str) -> None:
+    async def main(sandbox: Sandbox) -> None:
+        *others, last = await all_waiting(sandbox)
+        pids = ", ".join(map(str, (*others, last, interpreter_pid(sandbox), os.getpid())))
+        result = await sandbox.execute(code.format(pids=pids) + "\nprint(found)", name="attack")
+        assert (result.outcome, result.stdout) == ("success", "0\n")
+        assert last in await all_waiting(sandbox)  # the oldest ran the attack
+        assert not is_stopped(last)
+        assert (await sandbox.execute("print(1)")).stdout == "1\n"
+
+    run_with(Sandbox(isolation="strong", limits=ExecutionLimits(wall_seconds=20, cpu_seconds=20)), main)
+
+
+def memory_holds(pid: int, mark: bytes) -> bool:
+    """Whether the process has the mark in memory it can write to."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, rights, *_ = line.split()
+            start, end = (int(edge, 16) for edge in span.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                if mark in memory.read(end - start):
+                    return True
+    return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into such a process")
+def test_a_waiting_child_knows_no_call() -> None:
+    halves = "what-the-ear", "lier-call-held"
+
+    async def main(sandbox: Sandbox) -> None:
+        before = await all_waiting(sandbox)
+        for _ in range(2 * SPARES):
+            done = await sandbox.execute(f"secret = {''.join(halves)!r}\nprint(secret, input())", "".join(halves))
+            assert done.stdout.count("".join(halves)) == 2
+            after = await all_waiting(sandbox)
+        assert not set(before) & set(after)
+        for pid in (*after, interpreter_pid(sandbox)):
+            assert not memory_holds(pid, "".join(halves).encode())
+            assert memory_holds(pid, REHEARSAL.encode())  # so that it would have been found
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+def test_what_a_call_finds_is_the_same_in_a_waiting_child_and_in_a_new_one() -> None:
+    code = "import gc, linecache, sys\nprint(sorted(globals()), len(linecache.cache), sorted(sys.modules), gc.get_count()[1:], sys.stdin.read())"
+
+    async def main(sandbox: Sandbox) -> None:
+        pids = await all_waiting(sandbox)
+        waited = await sandbox.execute(code)
+        for pid in await all_waiting(sandbox):
+            os.kill(
+                pid, signal.SIGSTOP
+            )  # with which no time to prepare themselves is left to those that come after them
+            os.kill(pid, signal.SIGKILL)
+        fresh = await sandbox.execute(code)
+        assert pids
+        assert (waited.outcome, waited.stdout) == (fresh.outcome, fresh.stdout), fresh
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+def test_random_numbers_differ_in_children_that_waited_beside_each_other() -> None:
+    async def main(sandbox: Sandbox) -> None:
+        code = "import random, uuid, os\nprint(random.random(), uuid.uuid4(), os.urandom(4).hex())"
+        said: set[str] = set()
+        for _ in range(3):
+            await all_waiting(sandbox)
+            said |= {(await sandbox.execute(code)).stdout.split()[0] for _ in range(SPARES)}
+        assert len(said) == 3 * SPARES
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+def test_children_that_die_waiting_take_no_call_with_them() -> None:
+    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+        results = []
+        for _ in range(3):
+            for pid in await all_waiting(sandbox):
+                os.kill(pid, signal.SIGKILL)
+            assert await eventually(lambda: not waiting(interpreter_pid(sandbox)))
+            results.append(await sandbox.execute("print(1)"))
+        assert sandbox.figures["restarts"] == 0
+        return results
+
+    results = run_with(Sandbox(isolation="strong"), main)
+    assert [(result.outcome, result.stdout) for result in results] == [("success", "1\n")] * 3
+
+
+def test_a_slot_that_dies_with_the_child_waiting_in_it_is_replaced() -> None:
+    async def main(sandbox: Sandbox) -> None:
+        pids = await all_waiting(sandbox)
+        maker = children_of(interpreter_pid(sandbox))[0]
+        for init in children_of(maker):
+            os.kill(init, signal.SIGKILL)
+        assert await eventually(lambda: not any(map(is_alive, pids)))
+        await sandbox.execute("print(1)")  # at the most it finds that the slots that are left are dead too
+        assert (await sandbox.execute("print(1)")).stdout == "1\n"
+        assert not set(pids) & set(await all_waiting(sandbox))
+        assert sandbox.figures["restarts"] == 0
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+def test_after_a_storm_as_many_wait_as_before() -> None:
+    async def main(sandbox: Sandbox) -> None:
+        interpreter = interpreter_pid(sandbox)
+        for code in ("1", "import os\nos.kill(os.getpid(), 9)", "open('x', 'w')", "import os\nos.fork()"):
+            for _ in range(20):
+                await sandbox.execute(code)
+        assert len(await all_waiting(sandbox)) == SPARES
+        assert await eventually(lambda: len(children_of(interpreter)) == SPARES + 1)  # none is left as a zombie
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_waiting_children_end_with_their_interpreter(number: int) -> None:
+    async def main(sandbox: Sandbox) -> None:
+        pids = await all_waiting(sandbox)
+        os.kill(interpreter_pid(sandbox), number)
+        assert await eventually(lambda: not any(map(is_alive, pids)))
+        assert (await sandbox.execute("print(1)")).stdout == "1\n"
+        assert not set(pids) & set(await all_waiting(sandbox))
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+OWNER = """
+import trio
+from actors.sandbox.client import Sandbox
+async def main():
+    sandbox = Sandbox(isolation="strong")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(sandbox.run)
+        print(sandbox._ready[0]._process.pid, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+def test_no_waiting_child_survives_an_owner_that_is_killed() -> None:
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=root, stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            interpreter = int(owner.stdout.readline())
+            assert wait_until(lambda: len(waiting(interpreter)) == SPARES)
+            pids = [interpreter, *children_of(interpreter)]
+        finally:
+            owner.kill()
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_none_waits_where_calls_could_reach_it() -> None:
+    async def main(sandbox: Sandbox) -> None:
+        assert (await sandbox.execute("print(1)")).stdout == "1\n"
+        assert await eventually(lambda: not children_of(interpreter_pid(sandbox)))
+
+    run_with(Sandbox(isolation="limits"), main)
