@@ -30,19 +30,32 @@ def interpreter_pid(sandbox: Sandbox) -> int:
     return process.pid
 
 
+def state(pid: int) -> str:
+    """Z when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
 def waiting(interpreter: int) -> list[int]:
-    """The children that wait, the oldest first, as long as no call runs: all but the maker of slots, which came first."""
-    return [pid for pid in children_of(interpreter)[1:] if is_alive(pid)]
+    """The children that wait, as long as no call runs: all that sleep but the maker of slots, which came first."""
+    return [pid for pid in children_of(interpreter)[1:] if state(pid) == "S"]
 
 
 async def all_waiting(sandbox: Sandbox) -> list[int]:
+    """They, when no call's child is left."""
     interpreter = interpreter_pid(sandbox)
-    assert await eventually(lambda: len(waiting(interpreter)) == SPARES)
+    assert await eventually(lambda: len(waiting(interpreter)) == len(children_of(interpreter)) - 1 == SPARES)
     return waiting(interpreter)
 
 
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+async def kill_waiting(sandbox: Sandbox) -> None:
+    """Kill them and wait until they are dead."""
+    pids = await all_waiting(sandbox)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert await eventually(lambda: not any(map(is_alive, pids)))
 
 
 EVERYONE = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\nfound = 0\nfor pid in [*range(2, 40000), {pids}]:\n    if pid == os.getpid(): continue\n"
@@ -70,7 +83,7 @@ def test_a_waiting_child_cannot_be_reached(code: str) -> None:
         result = await sandbox.execute(code.format(pids=pids) + "\nprint(found)", name="attack")
         assert (result.outcome, result.stdout) == ("success", "0\n")
         assert last in await all_waiting(sandbox)  # the oldest ran the attack
-        assert not is_stopped(last)
+        assert state(last) == "S"
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
 
     run_with(Sandbox(isolation="strong", limits=ExecutionLimits(wall_seconds=20, cpu_seconds=20)), main)
@@ -111,15 +124,10 @@ def test_what_a_call_finds_is_the_same_in_a_waiting_child_and_in_a_new_one() -> 
     code = "import gc, linecache, sys\nprint(sorted(globals()), len(linecache.cache), sorted(sys.modules), gc.get_count()[1:], sys.stdin.read())"
 
     async def main(sandbox: Sandbox) -> None:
-        pids = await all_waiting(sandbox)
+        await all_waiting(sandbox)
         waited = await sandbox.execute(code)
-        for pid in await all_waiting(sandbox):
-            os.kill(
-                pid, signal.SIGSTOP
-            )  # with which no time to prepare themselves is left to those that come after them
-            os.kill(pid, signal.SIGKILL)
+        await kill_waiting(sandbox)  # there is no other before the next call
         fresh = await sandbox.execute(code)
-        assert pids
         assert (waited.outcome, waited.stdout) == (fresh.outcome, fresh.stdout), fresh
 
     run_with(Sandbox(isolation="strong"), main)
@@ -141,9 +149,7 @@ def test_children_that_die_waiting_take_no_call_with_them() -> None:
     async def main(sandbox: Sandbox) -> list[ExecutionResult]:
         results = []
         for _ in range(3):
-            for pid in await all_waiting(sandbox):
-                os.kill(pid, signal.SIGKILL)
-            assert await eventually(lambda: not waiting(interpreter_pid(sandbox)))
+            await kill_waiting(sandbox)
             results.append(await sandbox.execute("print(1)"))
         assert sandbox.figures["restarts"] == 0
         return results
