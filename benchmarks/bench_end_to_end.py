@@ -181,7 +181,7 @@ def specification(options: argparse.Namespace, tools: Tools, model: Path, place:
         warmup_steps=WARMUP_STEPS,
         tools=tools,
         tool_response_chars=RESPONSE_CHARS,
-        micro_batch=options.micro_batch,
+        micro_batch=options.micro_batch or options.groups * options.samples,
         threads=options.peer_threads,
         attention=options.attention,
         config=options.peer_config,
@@ -265,7 +265,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--groups", type=int, default=16, help="prompts a step")
     made.add_argument("--samples", type=int, default=16, help="completions of each prompt")
     made.add_argument("--max-tokens", type=int, default=100, help="tokens of a completion, tool responses included")
-    made.add_argument("--micro-batch", type=int, default=32, help="TRL's per_device_train_batch_size")
+    made.add_argument("--micro-batch", type=int, help="TRL's per_device_train_batch_size (a step's completions)")
     made.add_argument("--peer-threads", type=int, default=2, help="TRL's torch threads")
     made.add_argument("--attention", default="eager", help="TRL's attn_implementation")
     made.add_argument(
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     wrong = without_peer(options.python)
     if options.steps < 2:
         wrong = f"--steps {options.steps}: two are the least, since the first is warm-up"
-    elif completions % options.micro_batch:
+    elif options.micro_batch and completions % options.micro_batch:
         wrong = f"--micro-batch {options.micro_batch} does not divide the {completions} completions of a step"
     if wrong:
         print(f"agent-rl bench end_to_end: {wrong}", file=sys.stderr)

@@ -83,7 +83,7 @@ def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
     spec = specification(options, "isolated", Path("/m"), tmp_path)
     spec.write(tmp_path / "spec.json")
     assert Spec.read(tmp_path / "spec.json") == spec
-    assert (spec.steps, spec.groups, spec.samples, spec.max_tokens) == (3, 16, 16, 100)
+    assert (spec.steps, spec.groups, spec.samples, spec.max_tokens, spec.micro_batch) == (3, 16, 16, 100, 256)
     assert spec.config == {"cache_implementation": "static"}
 
 
