@@ -411,7 +411,7 @@ class RoCFilter(Actor):
         """
         settings: RoCFilterSettings = self.context.settings
         name = f"{check.group}/{check.sample}/{check.attempt}"
-        message = VerifyAnswer(name, check.gold, check.prediction)
+        message = VerifyAnswer(name, check.gold, check.prediction, check.group)
         equal, deaths = False, 0
         self._judging += 1
         while deaths < settings.check_attempts:

@@ -127,7 +127,7 @@ class ToolExecutor(Actor):
             self._busy += result.run_seconds
             return result
         if isinstance(message, VerifyAnswer):
-            check = await self._checks.check(message.gold, message.prediction)
+            check = await self._checks.check(message.gold, message.prediction, name=message.group)
             self._judged["failed" if check.failure else check.method] += 1
             self._checked.observe(check.seconds)
             return Verdict(message.check, check.equal, check.method, check.failure, check.seconds)

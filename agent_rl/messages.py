@@ -218,11 +218,12 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifyAnswer:
-    """Judge a prediction against the ground truth."""
+    """Judge a prediction against the ground truth. Checks of different ``group`` take turns."""
 
     check: str
     gold: str
     prediction: str
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,12 +159,15 @@ class Sandbox:
         """The session is not wanted any more."""
         self._sessions.end(session)
 
-    async def check(self, gold: str, prediction: str) -> CheckResult:
-        """Judge ``prediction`` against ``gold``. An answer that takes too long to judge, or too much, is not equal."""
+    async def check(self, gold: str, prediction: str, *, name: str = "") -> CheckResult:
+        """Judge ``prediction`` against ``gold``. An answer that takes too long to judge, or too much, is not equal.
+
+        Where there is a queue, checks of different ``name`` take turns.
+        """
         if not self._checker:
             raise TypeError("only a checker judges answers")
         asked = trio.current_time()
-        judgement, _ = await self._call({"gold": gold, "prediction": prediction}, "", self._limits, "", 0)
+        judgement, _ = await self._call({"gold": gold, "prediction": prediction}, "", self._limits, name, 0)
         outcome, failure = judgement.outcome, ""
         if outcome == "unavailable" or (outcome == "killed" and judgement.signal == signal.SIGKILL):
             failure = f"{outcome}: {judgement.stderr}"  # nothing the answer could have done

@@ -218,6 +218,26 @@ def test_answers_are_judged(tmp_path: Path) -> None:
     assert [verdict.equal for verdict in serve(tmp_path, main)] == [True, True, False]
 
 
+def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> list[str]:
+        order: list[str] = []
+
+        async def one(name: str, group: str) -> None:
+            await ask(VerifyAnswer(name, "x^2+2x+1", "(x+1)^2", group))
+            order.append(group)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(30):
+                nursery.start_soon(one, f"storm/{number}", "storm")
+            await trio.sleep(0.05)
+            for group in ("a", "b"):
+                nursery.start_soon(one, f"{group}/0", group)
+        return order
+
+    order = serve(tmp_path, main, children=1)
+    assert max(map(order.index, "ab")) < 15
+
+
 def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp_path: Path) -> None:
     endless = "\\sum_{k=1}^{10^{10}} k^k"
 
