@@ -42,9 +42,6 @@ SESSION_CPU_SECONDS = 3600
 """CPU time of a whole session; each of its cells has the call's wall limit."""
 USER_FILE = "<tool>"
 
-REHEARSAL = "from math import gcd\nprint(gcd(4, 6) + 1)"
-"""Code that does what nearly all code does, and little else: what only some would touch costs more than it saves."""
-
 MAIN = types.ModuleType("__main__")
 """The module that model code is."""
 MAIN.__dict__["__builtins__"] = builtins
@@ -277,18 +274,6 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
         for fd, old in enumerate(held):
             os.dup2(old, fd)
             os.close(old)
-
-
-def rehearse(work: Work) -> None:
-    """Do a little of ``work``, so that memory which any call is the first to touch is this process' own before its call comes.
-
-    It leaves nothing that a call could find. Output goes nowhere yet.
-    """
-    if work is run_code:
-        exec(compile(ast.parse(REHEARSAL, USER_FILE), USER_FILE, "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
-        sys.stdout.flush()
-    else:
-        work({"gold": "2", "prediction": "3"})
 
 
 def check_answer(request: Request) -> str:

@@ -25,7 +25,6 @@ from actors.sandbox.child import (
     ceilings,
     die_with_parent,
     leave_server,
-    rehearse,
     reseed,
     run,
 )
@@ -144,8 +143,8 @@ class Forks:
         if threads != 1:
             raise RuntimeError(f"the warm interpreter has {threads} threads: warm modules must start none")
 
-    def child(self, place: Place, *, spare: bool) -> Child:
-        """A new child, that waits in ``place``; a ``spare`` has time to prepare itself. Raises OSError."""
+    def child(self, place: Place) -> Child:
+        """A new child, that waits in ``place``. Raises OSError."""
         self.require_single_thread()
         ours, theirs = _socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
@@ -160,18 +159,16 @@ class Forks:
             raise
         if pid == 0:
             try:
-                self._be_child(place, theirs.fileno(), spare=spare)
+                self._be_child(place, theirs.fileno())
             finally:
                 os._exit(BROKEN_OFF)  # whatever happens, a child never returns into the server's loop
         theirs.close()
         return Child(pid, place, ours)
 
-    def _be_child(self, place: Place, control: int, *, spare: bool) -> NoReturn:
+    def _be_child(self, place: Place, control: int) -> NoReturn:
         """The child's side of the fork."""
         place.enter()
         leave_server(control, self.null)
         reseed()
         die_with_parent()
-        if spare:
-            rehearse(self.work)
         run(self.work, self.inherited_bytes, self.ceilings)

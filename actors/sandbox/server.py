@@ -209,7 +209,7 @@ class Server:
     def start(self, call: Call) -> None:
         """Give a call to a child, a waiting or a new one, or keep it until there is a slot for one."""
         while self.spares:
-            if self.hand_over(self.spares.pop(0), call):
+            if self.hand_over(self.spares.pop(), call):
                 return
         try:
             place = self.slots.get()
@@ -220,15 +220,15 @@ class Server:
             self.waiting.append(call)
             self.slots.want(len(self.waiting))
             return
-        child = self.fork(place, spare=False)
+        child = self.fork(place)
         if child is None or not self.hand_over(child, call):
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
             call.close()
 
-    def fork(self, place: Place, *, spare: bool) -> Child | None:
+    def fork(self, place: Place) -> Child | None:
         """A new child; None when there can be none, or when whatever lived in the slot was killed from outside."""
         try:
-            child = self.forks.child(place, spare=spare)
+            child = self.forks.child(place)
         except OSError:
             self.slots.discard(place)
             return None
@@ -252,7 +252,7 @@ class Server:
     def make_spare(self) -> None:
         """Nothing else is to be done: have one more child wait. Where none can be made, try again later, not at once."""
         place = self.slots.get()
-        child = self.fork(place, spare=True) if place is not None else None
+        child = self.fork(place) if place is not None else None
         if child is not None:
             self.spares.append(child)
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.sandbox.child import REHEARSAL
+from actors.sandbox.child import USER_FILE
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
 from actors.sandbox.namespaces import NamespaceSlots
 from benchmarks.tool_processes import children_of
@@ -78,12 +78,12 @@ EVERYONE = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\
 )
 def test_a_waiting_child_cannot_be_reached(code: str) -> None:
     async def main(sandbox: Sandbox) -> None:
-        *others, last = await all_waiting(sandbox)
-        pids = ", ".join(map(str, (*others, last, interpreter_pid(sandbox), os.getpid())))
+        first, *others = await all_waiting(sandbox)
+        pids = ", ".join(map(str, (first, *others, interpreter_pid(sandbox), os.getpid())))
         result = await sandbox.execute(code.format(pids=pids) + "\nprint(found)", name="attack")
         assert (result.outcome, result.stdout) == ("success", "0\n")
-        assert last in await all_waiting(sandbox)  # the oldest ran the attack
-        assert state(last) == "S"
+        assert first in await all_waiting(sandbox)  # the newest ran the attack
+        assert state(first) == "S"
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
 
     run_with(Sandbox(isolation="strong", limits=ExecutionLimits(wall_seconds=20, cpu_seconds=20)), main)
@@ -112,10 +112,11 @@ def test_a_waiting_child_knows_no_call() -> None:
             done = await sandbox.execute(f"secret = {''.join(halves)!r}\nprint(secret, input())", "".join(halves))
             assert done.stdout.count("".join(halves)) == 2
             after = await all_waiting(sandbox)
-        assert not set(before) & set(after)
-        for pid in (*after, interpreter_pid(sandbox)):
+        fresh = set(after) - set(before)
+        assert fresh
+        for pid in (*fresh, interpreter_pid(sandbox)):
             assert not memory_holds(pid, "".join(halves).encode())
-            assert memory_holds(pid, REHEARSAL.encode())  # so that it would have been found
+            assert memory_holds(pid, USER_FILE.encode())  # so that it would have been found
 
     run_with(Sandbox(isolation="strong"), main)
 
