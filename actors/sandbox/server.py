@@ -123,8 +123,12 @@ class Server:
         return to_spare if seconds is None or (to_spare is not None and to_spare < seconds) else seconds
 
     def seconds_to_spare(self) -> float | None:
-        """How long until a child is to be made that waits for a call; None when as many wait as shall."""
-        if len(self.spares) >= self.slots.spares:
+        """How long until a child is to be made that waits for a call; None when none is, until something happens.
+
+        While a call runs, or ends, one that waits is enough: a fork would take its time away from it.
+        """
+        busy = len(self.running) > len(self.spares) + len(self.sessions)
+        if len(self.spares) >= (min(1, self.slots.spares) if busy else self.slots.spares):
             return None
         return max(0.0, self.next_spare - time.monotonic()) if self.next_spare else 0.0
 
