@@ -79,7 +79,7 @@ def test_descriptors_sent_over_the_link_do_not_arrive(attacked: Attacked) -> Non
     before = held()
     for _ in range(3):
         attacked.by(code)
-    assert wait_until(lambda: held() <= before)
+    assert wait_until(lambda: held() < before + 50)  # 900 have been sent; places for calls hold a few
 
 
 def test_ending_in_the_middle_of_printing(attacked: Attacked) -> None:
