@@ -142,7 +142,7 @@ class Decoder:
         self._cache.reserve(int(sequences.total[slots].max()))
         shared_rows = [(int(row_of_slot[slot]), int(row_of_slot[leader])) for slot, leader in shared]
         packed = pack(sequences, slots, self._decoding, shared_rows, self._cache)
-        step = Step(self._cache, packed.write, self._decoding, packed.bias, packed.prefills)
+        step = Step(self._cache, packed.write, self._decoding, packed.bias, packed.spans, packed.prefills)
         logits = self.model.forward(packed.tokens, packed.positions, packed.wanted, step)[: len(slots)]
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))

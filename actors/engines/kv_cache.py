@@ -43,6 +43,8 @@ class KVCache:
         device: torch.device,
     ) -> None:
         self.kv_heads = kv_heads
+        self.row_elements = 2 * kv_heads * head_dim
+        """Keys and values of one token in one layer."""
         self.max_length = max_length
         self.length = min(_MINIMUM_LENGTH, max_length)
         self._data = torch.zeros(layers, 2, rows, kv_heads, self.length, head_dim, dtype=dtype, device=device)
@@ -114,12 +116,14 @@ class Step:
 
     The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write``
     [n * kv_heads] indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
+    ``spans`` (first row, row behind the last, length) divide the decoding rows, each as long as the longest in it.
     """
 
     cache: KVCache
     write: Tensor
     decoding: int
     bias: Tensor | None
+    spans: tuple[tuple[int, int, int], ...]
     prefills: tuple[Prefill, ...]
 
 
@@ -158,12 +162,14 @@ def attend(step: Step, layer: int, query: Tensor, key: Tensor, value: Tensor, sc
     out = query.new_empty(query.shape)
     out[count:] = 0.0
     if step.bias is not None:
-        batch, length = decoding * cache.kv_heads, step.bias.shape[2]
-        batched = query[:decoding].reshape(batch, heads // cache.kv_heads, head_dim)
-        held_keys = keys.view(-1, cache.length, head_dim)[:batch, :length]
-        held_values = values.view(-1, cache.length, head_dim)[:batch, :length]
-        scores = torch.baddbmm(step.bias, batched, held_keys.transpose(1, 2), alpha=scaling)
-        torch.bmm(scores.softmax(-1), held_values, out=out[:decoding].view(batch, heads // cache.kv_heads, head_dim))
+        shape = (-1, heads // cache.kv_heads, head_dim)
+        flat_keys, flat_values = (part.view(-1, cache.length, head_dim) for part in (keys, values))
+        for first, last, length in step.spans:
+            here = slice(first * cache.kv_heads, last * cache.kv_heads)
+            held_keys, held_values = flat_keys[here, :length], flat_values[here, :length]
+            batched = query[first:last].reshape(shape)
+            scores = torch.baddbmm(step.bias[here, :, :length], batched, held_keys.transpose(1, 2), alpha=scaling)
+            torch.bmm(scores.softmax(-1), held_values, out=out[first:last].view(shape))
     at = decoding
     for part in step.prefills:
         out[at : at + len(part.scatter)] = _prefill_attention(part, query, keys, values, scaling)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from actors.engines.sequences import Sequences
 
+SPAN_ELEMENTS = 1 << 15
+"""128 KiB in float32: some 10 us to read on a processor, about what it takes to call another few operations."""
+_SPAN_ROWS = 4
 _WASTE = 2
 """Sequences are padded together while the longest has at most so many times the new tokens of the shortest."""
 
@@ -23,8 +26,8 @@ _WASTE = 2
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (each sequence's last
-    token), all int64, the three with padding behind, to ``rounded`` lengths; ``write`` [n * kv_heads] int64, ``bias`` and
-    ``prefills`` as in Step. ``count`` is n.
+    token), all int64, the three with padding behind, to ``rounded`` lengths; ``write`` [n * kv_heads] int64, ``bias``,
+    ``spans`` and ``prefills`` as in Step. ``count`` is n.
     """
 
     count: int
@@ -33,6 +36,7 @@ class Packed:
     wanted: Tensor
     write: Tensor
     bias: Tensor | None
+    spans: tuple[tuple[int, int, int], ...]
     prefills: tuple[Prefill, ...]
 
 
@@ -107,6 +111,7 @@ def pack(
         wanted=_tensor(_padded(wanted), cache),
         write=_tensor(write.reshape(-1), cache),
         bias=_decode_bias(held[:decoding], cache) if decoding else None,
+        spans=spans(held[:decoding] + 1, cache.row_elements if cache.device.type == "cpu" else 0),
         prefills=tuple(prefills),
     )
 
@@ -142,6 +147,27 @@ def _prefill(
         bias=_tensor(bias, cache).to(cache.dtype),
     )
     return part, lengths
+
+
+def spans(lengths: NDArray[np.int64], elements: int) -> tuple[tuple[int, int, int], ...]:
+    """Divide decoding rows that attend to so many tokens into runs (first, behind the last, longest), in their order.
+
+    A run's padding costs less than reading ``SPAN_ELEMENTS`` of keys and values, which is what a run more would cost. A token of
+    a layer has ``elements`` of them; 0: all rows are one run, as suits a GPU. Rows lie by length where they joined together.
+    """
+    if not elements or not len(lengths):
+        return ((0, len(lengths), int(lengths.max())),) if len(lengths) else ()
+    worth = SPAN_ELEMENTS // elements
+    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), _SPAN_ROWS)).tolist()
+    found = []
+    first, length, read = 0, longest[0], 0
+    for number, here in enumerate(longest):
+        at, both = number * _SPAN_ROWS, max(length, here)
+        if (at + _SPAN_ROWS - first) * both - (read + _SPAN_ROWS * here) > worth:
+            found.append((first, at, length))
+            first, both, read = at, here, 0
+        length, read = both, read + _SPAN_ROWS * here
+    return (*found, (first, len(lengths), length))
 
 
 def _decode_bias(held: NDArray[np.int64], cache: KVCache) -> Tensor:
