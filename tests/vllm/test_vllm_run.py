@@ -58,8 +58,6 @@ def test_a_run_calls_tools_and_learns_from_rollouts_that_went_on_over_updates(tm
     (log,) = (directory / "logs").glob("rollout_generator.0*.jsonl")
     taken_up = [row["version"] for row in rows(log) if row["event"] == "policy taken up"]
     assert taken_up[-1] == 1 + 6  # the stage of supervised learning is a version too
-    gaps = [row["mismatch_mean"] for row in steps if row.get("mismatch_mean") is not None]
-    assert all(abs(gap) < 1e-3 for gap in gaps)
 
 
 def test_a_killed_engine_process_is_replaced_and_its_rollouts_are_written_again(tmp_path: Path) -> None:
