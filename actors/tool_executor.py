@@ -11,6 +11,7 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Call, Settings
 from actors.rates import Rate
 from actors.sandbox.client import ExecutionLimits, Sandbox
+from actors.sandbox.control_groups import Wanted
 from actors.sandbox.interpreter import Scratch
 from actors.sandbox.isolation import Isolation
 from agent_rl.declared import tool_faults
@@ -39,6 +40,11 @@ class ToolExecutorSettings(Settings):
     memory_mib: PositiveInt = 512
     """Address space of each process of a call, beyond the interpreter's."""
     processes: PositiveInt = 32
+    control_groups: Wanted = "host"
+    """Whether the calls are limited in total too: where the host allows it, always ("required"), or not ("off")."""
+    calls_memory_mib: PositiveInt | None = None
+    """Memory of all calls and their interpreters together; by default half of what the machine, or the groups around the executor,
+    have. The checkers have half as much, in a group of their own."""
     output_bytes: PositiveInt = 65536
     file_mib: PositiveInt = 16
     """Size of a file."""
@@ -91,6 +97,8 @@ class ToolExecutor(Actor):
             isolation=settings.isolation,
             sessions=settings.sessions if JUPYTER_TOOL in self._known() else 0,
             scratch=Scratch(settings.scratch_mib * 2**20),
+            control_groups=settings.control_groups,
+            memory_bytes=settings.calls_memory_mib and settings.calls_memory_mib * 2**20,
         )
         self._limits = limits
         checks = ExecutionLimits(
@@ -98,16 +106,26 @@ class ToolExecutor(Actor):
         )
         await self.context.nursery.start(self._tools.run)
         assert self._tools.level is not None
+        memory_bytes = self._tools.groups.memory_bytes
         self._checks = Sandbox(
             interpreters=settings.checkers,
             children=settings.children,
             limits=checks,
             checker=True,
             isolation=self._tools.level,
+            control_groups=settings.control_groups,
+            memory_bytes=memory_bytes and memory_bytes // 2,
         )
         await self.context.nursery.start(self._checks.run)
         log = self.log.info if self._tools.level == "strong" else self.log.warning
-        log("isolation of model code", level=self._tools.level, stronger_levels_lack=self._tools.reasons)
+        groups = self._tools.groups
+        log(
+            "isolation of model code",
+            level=self._tools.level,
+            stronger_levels_lack=self._tools.reasons,
+            control_groups=groups.limits,
+            control_groups_lack=groups.lacking,
+        )
         self._outcomes: Counter[str] = Counter()
         self._judged: Counter[str] = Counter()
         self._queued, self._ran, self._checked = Histogram(), Histogram(), Histogram()
@@ -238,6 +256,10 @@ class ToolExecutor(Actor):
             ),
             counter("tool_calls_retried_total", tools["retries"], "Calls run again after their interpreter died."),
             gauge("tool_isolation", 1, "How model code is isolated.", level=str(self._tools.level)),
+            *(
+                gauge("tool_control_group_limit", one.limit, "Of all calls: bytes or tasks.", controller=one.controller)
+                for one in self._tools.groups.groups
+            ),
         )
 
     def _known(self) -> list[str]:

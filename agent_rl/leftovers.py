@@ -2,7 +2,7 @@
 
 Directories for sockets, the sandbox and fetched weights are named ``agent-rl.*``, where temporary files go or in shared memory. Whoever uses one holds a shared
 lock on it, which the kernel lets go of when the holder ends, so a directory whose lock can be had alone is nobody's: it is swept
-by the next start of any run, by the end of any run, and by the janitor.
+by the next start of any run, by the end of any run, and by the janitor. Control groups are swept with the directory that has links to them.
 
 The janitor is a small process of each supervisor's own: it outlives the supervisor, kills what is left of the actors'
 process groups and sweeps. Nothing remains for it to do after an orderly end. Only if supervisor *and* janitor are
@@ -33,6 +33,8 @@ JANITOR_SECONDS = 5.0
 """How long an orderly end waits for the janitor to see that there is nothing to do."""
 DYING_SECONDS = 30.0
 """How long the janitor waits for a process that is dying to be gone, and its locks with it."""
+GROUP_SECONDS = 5.0
+"""How long what is in a control group may take to end once it is killed."""
 DISMISSED = ".\n"
 
 
@@ -108,6 +110,8 @@ def sweep_one(directory: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if any(path.is_socket() and listens(path) for path in directory.iterdir()):
             return False  # a process was left behind: whoever needs its place must hear of it
+        if not remove_groups(directory):
+            return False
         remove_tree(directory)
     except OSError as error:
         if error.errno not in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOTSUP, errno.ENOLCK}:
@@ -144,6 +148,40 @@ def remove_tree(directory: Path) -> None:
                 if not path.is_symlink():
                     path.chmod(0o700)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_groups(directory: Path) -> bool:
+    """Remove the control groups that links in ``directory`` name, with all that is in them; whether they are gone."""
+    links = [path for path in directory.iterdir() if path.is_symlink()]
+    groups = {path.readlink() for path in links}
+    removed = [remove_group(group) for group in groups if group.name.startswith(PREFIX)]
+    return all(removed)
+
+
+def remove_group(group: Path) -> bool:
+    """Remove a control group and kill what is in it; whether it is gone."""
+    deadline = time.monotonic() + GROUP_SECONDS
+    while group.exists():
+        try:
+            pids = [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENODEV}:  # it goes at this moment, or is no control group
+                return True
+            raise
+        try:
+            group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or not any(pids) or time.monotonic() > deadline:
+                return False
+        for pid in filter(None, pids):  # 0: of another PID namespace
+            with contextlib.suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                try:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    select.select([process], [], [], max(0.0, deadline - time.monotonic()))
+                finally:
+                    os.close(process)
+    return True
 
 
 class Janitor:

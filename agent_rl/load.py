@@ -218,7 +218,8 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
         return f"must be 'module:Class', not {found['input']!r}", "write for example 'actors.learner:Learner'"
     if kind.startswith(("model_", "dict_type")):
         return f"must be a table, not {found['input']!r}", _WANTED["dict"]
-    message = re.sub(r"^Input should be |^(?:String|Tuple|List|Value) should ", "must be ", found["msg"])
+    message = found["msg"].removeprefix("Value error, ")
+    message = re.sub(r"^Input should be |^(?:String|Tuple|List|Value) should ", "must be ", message)
     message = message.replace("must be have", "must have").replace("must be match", "must match")
     message = message.split(", unable to parse")[0].replace("a valid integer", "a whole number")
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a table")

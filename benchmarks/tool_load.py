@@ -17,7 +17,7 @@ from actors.sandbox.client import ExecutionLimits, Sandbox
 from actors.sandbox.isolation import Level
 from agent_rl.leftovers import PREFIX
 from benchmarks.reporting import print_table
-from benchmarks.tool_processes import children_of, resident_mib, zombies_below
+from benchmarks.tool_processes import children_of, processes_of, resident_mib, zombies_below
 
 SAMPLE = 2000
 """Calls that tell the trivial rate, before and after; and those between two looks of the endurance test."""
@@ -76,7 +76,12 @@ async def ask_all(sandbox: Sandbox, codes: Sequence[str], callers: int) -> tuple
 def service_mib() -> float:
     """The most memory this process has had, and what the warm interpreters below it have."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return own + sum(resident_mib(pid) for pid in children_of(os.getpid()))
+    return own + sum(resident_mib(pid) for pid in interpreters_of(os.getpid()))
+
+
+def interpreters_of(pid: int) -> list[int]:
+    """All processes of the warm interpreters below a process."""
+    return [one for interpreter in children_of(pid) for one in processes_of(interpreter)]
 
 
 async def outstanding(calls: int, interpreters: int, children: int, level: Level) -> dict[str, float | str | None]:
@@ -144,7 +149,7 @@ class Look:
 def look(calls: int) -> Look:
     """At this process, and the interpreters below it."""
     pid = os.getpid()
-    interpreters = children_of(pid)
+    interpreters = interpreters_of(pid)
     return Look(
         calls,
         resident_mib(pid),

@@ -115,11 +115,20 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for text in texts for child in text.split()]
 
 
+def processes_of(pid: int) -> list[int]:
+    """A warm interpreter's own: the server, and below it the maker of slots, if it has one, and the forker."""
+    return [pid, *children_of(pid)]
+
+
 def used_by(pid: int) -> tuple[float, float, float, float]:
-    """Processor seconds of a process, and of the children it has reaped; page faults of both."""
-    fields = [int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:]]
+    """Processor seconds of an interpreter's own processes, and of the children they have reaped; page faults of both."""
+    own = reaped = faults = reaped_faults = 0
+    for one in processes_of(pid):
+        fields = [int(field) for field in Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[1:]]
+        own, reaped = own + fields[10] + fields[11], reaped + fields[12] + fields[13]
+        faults, reaped_faults = faults + fields[6], reaped_faults + fields[7]
     ticks = os.sysconf("SC_CLK_TCK")
-    return (fields[10] + fields[11]) / ticks, (fields[12] + fields[13]) / ticks, fields[6], fields[7]
+    return own / ticks, reaped / ticks, faults, reaped_faults
 
 
 def resident_mib(pid: int) -> float:

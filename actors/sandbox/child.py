@@ -12,21 +12,31 @@ import _socket
 import _thread
 import ast
 import builtins
+import ctypes
 import importlib
 import json
 import linecache
 import os
 import random
-import resource
 import signal
 import sys
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from actors.sandbox.kernel import PR_SET_PDEATHSIG, prctl, set_signal
-from actors.sandbox.wire import DONE_SAID, HAND_OVER, PLAIN_CODE, receive
+from actors.sandbox.kernel import PR_SET_PDEATHSIG, Step, direct
+from actors.sandbox.rlimits import (
+    FILES_FOR_REPORT,
+    FILES_WHILE_RUNNING,
+    HAND_OVER,
+    LIMITS,
+    MEMORY_FOR_REPORT,
+    MEMORY_WHILE_RUNNING,
+    OUTPUT,
+    set_limit,
+)
+from actors.sandbox.wire import DONE_SAID, PLAIN_CODE, receive
 
 Request: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Request], str]
@@ -34,12 +44,14 @@ REPORT = 3
 """The descriptor of the request, where the report goes too: its first line is the outcome, the rest the result."""
 CONTROL = 4
 """The link to the server: where the call comes from, and a session's further cells. What is above it is closed in a single call."""
-REPORTING_BYTES = 64 << 20
-"""Address space a child gets on top of its limit once its code has ended, so that it can report having run out."""
 BROKEN_OFF = 70
 """Exit status of a child that could not even report."""
-SESSION_CPU_SECONDS = 3600
-"""CPU time of a whole session; each of its cells has the call's wall limit."""
+TAKEN = (REPORT, 1, 2, 0)
+"""The numbers that a call's descriptors get, in the order in which they come."""
+AFTER_INDENTATION = ("", " ", "\t", "\n", "#", ")", "]", "}")
+"""What a line begins with that begins no statement without indentation."""
+FIRST_READ = 8192
+"""Bytes of a request that are read at once: most have no more."""
 USER_FILE = "<tool>"
 
 MAIN = types.ModuleType("__main__")
@@ -51,26 +63,28 @@ RESEED = super(random.Random, random._inst).seed  # noqa: SLF001
 """Reseeds the standard generator; without arguments from the kernel. That of the class in C, which touches fewest pages."""
 
 
-class Bounds(NamedTuple):
-    """The limits of a call as a request carries them."""
+def leaving(control: ctypes.c_int) -> list[Step]:
+    """The steps by which a child leaves the forker's group, and its descriptors but ``control`` and those up to REPORT.
 
-    wall_seconds: float
-    cpu_seconds: int
-    memory_bytes: int
-    output_bytes: int
-    file_bytes: int
-    open_files: int
-    processes: int
+    What the call brings takes the place of these, but mostly no input. That is opened anew: flags and locks of an open file are common
+    to all who inherit it, so one call's would be the next one's too.
+    """
+    return [
+        (direct.setsid, ()),
+        (direct.close, (0,)),
+        (direct.open, (os.devnull.encode(), os.O_RDONLY)),
+        (direct.dup3, (control, CONTROL, os.O_CLOEXEC)),
+        (os.closerange, (CONTROL + 1, 1 << 20)),
+        # Once credentials no longer change, which would undo it:
+        (direct.prctl, (PR_SET_PDEATHSIG, int(signal.SIGKILL))),
+    ]
 
 
-def leave_server(control: int, null: int) -> None:
-    """Leave the server's terminal, group and descriptors. What is left are the link to it, and nothing to read or write."""
-    set_signal(int(signal.SIGTERM), None)
-    os.setsid()
-    for target in (0, 1, 2, REPORT):  # neither source is below 5, so none is overwritten before its turn
-        os.dup2(null, target, target < REPORT)
-    os.dup2(control, CONTROL, False)
-    os.closerange(CONTROL + 1, 1 << 20)
+def take(steps: list[Step]) -> None:
+    """Take each of the steps, or end the process where one fails."""
+    for step, arguments in steps:
+        if step(*arguments) == -1:
+            os._exit(BROKEN_OFF)
 
 
 def reseed() -> None:
@@ -78,74 +92,22 @@ def reseed() -> None:
     RESEED()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
+    if "sympy" in sys.modules:
+        sys.modules["sympy.core.random"].rng.seed()
 
 
-def die_with_parent() -> None:
-    """Ask to be killed when the server ends: to be called once credentials no longer change, which would undo it."""
-    prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-def set_limits(
-    bounds: Bounds, inherited_bytes: int, processes: int | None, cpu_seconds: int, most: dict[int, int]
-) -> None:
-    """Set the resource limits of this process. ``processes`` is the user's new total of tasks, None where it can't bind.
-
-    ``most``: the limits that may not be exceeded, as ``ceilings`` found them.
-    """
-    memory, files = inherited_bytes + bounds.memory_bytes, bounds.file_bytes
-    limits = [
-        (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),
-        (resource.RLIMIT_AS, memory, memory + REPORTING_BYTES),
-        (resource.RLIMIT_FSIZE, files, max(files, 8 * bounds.output_bytes)),
-        (resource.RLIMIT_NOFILE, bounds.open_files, bounds.open_files),
-    ]
-    if processes is not None:
-        limits.append((resource.RLIMIT_NPROC, processes, processes))
-    for limit, soft, hard in limits:
-        if limit in most:
-            soft, hard = min(soft, most[limit]), min(hard, most[limit])  # noqa: PLW2901
-        resource.setrlimit(limit, (soft, hard))
-
-
-def ceilings() -> dict[int, int]:
-    """What this process may not exceed, by limit; and set what its children have none of, once for all of them."""
-    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
-        resource.setrlimit(limit, (0, 0))
-    limits = (
-        resource.RLIMIT_CPU,
-        resource.RLIMIT_AS,
-        resource.RLIMIT_FSIZE,
-        resource.RLIMIT_NOFILE,
-        resource.RLIMIT_NPROC,
-    )
-    hard = {limit: resource.getrlimit(limit)[1] for limit in limits}
-    return {limit: most for limit, most in hard.items() if most != resource.RLIM_INFINITY}
-
-
-def run(work: Work, inherited_bytes: int, most: dict[int, int]) -> NoReturn:
+def run(work: Work, control: _socket.socket) -> NoReturn:
     """Wait for a call; do ``work`` on its request, report how it ended, and end the process, running nothing the code has registered.
 
     A session goes on with the next cell. The limits of a call hold from its arrival on.
     """
-    control = _socket.socket(fileno=CONTROL)
-    data, fds = receive(control, HAND_OVER.size)
-    if not data:
-        os._exit(0)  # the server has ended
-    is_session, *limits, processes = HAND_OVER.unpack(data)
-    bounds = Bounds(*limits)
-    take_files(fds)
-    cpu_seconds = SESSION_CPU_SECONDS if is_session else bounds.cpu_seconds
-    set_limits(bounds, inherited_bytes, None if processes < 0 else processes, cpu_seconds, most)
-    soft = [
-        (limit, resource.getrlimit(limit)[0]) for limit in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE) if is_session
-    ]
+    limits = run_call(work, control)
     while True:
-        run_once(work, bounds.output_bytes)
         try:
             control.send(DONE_SAID)
         except OSError:
             os._exit(0)  # the code has closed it: then the end of the process says so
-        if not is_session:
+        if not limits[0]:
             os._exit(0)
         _, fds = receive(control, 16)
         if len(fds) < 3:
@@ -153,16 +115,29 @@ def run(work: Work, inherited_bytes: int, most: dict[int, int]) -> NoReturn:
         if len(fds) == 3:
             fds.append(os.open(os.devnull, os.O_RDONLY))
         take_files(fds)
-        for limit, value in soft:
-            resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+        for limit in (MEMORY_WHILE_RUNNING, FILES_WHILE_RUNNING):
+            set_limit(limits, limit)
         reopen_streams()
+        run_once(work, limits)
+
+
+def run_call(work: Work, control: _socket.socket) -> bytes:
+    """Wait for a call, set its limits, run it, report. What came with it (see HAND_OVER)."""
+    data, fds = receive(control, HAND_OVER.size)
+    if not data:
+        os._exit(0)  # the server has ended
+    take_files(fds)
+    for limit in LIMITS:
+        if not set_limit(data, limit):
+            os._exit(BROKEN_OFF)
+    run_once(work, data)
+    return data
 
 
 def take_files(fds: list[int]) -> None:
     """Make the call's descriptors the report and the standard streams."""
-    for target, fd in zip((REPORT, 1, 2, 0), fds, strict=False):
-        os.dup2(fd, target, target < REPORT)
-    for fd in fds:
+    for at, fd in enumerate(fds):
+        os.dup2(fd, TAKEN[at], TAKEN[at] < REPORT)
         os.close(fd)
 
 
@@ -174,12 +149,13 @@ def reopen_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def run_once(work: Work, output_bytes: int) -> None:
+def run_once(work: Work, limits: bytes) -> None:
     """Do ``work`` on the request in the report's descriptor; the report takes its place.
 
     A traceback goes to stderr, as any interpreter's does.
     """
     outcome, result, note, request = "success", "", "", {}
+    output_bytes = int.from_bytes(limits[OUTPUT], sys.byteorder)
     try:
         request = read_request()
         result = work(request)
@@ -188,16 +164,17 @@ def run_once(work: Work, output_bytes: int) -> None:
             outcome, note = "error", f"SystemExit: {end.code}\n"
     except BaseException as error:  # noqa: BLE001  it is not lost: it is what is reported
         outcome = "memory_limit" if isinstance(error, MemoryError) else "error"
-        raise_limit(resource.RLIMIT_AS)
+        set_limit(limits, MEMORY_FOR_REPORT)
         note = cut(traceback_text(error, request), output_bytes // 4)
     for stream, text in ((sys.__stdout__, ""), (sys.__stderr__, note)):
         try:
             if stream is not None:
-                stream.write(text)
+                if text:
+                    stream.write(text)
                 stream.flush()
         except (OSError, ValueError):
             pass  # the code closed it
-    raise_limit(resource.RLIMIT_FSIZE)
+    set_limit(limits, FILES_FOR_REPORT)
     data = f"{outcome}\n{cut(result, output_bytes)}".encode("utf-8", "backslashreplace")
     os.ftruncate(REPORT, 0)
     written = 0
@@ -207,20 +184,15 @@ def run_once(work: Work, output_bytes: int) -> None:
 
 def read_request() -> Request:
     """What the call is."""
-    size = os.fstat(REPORT).st_size
-    data = os.pread(REPORT, size, 0)
-    while len(data) < size:
-        data += os.pread(REPORT, size - len(data), len(data))
+    data = os.pread(REPORT, FIRST_READ, 0)
+    if len(data) == FIRST_READ:
+        size = os.fstat(REPORT).st_size
+        while len(data) < size:
+            data += os.pread(REPORT, size - len(data), len(data))
     if data.startswith(PLAIN_CODE):
         return {"code": data[1:].decode("utf-8", "surrogatepass")}
     request: Request = json.loads(data)
     return request
-
-
-def raise_limit(limit: int) -> None:
-    """Give this process what was kept in reserve for reporting."""
-    hard = resource.getrlimit(limit)[1]
-    resource.setrlimit(limit, (hard, hard))
 
 
 def cut(text: str, length: int) -> str:
@@ -243,12 +215,9 @@ def run_code(request: Request) -> str:
     namespace = MAIN.__dict__
     for code in request.get("earlier", ()):  # a session that is rebuilt
         run_again(code, namespace)
-    tree = ast.parse(request["code"], USER_FILE)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, USER_FILE, "exec", dont_inherit=True), namespace)  # noqa: S102
-    value = None
-    if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), USER_FILE, "eval", dont_inherit=True), namespace)  # noqa: S307
+    statements, expression = compiled_apart(request["code"])
+    exec(statements, namespace)  # noqa: S102
+    value = None if expression is None else eval(expression, namespace)  # noqa: S307
     result = "" if value is None else repr(value)
     if THREADS() and "threading" in sys.modules and not request.get("session"):
         threading = sys.modules["threading"]
@@ -256,6 +225,30 @@ def run_code(request: Request) -> str:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
     return result
+
+
+def compiled_apart(code: str) -> tuple[types.CodeType, types.CodeType | None]:
+    """Code without its last statement, and that, if it is an expression; otherwise all of it. Raises what ``compile`` does.
+
+    Mostly the last statement begins where the last line does that is not indented. If both sides of that place compile, then so it is, and no
+    tree of the whole code is needed, of which each node is memory that the child is the first to touch.
+    """
+    at = code.rfind("\n") + 1
+    while at and code[at : at + 1] in AFTER_INDENTATION:
+        at = code.rfind("\n", 0, at - 1) + 1
+    if code[at : at + 1] not in AFTER_INDENTATION and "\r" not in code:  # else lines are not what they seem
+        try:
+            expression = compile("\n" * code.count("\n", 0, at) + code[at:], USER_FILE, "eval", dont_inherit=True)
+            return compile(code[:at], USER_FILE, "exec", dont_inherit=True), expression
+        except SyntaxError:
+            pass
+    tree = ast.parse(code, USER_FILE)
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr):
+        return compile(tree, USER_FILE, "exec", dont_inherit=True), None
+    tree.body.pop()
+    expression = compile(ast.Expression(last.value), USER_FILE, "eval", dont_inherit=True)
+    return compile(tree, USER_FILE, "exec", dont_inherit=True), expression
 
 
 def run_again(code: str, namespace: dict[str, Any]) -> None:

@@ -11,27 +11,16 @@ interpreter's descriptors and is in a slot of its own, where no call can reach i
 
 from __future__ import annotations
 
-import _socket
 import os
-import resource
 import signal
 import socket
-from typing import NoReturn, TypeAlias
+from contextlib import suppress
+from typing import TypeAlias
 
-from actors.sandbox.child import (
-    BROKEN_OFF,
-    Bounds,
-    Work,
-    ceilings,
-    die_with_parent,
-    leave_server,
-    reseed,
-    run,
-)
 from actors.sandbox.directories import Directory
-from actors.sandbox.kernel import fork
 from actors.sandbox.namespaces import Slot
-from actors.sandbox.wire import HAND_OVER, NO_VERDICT, send
+from actors.sandbox.rlimits import Bounds
+from actors.sandbox.wire import NO_VERDICT, NOT_RUN, send
 
 Place: TypeAlias = Slot | Directory
 
@@ -54,20 +43,21 @@ class Call:
 class Child:
     """A process that waits for a call, runs it, or runs the cells of a session one after the other."""
 
-    def __init__(self, pid: int, place: Place, control: _socket.socket) -> None:
+    def __init__(self, pid: int, place: Place, control: socket.socket) -> None:
         self.pid, self.place, self.control = pid, place, control
         self.pidfd = os.pidfd_open(pid)
         self.call: Call | None = None
         self.session = 0
         self.first: Call | None = None
+        self.settling: Call | None = None
+        """The cell after which it was stopped, until that is sure to have happened."""
         self.unread: Call | None = None
         """A first call that it never took: it was dying when that was handed over."""
 
-    def hand_over(self, call: Call, processes: int | None) -> bool:
-        """Give it the call that it waits for; False when that can't be, which is its end. ``processes``: see ``child.set_limits``."""
-        tasks = -1 if processes is None else processes
+    def hand_over(self, call: Call, limits: bytes) -> bool:
+        """Give it the call that it waits for, with its limits packed; False when that can't be, which is its end."""
         try:
-            send(self.control, HAND_OVER.pack(bool(call.session), *call.bounds, tasks), call.fds)
+            send(self.control, limits, call.fds)
         except OSError:  # it has died
             self.kill()
             return False
@@ -85,7 +75,8 @@ class Child:
         try:
             send(self.control, b"c", call.fds)
         except OSError:
-            self.kill()  # it does not listen: its end is reported as that of the cell
+            call.verdict = NOT_RUN  # it does not listen
+            self.kill()
 
     def said(self) -> bool | None:
         """Whether it says that it has reported; None when it has closed the link."""
@@ -98,12 +89,15 @@ class Child:
             return None
 
     def kill(self) -> None:
-        """Kill it and its group, as long as it is not reaped."""
-        os.kill(self.pid, signal.SIGKILL)
-        try:  # noqa: SIM105  each object that is made after a fork may cost a page
+        """Kill it and its group; nothing, where a forker that has died since has reaped it."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self.kill_group()
+
+    def kill_group(self) -> None:
+        """Kill what is left of its group, as long as it is not reaped."""
+        with suppress(ProcessLookupError, PermissionError):  # it may not lead a group yet
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # it may not lead a group yet
 
     def has_descendants(self, proc: int) -> bool:
         """Whether a session has processes beside its own, which would go on running between its cells. ``proc``: of the host."""
@@ -124,51 +118,3 @@ class Child:
             return False
         finally:
             os.close(tasks)
-
-
-class Forks:
-    """Makes children. To be made once the interpreter is warm, since it measures what they inherit."""
-
-    def __init__(self, work: Work, proc: int, null: int) -> None:
-        self.work, self.null = work, null
-        self.tasks = os.open("self/task", os.O_PATH, dir_fd=proc)
-        statm = os.open("self/statm", os.O_RDONLY, dir_fd=proc)
-        self.inherited_bytes = int(os.read(statm, 256).split()[0]) * resource.getpagesize()
-        os.close(statm)
-        self.ceilings = ceilings()
-
-    def require_single_thread(self) -> None:
-        """Raise RuntimeError when a module has started a thread: a fork would be without it, and what it holds locked."""
-        threads = os.fstat(self.tasks).st_nlink - 2
-        if threads != 1:
-            raise RuntimeError(f"the warm interpreter has {threads} threads: warm modules must start none")
-
-    def child(self, place: Place) -> Child:
-        """A new child, that waits in ``place``. Raises OSError."""
-        self.require_single_thread()
-        ours, theirs = _socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )  # those of ``socket`` touch twice the memory
-        try:
-            ours.setblocking(False)
-            place.prepare()
-            pid = fork()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        if pid == 0:
-            try:
-                self._be_child(place, theirs.fileno())
-            finally:
-                os._exit(BROKEN_OFF)  # whatever happens, a child never returns into the server's loop
-        theirs.close()
-        return Child(pid, place, ours)
-
-    def _be_child(self, place: Place, control: int) -> NoReturn:
-        """The child's side of the fork."""
-        place.enter()
-        leave_server(control, self.null)
-        reseed()
-        die_with_parent()
-        run(self.work, self.inherited_bytes, self.ceilings)

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from actors.fair_queue import FairQueue
+from actors.sandbox.control_groups import ControlGroups, Wanted, control_groups
 from actors.sandbox.interpreter import (
     Ended,
     Interpreter,
@@ -36,6 +37,9 @@ ATTEMPTS = 2
 WARM_UP_ATTEMPTS = 3
 """Warm-ups that may fail in a row before the sandbox gives up."""
 
+TASKS_OF_AN_INTERPRETER = 16
+"""Server, forker, the maker of its slots, its children that wait, with their slots, and those that remove what calls leave."""
+
 DEFAULT_LIMITS, DEFAULT_SCRATCH = ExecutionLimits(), Scratch()
 UNAVAILABLE = Judgement(
     "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
@@ -54,7 +58,8 @@ class Sandbox:
     Up to ``interpreters * children`` calls run at once; further ones wait, those of different sessions in turn. There are
     ``interpreters`` of each weight: bare, with one of the ``warm_modules``, with the first two, and so on. A call goes to the
     lightest that has every warm module its code names, since the cost of a fork grows with what is loaded; the heavier ones
-    are started when they are first needed. Interpreters of a ``checker`` judge answers and never run model
+    are started when they are first needed. Where the host has control groups, all of them together are limited to ``memory_bytes``
+    (half of the memory there is) and to the processes that the limits of calls allow. Interpreters of a ``checker`` judge answers and never run model
     code; others never see an answer.
 
     Use::
@@ -76,6 +81,8 @@ class Sandbox:
         isolation: Isolation = "host",
         sessions: int = 64,
         scratch: Scratch = DEFAULT_SCRATCH,
+        control_groups: Wanted = "host",
+        memory_bytes: int | None = None,
     ) -> None:
         self._interpreters = interpreters
         self._weights = Weights(warm_modules)
@@ -84,6 +91,7 @@ class Sandbox:
         self._warm_seconds = warm_seconds
         self._isolation = isolation
         self._scratch = scratch
+        self._wanted_groups, self._memory_bytes = control_groups, memory_bytes
         self._queue = FairQueue(interpreters * children)
         self._most_children = interpreters * children + (0 if checker else sessions)
         self._sessions = SessionTable(sessions)
@@ -93,20 +101,24 @@ class Sandbox:
         self._counts = Counter(dict.fromkeys(("calls", "cells", "restarts", "retries", "sessions_rebuilt"), 0))
         self._seconds = {"run_seconds": 0.0, "queue_seconds": 0.0}
         self.level: Level | None = None
+        self.groups = ControlGroups()
         self.reasons: list[str] = []
         """Why levels of isolation stronger than the one in force can't be had."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the interpreters until cancelled; started once the bare ones are warm.
 
-        A dead one is replaced. Raises (in groups) IsolationError where the configured isolation can't be had, and
-        WarmUpError when modules don't exist or warming up fails several times in a row.
+        A dead one is replaced. Raises (in groups) IsolationError where the configured isolation can't be had,
+        ControlGroupsError where required control groups can't, and WarmUpError when modules don't exist or warming up fails several times in a row.
         """
         for module in self._weights.sets[-1]:
             if importlib.util.find_spec(module.partition(".")[0]) is None:
                 raise WarmUpError(f"No module named {module!r}: it is among the warm modules")
         self._needed[0].set()
-        async with trio.open_nursery() as nursery:
+        async with (
+            control_groups(self._wanted_groups, self._memory_bytes, self._most_tasks()) as self.groups,
+            trio.open_nursery() as nursery,
+        ):
             await nursery.start(self._keep_one, 0)  # it finds the level
             async with trio.open_nursery() as starting:
                 for _ in range(1, self._interpreters):
@@ -169,7 +181,8 @@ class Sandbox:
         asked = trio.current_time()
         judgement, _ = await self._call({"gold": gold, "prediction": prediction}, "", self._limits, name, 0)
         outcome, failure = judgement.outcome, ""
-        if outcome == "unavailable" or (outcome == "killed" and judgement.signal == signal.SIGKILL):
+        killed = outcome in ("killed", "memory_limit") and judgement.signal == signal.SIGKILL
+        if outcome == "unavailable" or killed:
             failure = f"{outcome}: {judgement.stderr}"  # nothing the answer could have done
         method, _, verdict = judgement.value.partition(" ") if outcome == "success" else (outcome, "", "")
         if outcome in ("killed", "error"):
@@ -193,6 +206,14 @@ class Sandbox:
         """Processor time of the interpreters that live now and of all children they have reaped."""
         return sum(interpreter.cpu_seconds() for interpreter in self._ready)
 
+    def _most_tasks(self) -> int:
+        """Processes and threads that there can be while every limit is kept: more are for those that no limit binds."""
+        per_interpreter = TASKS_OF_AN_INTERPRETER + 2 * self._most_children  # inits of slots, and those who make them
+        return (
+            self._interpreters * len(self._weights.sets) * per_interpreter
+            + self._most_children * self._limits.processes
+        )
+
     async def _keep_when_needed(self, weight: int) -> None:
         await self._needed[weight].wait()
         async with trio.open_nursery() as nursery:
@@ -210,6 +231,7 @@ class Sandbox:
                     self._most_children,
                     levels[0],
                     self._warm_seconds,
+                    self.groups,
                     self._scratch,
                 )
             )

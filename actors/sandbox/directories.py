@@ -8,6 +8,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -18,19 +19,10 @@ from actors.sandbox import kernel
 class Directory:
     """One place for a call: a directory of its own."""
 
-    def __init__(self, path: str, readable: list[int], landlock_version: int) -> None:
-        self.path, self._readable, self._landlock_version = path, readable, landlock_version
+    def __init__(self, path: str) -> None:
+        self.path = path
         os.mkdir(path, 0o700)
-
-    def prepare(self) -> None:
-        """Nothing is to be done before the fork."""
-
-    def enter(self) -> None:
-        """In the child: confine it to its directory, where the kernel can."""
-        os.chdir(self.path)
-        if self._landlock_version:
-            own = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
-            kernel.landlock(self._landlock_version, self._readable, [own, *devices()])
+        self.door = os.open(path, os.O_PATH | os.O_DIRECTORY)
 
     def processes(self) -> list[int]:
         """Nothing is adopted here: see ``Directories.kill_orphans``."""
@@ -49,12 +41,14 @@ class Directories:
     spares = 0
     """No child waits here for its call: other calls could reach it."""
 
-    def __init__(self, parent: str, most: int, readable: list[str], landlock_version: int) -> None:
-        self._parent, self._room = parent, most
+    def __init__(self, parent: str, most: int, readable: list[str], *, filtered: bool) -> None:
+        self._parent, self._room, self._filtered = parent, most, filtered
         self._made = 0
-        self._landlock_version = landlock_version
-        self._readable = [os.open(path, os.O_PATH) for path in readable] if landlock_version else []
+        self._landlock_version = landlock_version = kernel.landlock_version() if filtered else 0
+        self.keep = tuple(os.open(path, os.O_PATH) for path in readable) if landlock_version else ()
         self._cleaners: set[int] = set()
+        self._left: list[str] = []
+        """Directories that are not empty, until there is a process to remove them."""
         pid = os.getpid()
         self._children = os.open(f"/proc/self/task/{pid}/children", os.O_RDONLY)
 
@@ -64,7 +58,7 @@ class Directories:
             return None
         self._room -= 1
         self._made += 1
-        return Directory(f"{self._parent}/{self._made}", self._readable, self._landlock_version)
+        return Directory(f"{self._parent}/{self._made}")
 
     def want(self, count: int) -> None:
         """Nothing can be had that ``get`` would not give."""
@@ -75,16 +69,33 @@ class Directories:
     def put_back(self, slot: Directory) -> bool:
         """A call has ended: remove its directory. Says whether it was empty."""
         self._room += 1
+        os.close(slot.door)
+        empty = False
         try:
             os.rmdir(slot.path)
+            empty = True
         except FileNotFoundError:
-            return False  # the code removed it
+            pass  # the code removed it
         except OSError:
-            self._clean(slot.path)
-            return False
-        return True
+            self._left.append(slot.path)
+        while self._left and self._clean(self._left[-1]):
+            self._left.pop()
+        return empty
 
     discard = put_back
+
+    def prepare(self, _door: int) -> bool:
+        """Nothing is to be done before the fork."""
+        return True
+
+    def entering(self, door: ctypes.c_int) -> list[kernel.Step]:
+        """The steps by which a child goes to its directory, and is confined to it where the kernel can and gives up what root may do."""
+        return [(self._enter, (door,)), *([kernel.drop_capabilities()] if self._filtered else [])]
+
+    def _enter(self, door: ctypes.c_int) -> None:
+        os.fchdir(door.value)
+        if self._landlock_version:
+            kernel.landlock(self._landlock_version, self.keep, [door.value, *devices()])
 
     def process_limit(self, limit: int) -> int | None:
         """The kernel counts all of the user's tasks: room for what the machine has now, and the limit on top."""
@@ -93,9 +104,15 @@ class Directories:
         with open("/proc/loadavg") as load:  # noqa: PTH123
             return int(load.read().split()[3].split("/")[1]) + limit
 
-    def _clean(self, directory: str) -> None:
-        """Remove what the code left, in a process of its own: a large tree takes long, and the loop has deadlines."""
-        pid = os.fork()
+    def _clean(self, directory: str) -> bool:
+        """Remove what the code left, in a process of its own: a large tree takes long, and the loop has deadlines.
+
+        False where there can be none now, as after a call that has used all processes up.
+        """
+        try:
+            pid = os.fork()
+        except OSError:
+            return False
         if pid == 0:
             try:
                 kernel.set_signal(int(signal.SIGTERM), None)
@@ -104,11 +121,12 @@ class Directories:
             finally:
                 os._exit(0)
         self._cleaners.add(pid)
+        return True
 
-    def kill_orphans(self, running: set[int], wait: int = os.WNOHANG) -> bool:
-        """Kill and reap what children of ended calls left behind; False when there was nothing."""
+    def kill_orphans(self, forker: int, wait: int = os.WNOHANG) -> bool:
+        """Kill and reap what children of ended calls left behind, all below this process but the forker; False when there was nothing."""
         children = map(int, os.pread(self._children, 1 << 16, 0).split())
-        orphans = [pid for pid in children if pid not in running]
+        orphans = [pid for pid in children if pid != forker]
         for pid in orphans:
             if pid not in self._cleaners:
                 os.kill(pid, signal.SIGKILL)
@@ -119,7 +137,7 @@ class Directories:
     def end(self) -> None:
         """Kill every process below this one, and wait for them."""
         self._cleaners.clear()
-        while self.kill_orphans(set(), wait=0):
+        while self.kill_orphans(0, wait=0):
             pass  # the next generation has become ours
 
 

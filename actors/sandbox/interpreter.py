@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from actors.sandbox.control_groups import ControlGroups
 from actors.sandbox.isolation import Level, filter_program, outer_user, visible
 from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.wire import (
@@ -28,6 +29,7 @@ from actors.sandbox.wire import (
     NOT_RUN,
     PLAIN_CODE,
     REPLY,
+    memory_file,
     pack_request,
 )
 from agent_rl.leftovers import claimed_directory, remove_tree
@@ -39,8 +41,10 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "LD_BIND_NOW": "1",
 }
-"""What the interpreter itself finds in its environment, since a pool of threads would not survive a fork; calls find none of it."""
+"""What the interpreter itself finds in its environment, since a pool of threads would not survive a fork, and what a library does
+when it is first called would be done by every child; calls find none of it."""
 ENDING_SECONDS = 5.0
 """How long a server may take to kill its children and remove its directory before it is killed itself."""
 READ_MARGIN = 16
@@ -74,19 +78,23 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class InterpreterConfig:
-    """What an interpreter is: modules it imports, whether it judges answers, calls at once, and its isolation."""
+    """What an interpreter is: modules it imports, whether it judges answers, calls at once, its isolation, the groups it joins."""
 
     modules: tuple[str, ...]
     checker: bool
     children: int
     level: Level
     warm_seconds: float
+    groups: ControlGroups
     scratch: Scratch = Scratch()
 
 
 @dataclass(slots=True)
 class Ended:
-    """What became of a call: the interpreter's verdict, the exit status, and what the child left in its files."""
+    """What became of a call: the interpreter's verdict, the exit status, and what the child left in its files.
+
+    ``out_of_memory``: it was killed when the memory of all calls together was used up.
+    """
 
     verdict: int
     status: int
@@ -94,6 +102,7 @@ class Ended:
     stdout: bytes
     stderr: bytes
     report: bytes
+    out_of_memory: bool = False
 
 
 class _Pending:
@@ -172,7 +181,7 @@ class Interpreter:
         The server keeps each call's own deadline, so a silent one hangs and is killed. A cancelled call is cancelled in
         the server too. Raises NotStartedError.
         """
-        number, pending = next(self._ids), _Pending()
+        number, pending, groups, asked = next(self._ids), _Pending(), self.config.groups, trio.current_time()
         files: list[int] = []
         try:
             try:
@@ -199,7 +208,8 @@ class Interpreter:
                 return None
             most = limits.output_bytes
             stdout, stderr = (os.pread(fd, most + READ_MARGIN, 0) for fd in files[1:3])
-            return Ended(*pending.ended, stdout, stderr, os.pread(files[0], 5 * most + 4096, 0))
+            out_of_memory = pending.ended[1] == -signal.SIGKILL and groups.ended_one_since(asked, trio.current_time())
+            return Ended(*pending.ended, stdout, stderr, os.pread(files[0], 5 * most + 4096, 0), out_of_memory)
         finally:
             for fd in files:
                 os.close(fd)
@@ -210,14 +220,18 @@ class Interpreter:
             self._send(pack_request(END_SESSION, 0, session), [])
 
     def cpu_seconds(self) -> float:
-        """Processor time of the process and of the children it has reaped; 0 when it is gone."""
+        """Processor time of the interpreter's processes and of the children they have reaped; 0 when it is gone."""
         if self._process is None:
             return 0.0
+        ticks = 0
         try:
-            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+            own = self._process.pid
+            for pid in (own, *Path(f"/proc/{own}/task/{own}/children").read_text().split()):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))  # utime, stime and those of the reaped
         except (FileNotFoundError, ProcessLookupError):
             return 0.0
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime and those of the reaped
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """Kill the process at once; ``run`` sees it and cleans up."""
@@ -239,11 +253,13 @@ class Interpreter:
             "children": config.children,
             "namespaces": config.level == "strong",
             "filter": filter_program(config.level).hex(),
+            "server_filter": filter_program(config.level, may_continue=True).hex(),
             "plan": seen.plan,
             "readable": seen.readable,
             "kept": seen.kept,
             "outer_user": outer_user(),
             "scratch": config.scratch.options,
+            "groups": config.groups.to_join,
         }
         # -I and -S: nothing of the user's and no site-packages hooks; -B: code that is not trusted writes no bytecode.
         boot = BOOT.format(root=ROOT)
@@ -254,10 +270,13 @@ class Interpreter:
         )
 
     async def _serve(self, link: socket.socket, task_status: trio.TaskStatus[None]) -> None:
+        asked = trio.current_time()
         with trio.move_on_after(self.config.warm_seconds) as warming:
             hello = await _receive(link)
             if not hello:
-                raise WarmUpError("the interpreter died while it warmed up")
+                starved = self.config.groups.ended_one_since(asked, trio.current_time())
+                why = ": the memory of all calls together does not do for it" if starved else ""
+                raise WarmUpError(f"the interpreter died while it warmed up{why}")
             if REPLY.unpack_from(hello)[0] == FAILED:
                 said = json.loads(hello[REPLY.size :])
                 if said["stage"] == "isolation":
@@ -324,20 +343,6 @@ def packed(request: dict[str, Any]) -> bytes:
         code: str = request["code"]
         return PLAIN_CODE + code.encode("utf-8", "surrogatepass")
     return json.dumps(request).encode()
-
-
-def memory_file(data: bytes) -> int:
-    """A descriptor to read ``data`` from, however long, without anybody having to feed a pipe. Raises OSError."""
-    fd = os.memfd_create("call")
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(fd, view) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 async def _receive(link: socket.socket) -> bytes:

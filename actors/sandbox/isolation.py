@@ -62,14 +62,17 @@ def unavailable(level: Level, why: str) -> IsolationError:
     )
 
 
-def filter_program(level: Level) -> bytes:
-    """The seccomp filter of a level; empty for ``limits``. Raises IsolationError where it is not known for this machine."""
+def filter_program(level: Level, *, may_continue: bool = False) -> bytes:
+    """The seccomp filter of a level; empty for ``limits``. Raises IsolationError where it is not known for this machine.
+
+    ``may_continue``: not that of calls, but of who lets sessions go on.
+    """
     if level == "limits":
         return b""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise unavailable(level, f"there is no seccomp filter for {machine} processors")
-    return program(machine, FIRST_SLOT_FD if level == "strong" else None)
+    return program(machine, FIRST_SLOT_FD if level == "strong" else None, may_continue=may_continue)
 
 
 def outer_user() -> int:

@@ -26,12 +26,15 @@ class Judgement:
 
 
 def judge(ended: Ended, output_bytes: int) -> Judgement:
-    """The outcome: the server's verdict, then too much output, then the exit status, then the child's report."""
+    """The outcome: memory that has run out, then the server's verdict, too much output, then the exit status, then the child's report."""
     stdout, stderr = _text(ended.stdout, output_bytes), _text(ended.stderr, output_bytes)
     said, _, result = ended.report.decode("utf-8", "replace").partition("\n")
     outcome: ToolOutcome
     number = max(0, -ended.status)
-    if len(ended.stdout) > output_bytes or len(ended.stderr) > output_bytes:
+    if ended.out_of_memory and ended.verdict in (NO_VERDICT, CPU_TIMEOUT):
+        outcome = "memory_limit"
+        stderr += "The memory of all calls together was used up, and this one was ended.\n"
+    elif len(ended.stdout) > output_bytes or len(ended.stderr) > output_bytes:
         outcome = "output_limit"
     elif ended.verdict in (TIMEOUT, CPU_TIMEOUT):
         outcome = "timeout"

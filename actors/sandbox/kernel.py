@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -35,12 +37,23 @@ LANDLOCK_SCOPES = 3
 """From version 6: no abstract Unix sockets and no signals to outside of the domain."""
 CAPABILITY_VERSION = 0x20080522
 
+Step: TypeAlias = tuple[Callable[..., "int | None"], tuple[Any, ...]]
+"""Something to be called, made beforehand with its arguments; a result of -1 is a failure."""
+
 libc = ctypes.CDLL(None, use_errno=True)
 prctl = libc.prctl
 set_signal = libc.signal
 """C's signal(): for a handler of None the default, without Python's bookkeeping."""
 
-_fork = ctypes.PyDLL(None, use_errno=True).fork
+direct = ctypes.PyDLL(None)
+"""libc as children and those that fork them call it: it releases no lock and keeps no ``errno``, which would be pages more to copy. Each
+result is the caller's to check."""
+fork = direct.fork
+"""Fork a process of one thread, and run no hooks in the child; there 0, and -1 where there can be none.
+
+``os.fork`` puts locks and lists of threads in order, for which one thread has no need, and each page that touches is
+copied. The standard generator of random numbers is not reseeded.
+"""
 
 
 class MountAttributes(ctypes.Structure):
@@ -89,15 +102,6 @@ def _checked(result: int, name: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
-
-
-def fork() -> int:
-    """Fork a process of one thread, and run no hooks in the child; there 0.
-
-    ``os.fork`` puts locks and lists of threads in order, for which one thread has no need, and each page that touches is
-    copied. The standard generator of random numbers is not reseeded.
-    """
-    return _checked(_fork(), "fork")
 
 
 def unshare(flags: int) -> None:
@@ -161,9 +165,9 @@ def keep_capabilities_through_change_of_user(uid: int) -> None:
     _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), current), "capset")
 
 
-def drop_capabilities() -> None:
+def drop_capabilities() -> Step:
     """Give up every capability."""
-    _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), NO_CAPABILITIES), "capset")
+    return direct.capset, (ctypes.byref(CAPABILITY_HEADER), NO_CAPABILITIES)
 
 
 def install_filter(program: bytes) -> None:
@@ -179,7 +183,7 @@ def landlock_version() -> int:
     return max(0, result)
 
 
-def landlock(version: int, readable: list[int], writable: list[int]) -> None:
+def landlock(version: int, readable: Sequence[int], writable: Sequence[int]) -> None:
     """Confine this process and its children to the given files and what is beneath the given directories (descriptors)."""
     rights = LANDLOCK_ALL[min(version, 3)]
     ruleset = Ruleset(files=rights, scopes=LANDLOCK_SCOPES if version >= 6 else 0)

@@ -16,7 +16,7 @@ nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it i
 
 from __future__ import annotations
 
-import fcntl
+import ctypes
 import os
 import select
 import signal
@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from actors.sandbox import kernel
 
 FIRST_SLOT_FD = 512
-"""Slots' pidfds are kept from here on, where no child may have descriptors: the filter lets only these be entered."""
+"""The pidfd of the slot that is being entered: no child may have a descriptor of this number, and the filter lets only such be entered."""
 INSIDE = 1000
 """The user and group that calls are in their own namespace."""
 HOME = "/tmp"  # noqa: S108  a call's own
@@ -141,9 +141,7 @@ class Maker:
             raise RuntimeError("the maker of slots has ended")
         if len(fds) != 3:
             raise OSError(data.decode())
-        high = fcntl.fcntl(fds[0], fcntl.F_DUPFD, FIRST_SLOT_FD)  # a free number, whatever else is open up there
-        os.close(fds[0])
-        return Slot(high, fds[1], fds[2])
+        return Slot(*fds)
 
 
 def close_all_but(*fds: int) -> None:
@@ -161,7 +159,12 @@ def make_slots(link: socket.socket, proc: int, scratch: str, kept: list[str]) ->
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     lifeline, held = os.pipe()
     while link.recv(1):
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory for one
+            link.send(str(error).encode()[:500])
+            continue
+        if pid == 0:
             try:
                 os.close(held)
                 make_slot(link, lifeline, proc, scratch, kept)
@@ -229,15 +232,10 @@ class Slot:
         self.made = os.fstat(directory).st_ctime_ns
         self.inodes = self.used()
 
-    def prepare(self) -> None:
-        """Before the fork: the next child is born into the slot's PID namespace."""
-        kernel.setns(self.pidfd, kernel.CLONE_NEWPID)
-
-    def enter(self) -> None:
-        """In the child: enter the slot's other namespaces, and give up what that took."""
-        kernel.setns(self.pidfd, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
-        os.chdir(HOME)
-        kernel.drop_capabilities()
+    @property
+    def door(self) -> int:
+        """What the forker enters it by."""
+        return self.pidfd
 
     def is_clean(self) -> bool:
         """Whether a call that has ended left nothing. Everything it started has the slot's init as its parent now."""
@@ -273,6 +271,9 @@ class NamespaceSlots:
     spares = 2
     """Children that wait for their call: more would serve bursts, of which the cores could not run more at once anyway."""
 
+    keep: tuple[int, ...] = ()
+    """Descriptors that the forker needs."""
+
     def __init__(self, maker: Maker, most: int, epoll: select.epoll) -> None:
         self.maker, self.most = maker, most + self.spares
         self.free: list[Slot] = []
@@ -299,6 +300,19 @@ class NamespaceSlots:
         self.asked -= 1
         self.free.append(self.maker.take())
         self.made += 1
+
+    def prepare(self, door: int) -> bool:
+        """In the forker: the next child is born into the slot's PID namespace. False where that is no more."""
+        kernel.direct.dup3(door, FIRST_SLOT_FD, os.O_CLOEXEC)
+        return bool(kernel.direct.setns(FIRST_SLOT_FD, kernel.CLONE_NEWPID) == 0)
+
+    def entering(self, _door: ctypes.c_int) -> list[kernel.Step]:
+        """The steps by which a child enters the slot's other namespaces, and gives up what that took."""
+        return [
+            (kernel.direct.setns, (FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),
+            (kernel.direct.chdir, (HOME.encode(),)),
+            kernel.drop_capabilities(),
+        ]
 
     def put_back(self, slot: Slot) -> bool:
         """A call has ended: its slot may be used again, or is replaced. Says which."""

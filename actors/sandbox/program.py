@@ -13,11 +13,13 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from typing import Any
 
 from actors.sandbox import kernel
-from actors.sandbox.child import MAIN, check_answer, run_code
+from actors.sandbox.child import CONTROL, MAIN, check_answer, run_code
 from actors.sandbox.directories import Directories, open_files_limit, remove_tree
+from actors.sandbox.forks import WARM, Forker, ForkerGone, Forks
 from actors.sandbox.namespaces import FIRST_SLOT_FD, Maker, NamespaceSlots, enter_namespaces
 from actors.sandbox.server import Farewell, OwnerGone, Server
 from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
@@ -61,8 +63,52 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
         assert slot is not None
         server.slots.put_back(slot)
     else:
-        version = kernel.landlock_version() if config["filter"] else 0
-        server.slots = Directories(config["directory"], server.most, config["readable"], version)
+        filtered = bool(config["filter"])
+        server.slots = Directories(config["directory"], server.most, config["readable"], filtered=filtered)
+
+
+def seal(program: str) -> None:
+    """Close this process to others, and with the filter ``program`` to most of the kernel. Raises OSError."""
+    kernel.control(kernel.PR_SET_DUMPABLE, 0)
+    if program:
+        kernel.install_filter(bytes.fromhex(program))
+
+
+def said(stage: str, text: str) -> bytes:
+    """Why there is no warm interpreter, as the owner reads it."""
+    return json.dumps({"stage": stage, "text": text}).encode()[:60000]
+
+
+def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> None:
+    """Warm up, say so, and fork what the server orders."""
+    while (held := os.dup(2)) <= CONTROL:
+        pass  # these numbers are taken now, for what children have there
+    # Made before the memory is in pieces, so that it is on few pages:
+    forker = Forker(link, server.slots, server.null, check_answer if config["checker"] else run_code)
+    try:
+        warm_up(config["modules"], checker=config["checker"])
+        forker.rehearse(server.null)
+    except Exception:  # noqa: BLE001  the owner raises it
+        link.send(said("warm_up", traceback.format_exc()))
+        return
+    os.environ.clear()
+    if not config["namespaces"]:
+        # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.
+        os.environ["HOME"] = os.environ["TMPDIR"] = "./"
+    try:
+        seal(config.pop("filter"))
+    except OSError as error:
+        link.send(said("isolation", str(error)))
+        return
+    collapse_into_huge_pages(server.proc)
+    gc.collect()
+    gc.freeze()
+    link.send(WARM)
+    try:
+        forker.serve()
+    except Exception:  # noqa: BLE001  the process is about to end without a word
+        os.dup2(held, 2)
+        traceback.print_exc()
 
 
 def main() -> None:
@@ -71,31 +117,27 @@ def main() -> None:
     server, farewell = None, Farewell()
     try:
         link = prepare(config, farewell)
-        server = Server(link, farewell, check_answer if config["checker"] else run_code, config["children"])
+        server = Server(link, farewell, config["children"])
         try:
+            stage, failure = "warm_up", b""
+            for procs in config["groups"]:  # before there is anything that would not be in them
+                with open(procs, "w") as members:
+                    members.write("0")
             stage = "isolation"
             isolate(server, config)
+            server.forks = Forks(server.proc, [server.null, *server.slots.keep], partial(be_forker, server, config))
             stage = "warm_up"
-            warm_up(config["modules"], checker=config["checker"])
-            server.warm()
-            os.environ.clear()
-            if not config["namespaces"]:
-                # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.
-                os.environ["HOME"] = os.environ["TMPDIR"] = "./"
+            failure = server.forks.wait_until_warm()
             stage = "isolation"
-            kernel.control(kernel.PR_SET_DUMPABLE, 0)
-            if config["filter"]:
-                kernel.install_filter(bytes.fromhex(config.pop("filter")))
+            seal(config.pop("server_filter"))
         except Exception as error:  # noqa: BLE001  the owner raises it
-            text = str(error) if stage == "isolation" else traceback.format_exc()
-            server.reply(FAILED, 0, 0, 0, 0.0, json.dumps({"stage": stage, "text": text}).encode()[:60000])
+            failure = said(stage, str(error) if stage == "isolation" else traceback.format_exc())
+        if failure:
+            server.reply(FAILED, 0, 0, 0, 0.0, failure)
         else:
-            collapse_into_huge_pages(server.proc)
-            gc.collect()
-            gc.freeze()
             server.reply(READY, 0, 0, 0, 0.0)
             server.serve()
-    except OwnerGone:
+    except (OwnerGone, ForkerGone):
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,14 +1,14 @@
-"""The program of a warm interpreter: it forks a child for each call and watches over it.
+"""The program of a warm interpreter: it has a child forked for each call and watches over it.
 
 It is a fresh ``exec`` and has never held more of the system than the modules it was told to import: no key, no token, no
 environment, and no call's code, input or output, which reach the children in files in memory that this process doesn't
-read. It stays small, in few modules and with a single thread, since every call is a fork of it.
+read. The modules themselves are in the process that it has forks made by (see ``forks.py``).
 
 ::
 
-    owner --socket--> requests --> Server.start --fork--> child.run
-                                     ^   |                  |
-                    a free slot -----+   |                  v
+    owner --socket--> requests --> Server.start --> Forks.child --fork--> child.run
+                                     ^   |                                  |
+                    a free slot -----+   |                                  v
     owner <--socket-- verdicts <-- Server.finish <-- pidfd, exit status
 
 Children are killed here, at their deadlines; what they say themselves is read, and judged, by the owner. When the owner closes
@@ -25,11 +25,13 @@ import select
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from actors.sandbox.child import Bounds, Work
-from actors.sandbox.children import Call, Child, Forks, Place
+from actors.sandbox.children import Call, Child, Place
 from actors.sandbox.directories import Directories
+from actors.sandbox.forks import ForkerGone
+from actors.sandbox.rlimits import Bounds
 from actors.sandbox.wire import (
     CALL,
     CANCEL,
@@ -50,6 +52,8 @@ from actors.sandbox.wire import (
 
 RETRY_SECONDS = 1.0
 """Until another child is made to wait after one has died waiting, or there was no slot for it and none has come."""
+SETTLING_SECONDS = 0.5
+"""Until a session that was stopped is looked at again: its threads go on for a moment, in which they may fork."""
 
 
 class OwnerGone(BaseException):
@@ -74,10 +78,10 @@ class Farewell:
 class Server:
     """The loop: requests in, children watched, verdicts out."""
 
-    def __init__(self, link: socket.socket, farewell: Farewell, work: Work, most: int) -> None:
-        self.link, self.farewell, self.work, self.most = link, farewell, work, most
+    def __init__(self, link: socket.socket, farewell: Farewell, most: int) -> None:
+        self.link, self.farewell, self.most = link, farewell, most
         self.slots: Any = None  # NamespaceSlots or Directories, once isolated
-        self.forks: Forks
+        self.forks: Any = None  # once isolated
         self.waiting: list[Call] = []
         self.spares: list[Child] = []
         self.next_spare = 0.0
@@ -92,14 +96,10 @@ class Server:
         self.epoll = select.epoll()
         self.epoll.register(link, select.EPOLLIN)
 
-    def warm(self) -> None:
-        """The interpreter is as its children are to find it. Raises RuntimeError when they can't be forked of it."""
-        self.forks = Forks(self.work, self.proc, self.null)
-        self.forks.require_single_thread()
-
     def serve(self) -> NoReturn:
         """Run until the owner is gone (raises OwnerGone)."""
-        link, slots = self.link.fileno(), self.slots.fileno
+        link, slots, forks = self.link.fileno(), self.slots.fileno, self.forks.link.fileno()
+        self.epoll.register(forks, select.EPOLLIN)
         while True:
             ready = [fd for fd, _ in self.epoll.poll(self.seconds_to_wait())]
             for fd in ready:  # all of them before any descriptor is opened, which may have the number of another one
@@ -108,6 +108,8 @@ class Server:
                 elif fd in self.by_control:
                     self.said(self.by_control[fd])
             self.kill_late()
+            if forks in ready:
+                raise ForkerGone  # it says nothing unasked
             if slots in ready:
                 self.slot_arrived()
             if link in ready:
@@ -115,17 +117,22 @@ class Server:
                 self.receive()
             self.start_waiting()
             if not ready and self.seconds_to_spare() == 0.0:
-                self.make_spare()
+                self.make_spares()
+            elif not ready and self.forks.unreaped:
+                self.forks.reap_some()
 
     def seconds_to_wait(self) -> float | None:
         """How long to wait for events; None without end."""
+        if self.forks.unreaped:
+            return 0.0
         seconds, to_spare = self.seconds_to_deadline(), self.seconds_to_spare()
         return to_spare if seconds is None or (to_spare is not None and to_spare < seconds) else seconds
 
     def seconds_to_spare(self) -> float | None:
         """How long until a child is to be made that waits for a call; None when none is, until something happens.
 
-        While a call runs, or ends, one that waits is enough: a fork would take its time away from it.
+        While a call runs, or ends, one that waits is enough: a fork would take its time away from it. Where that is taken, as many as may wait
+        are forked in a row.
         """
         busy = len(self.running) > len(self.spares) + len(self.sessions)
         if len(self.spares) >= (min(1, self.slots.spares) if busy else self.slots.spares):
@@ -136,23 +143,27 @@ class Server:
         """How long until a child is to be killed; None when none runs a call."""
         while self.deadlines:
             deadline, _, child, call = self.deadlines[0]
-            if child.call is call and call.verdict == NO_VERDICT:
+            if child.settling is call or (child.call is call and call.verdict == NO_VERDICT):
                 return max(0.0, deadline - time.monotonic())
             heapq.heappop(self.deadlines)
         return None
 
     def kill_late(self) -> None:
-        """Kill the children whose time is up."""
+        """Kill the children whose time is up, and sessions that were not alone when they stopped."""
         now = time.monotonic()
         while self.deadlines and self.deadlines[0][0] <= now:
             _, _, child, call = heapq.heappop(self.deadlines)
             if child.call is call and call.verdict == NO_VERDICT:
                 call.verdict = TIMEOUT
                 child.kill()
+            elif child.settling is call:
+                child.settling = None
+                if child.has_descendants(self.proc):
+                    child.kill()
 
     def watch(self, child: Child, call: Call) -> None:
         """``child`` runs ``call`` from here on."""
-        child.call = call
+        child.call, child.settling = call, None
         heapq.heappush(self.deadlines, (call.deadline, call.id, child, call))
 
     def receive(self) -> None:
@@ -224,28 +235,32 @@ class Server:
             self.waiting.append(call)
             self.slots.want(len(self.waiting))
             return
-        child = self.fork(place)
-        if child is None or not self.hand_over(child, call):
+        child = self.fork([place])
+        if not child or not self.hand_over(child[0], call):
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
             call.close()
 
-    def fork(self, place: Place) -> Child | None:
-        """A new child; None when there can be none, or when whatever lived in the slot was killed from outside."""
+    def fork(self, places: list[Place]) -> list[Child]:
+        """New children, without those that could not be, or that were to live where all has been killed from outside."""
         try:
-            child = self.forks.child(place)
+            children = self.forks.children(places)
         except OSError:
-            self.slots.discard(place)
-            return None
-        self.running[child.pidfd] = self.by_control[child.control.fileno()] = child
-        self.epoll.register(child.pidfd, select.EPOLLIN)
-        self.epoll.register(child.control, select.EPOLLIN)
-        return child
+            children = [None] * len(places)
+        for place, child in zip(places, children, strict=True):
+            if child is None:
+                self.slots.discard(place)
+            else:
+                self.running[child.pidfd] = self.by_control[child.control.fileno()] = child
+                self.epoll.register(child.pidfd, select.EPOLLIN)
+                self.epoll.register(child.control, select.EPOLLIN)
+        return [child for child in children if child is not None]
 
     def hand_over(self, child: Child, call: Call) -> bool:
         """Have a child that waits run the call; False when it has died."""
         call.started = time.monotonic()
         call.deadline = call.started + call.bounds.wall_seconds
-        if not child.hand_over(call, self.slots.process_limit(call.bounds.processes)):
+        processes = self.slots.process_limit(call.bounds.processes)
+        if not child.hand_over(call, self.forks.limits(call.bounds, processes, is_session=call.session != 0)):
             return False
         call.close()
         self.watch(child, call)
@@ -253,15 +268,15 @@ class Server:
             self.sessions[call.session] = child
         return True
 
-    def make_spare(self) -> None:
-        """Nothing else is to be done: have one more child wait. Where none can be made, try again later, not at once."""
-        place = self.slots.get()
-        child = self.fork(place) if place is not None else None
-        if child is not None:
-            self.spares.append(child)
-            return
-        self.slots.want(1)
-        self.next_spare = time.monotonic() + RETRY_SECONDS
+    def make_spares(self) -> None:
+        """Nothing else is to be done: have as many children wait as may. Where none can be made, try again later, not at once."""
+        wanted = self.slots.spares - len(self.spares)
+        places = [place for place in (self.slots.get() for _ in range(wanted)) if place is not None]
+        children = self.fork(places) if places else []
+        self.spares += children
+        if not children:
+            self.slots.want(wanted)
+            self.next_spare = time.monotonic() + RETRY_SECONDS
 
     def next_cell(self, child: Child | None, call: Call) -> None:
         """Give a session its next cell; it is not run where the session's process is gone or occupied."""
@@ -294,28 +309,32 @@ class Server:
             call.verdict = SESSION_LEFT_PROCESSES
             child.kill()
             return
-        child.call = None
+        child.call, child.settling = None, call
+        heapq.heappush(self.deadlines, (time.monotonic() + SETTLING_SECONDS, call.id, child, call))
         self.reply(DONE, call.id, SESSION_GOES_ON, 0, seconds)
 
     def finish(self, child: Child) -> None:
         """A child has exited: end its group, judge its end where it did not report, and give its slot back."""
         call = child.call
         seconds = time.monotonic() - call.started if call is not None else 0.0
-        child.kill()  # before it is reaped: until then its number can't name another group
-        _, status, used = os.wait4(child.pid, 0)
-        status = os.waitstatus_to_exitcode(status)
+        child.kill_group()  # before it is reaped: until then its number can't name another group
         if self.by_control.pop(child.control.fileno(), None) is not None:
-            child.said()  # it may have been told after its death what to run
+            if call is not None:
+                child.said()  # it may have been told after its death what to run
             self.epoll.unregister(child.control)
-        child.call = None
+        child.call = child.settling = None
         if call is not None and call.verdict != CANCELLED:
             verdict = call.verdict
-            spent = used.ru_utime + used.ru_stime >= call.bounds.cpu_seconds / 2  # the limit counts coarser
+            ended, used = self.forks.reap(child.pid)
+            status = os.waitstatus_to_exitcode(ended)
+            spent = used >= call.bounds.cpu_seconds / 2  # the limit counts coarser
             if verdict == NO_VERDICT and (status == -signal.SIGXCPU or (spent and status == -signal.SIGKILL)):
                 verdict = CPU_TIMEOUT  # the first limit sends the one, the second the other
             elif verdict == NO_VERDICT and call is child.unread:
                 verdict = NOT_RUN
             self.reply(DONE, call.id, verdict, status, seconds)
+        else:
+            self.forks.reap_later(child.pid)
         if child in self.spares:  # killed from outside, or it found no place: not to be tried again at once
             self.spares.remove(child)
             self.next_spare = time.monotonic() + RETRY_SECONDS
@@ -325,7 +344,7 @@ class Server:
         self.sessions.pop(child.session, None)
         child.control.close()
         if isinstance(self.slots, Directories):
-            self.slots.kill_orphans({other.pid for other in self.running.values()})
+            self.slots.kill_orphans(self.forks.pid)
         self.slots.put_back(child.place)
 
     def slot_arrived(self) -> None:
@@ -363,8 +382,11 @@ class Server:
         """Kill every process below this one, and wait for them."""
         for child in self.running.values():
             child.kill()
+        if self.forks is not None:
+            self.forks.end()
         for child in self.running.values():
-            os.waitpid(child.pid, 0)
+            with suppress(ChildProcessError):  # the forker's last deed was to reap it
+                os.waitpid(child.pid, 0)
         self.running.clear()
         if self.slots is not None:
             self.slots.end()

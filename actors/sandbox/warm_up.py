@@ -12,10 +12,12 @@ import ctypes
 import gc
 import importlib
 import io
+import json
 import os
 import sys
 
-from actors.sandbox.child import check_answer
+from actors.sandbox import wire
+from actors.sandbox.child import Work, check_answer
 from actors.sandbox.kernel import libc
 
 WARM_PAIRS = (("\\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "(1, 2]"), ("3\\sqrt{2}", "\\sqrt{18}"))
@@ -68,6 +70,48 @@ np.roots([1, -3, 2]), np.cumsum(v), np.sort(v), np.unique(v), np.linspace(0, 1, 
 np.linalg.matrix_power(np.array([[1, 1], [1, 0]], dtype=object), 5), str(v), repr(w), np.sqrt(w).round(3), np.random.rand(3), np.polyfit([0, 1, 2], [1, 3, 7], 2)
 """
 EXERCISES = {"sympy": SYMPY_CODE, "numpy": NUMPY_CODE}
+PLAIN_CODE = """
+import math, re, json
+from collections import Counter, defaultdict
+from fractions import Fraction
+class Point:
+    def __init__(self, x, y=0):
+        self.x, self.y = x, y
+    def __repr__(self):
+        return f"Point({self.x}, {self.y:.2f})"
+def gcd(a, b):
+    while b:
+        a, b = b, a % b
+    return a
+def walk(n, *rest, **named):
+    global total
+    for i in range(n):
+        if i % 2 and not i == 3 or n < 0:
+            continue
+        elif i > 10:
+            break
+        yield i
+total = 0
+try:
+    total += sum(x ** 2 for x in range(5)) // 2
+    {}["missing"]
+except (KeyError, IndexError) as error:
+    total -= len(str(error))
+finally:
+    names = ["b", "a"]
+squares = [x * y for x, y in zip(range(3), range(3)) if x != y]
+table = {k: -v for k, v in {"a": 1, **{"b": 2}}.items()}
+names[0], names[-1:] = sorted({*names}, key=lambda name: name.lower())[0], []
+assert gcd(12, 18) == 6 and list(walk(4)) is not None
+with open("/dev/null") as nothing:
+    text = nothing.read() if squares else None
+print(Counter("abc").most_common(1), Fraction(1, 3), math.sqrt(2), re.findall(r"\\d+", "a1"), json.dumps(table), Point(1))
+print("%d %s" % (total, names), "{:.3f}".format(1 / 3), end="\\n")
+total
+"""
+FAILING_CODE = "def fail(x):\n    return x / 0\nfail(1)"
+REHEARSALS = 12
+"""As often must a piece of code be run before this Python (3.11) has made of it what it stays."""
 
 
 def warm_up(modules: list[str], *, checker: bool) -> None:
@@ -86,6 +130,13 @@ def warm_up(modules: list[str], *, checker: bool) -> None:
             exec(compile(EXERCISES[module], "<warm-up>", "exec"), {"__name__": "warm_up"})  # noqa: S102
     sys.stdout = stdout
     gc.collect()
+
+
+def rehearsals(work: Work) -> list[bytes]:
+    """Requests that rehearse what children do."""
+    if work is check_answer:
+        return [json.dumps({"gold": gold, "prediction": said}).encode() for gold, said in WARM_PAIRS[:1]]
+    return [wire.PLAIN_CODE + code.encode() for code in (PLAIN_CODE, FAILING_CODE)]
 
 
 def collapse_into_huge_pages(proc: int) -> int:

@@ -281,3 +281,27 @@ def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
     assert message is not None
     assert 'isolation = "strong" can\'t be had on this host: unshare: Operation not permitted' in message
     assert 'isolation = "filtered"' in message
+
+
+@pytest.mark.parametrize("wanted", ["host", "required"])
+def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_where_they_are_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    from actors import run
+    from actors.sandbox import control_groups
+
+    monkeypatch.setattr(control_groups, "hierarchies", lambda *_: [])
+
+    async def main(ask: Ask) -> str:
+        return (await ask(call({"code": "1"}))).outcome
+
+    if wanted == "host":
+        assert serve(tmp_path, main, control_groups=wanted) == "success"
+        return
+    with pytest.raises(BaseExceptionGroup) as caught:
+        serve(tmp_path, main, control_groups=wanted)
+    message = run.user_mistake(caught.value)
+    assert message is not None
+    assert message.startswith(
+        'control_groups = "required" can\'t be had on this host: memory: no mounted hierarchy has this controller; pids: '
+    )

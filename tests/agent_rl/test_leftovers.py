@@ -33,6 +33,18 @@ def test_a_held_directory_is_never_swept(temporary):
     assert not directory.exists()
 
 
+def test_a_link_to_what_is_no_control_group_any_more_keeps_nobody_from_sweeping(temporary):
+    directory, held = claimed_directory("groups")
+    other = temporary / "elsewhere" / directory.name
+    other.mkdir(parents=True)
+    (directory / "memory").symlink_to(other)
+    (directory / "pids").symlink_to(temporary / "gone" / directory.name)
+    held.release()
+    assert directory in sweep()
+    assert not directory.exists()
+    assert other.exists()
+
+
 def test_several_may_hold_one_directory(temporary):
     first, second = claim(temporary / "agent-rl.x"), claim(temporary / "agent-rl.x")
     first.release()

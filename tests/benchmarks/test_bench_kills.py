@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -45,9 +47,10 @@ def test_intervals_meet_or_not() -> None:
 
 @pytest.mark.slow
 def test_the_quickstart_survives_the_kill_of_each_of_its_processes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agent_rl", "bench", "kills"], capture_output=True, text=True, timeout=1800, check=False
-    )
+    command = [sys.executable, "-m", "agent_rl", "bench", "kills"]
+    with tempfile.TemporaryDirectory(prefix="kills-") as own:  # others on this host leave what they leave
+        environment = os.environ | {"TMPDIR": own}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.strip().splitlines()[-1])
     assert figures["recovered"] == 6

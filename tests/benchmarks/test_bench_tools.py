@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import tool_load
 from benchmarks.bench_tools import main
 from benchmarks.tool_processes import Floor
@@ -45,6 +47,7 @@ def test_the_mix_has_its_shares():
     assert [len(kind) / len(SNIPPETS) for kind in (PLAIN, SYMPY, NUMPY, FAILING)] == [0.45, 0.30, 0.10, 0.15]
 
 
+@pytest.mark.slow
 def test_a_tiny_measurement_loses_no_call_and_ends_with_its_figures(capfd, monkeypatch):
     monkeypatch.setattr(tool_load, "SAMPLE", 20)
     assert main(TINY) == 0

@@ -97,3 +97,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5) -> bool:
 
 async def eventually(condition: Callable[[], bool]) -> bool:
     return await trio.to_thread.run_sync(wait_until, condition)
+
+
+def groups_or_skip(*controllers: str) -> dict[str, str]:
+    """The limits of a sandbox's control groups; the test is skipped where those wanted (any, if none is named) can't be had."""
+
+    async def found(sandbox: Sandbox) -> tuple[dict[str, str], list[str]]:
+        return sandbox.groups.limits, sandbox.groups.lacking
+
+    limits, lacking = run_with(Sandbox(), found)
+    if not limits or any(name not in limits for name in controllers):
+        pytest.skip(f"this host does not allow control groups: {'; '.join(lacking)}")
+    return limits

@@ -100,6 +100,13 @@ def by_number(attacked: Attacked, name: str, *arguments: int) -> str:
         ("prctl", (23, 21, 0, 0, 0)),  # the bounding set
         ("prctl", (36, 1, 0, 0, 0)),  # subreaper
         ("vmsplice", (3, 0, 0, 0)),
+        ("kill", (0, 18)),  # to go on, from here: what stops a session is not its own to undo
+        ("tkill", (0, 18)),
+        ("tgkill", (0, 0, 18)),
+        ("rt_sigqueueinfo", (0, 18, 0)),
+        ("rt_tgsigqueueinfo", (0, 0, 18, 0)),
+        ("pidfd_send_signal", (3, 18, 0, 0)),
+        ("fcntl", (0, 10, 18)),
     ],
 )
 def test_system_calls_that_are_refused(attacked: Attacked, name: str, arguments: tuple[int, ...]) -> None:
@@ -125,6 +132,11 @@ def test_new_namespaces_and_foreign_parents_by_clone(attacked: Attacked, flag: i
 
 def test_clone3_whose_flags_no_filter_sees(attacked: Attacked) -> None:
     assert by_number(attacked, "clone3", 0, 88) == "ENOSYS"
+
+
+@pytest.mark.skipif(MACHINE != "x86_64", reason="the number is that of x86-64")
+def test_timers_that_send_any_signal_do_not_exist(attacked: Attacked) -> None:
+    assert attacked.by(f"{CALL}print(call(222, 1, 0, 0))").stdout == "ENOSYS\n"
 
 
 def test_a_terminal_is_not_typed_into(attacked: Attacked) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import trio
 
 from actors.sandbox.child import USER_FILE
+from actors.sandbox.children import Child
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.directories import Directory
 from actors.sandbox.namespaces import NamespaceSlots
-from benchmarks.tool_processes import children_of
+from actors.sandbox.server import Farewell, Server
+from benchmarks.tool_processes import children_of, processes_of
 from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
 
 SPARES = NamespaceSlots.spares
@@ -38,15 +43,20 @@ def state(pid: int) -> str:
         return "Z"
 
 
+def forked(interpreter: int) -> list[int]:
+    """Every child below the interpreter: of its forker, which came after the maker of slots."""
+    return [pid for forker in children_of(interpreter)[1:2] for pid in children_of(forker)]
+
+
 def waiting(interpreter: int) -> list[int]:
-    """The children that wait, as long as no call runs: all that sleep but the maker of slots, which came first."""
-    return [pid for pid in children_of(interpreter)[1:] if state(pid) == "S"]
+    """The children that wait, as long as no call runs: all that sleep."""
+    return [pid for pid in forked(interpreter) if state(pid) == "S"]
 
 
 async def all_waiting(sandbox: Sandbox) -> list[int]:
     """They, when no call's child is left."""
     interpreter = interpreter_pid(sandbox)
-    assert await eventually(lambda: len(waiting(interpreter)) == len(children_of(interpreter)) - 1 == SPARES)
+    assert await eventually(lambda: len(waiting(interpreter)) == len(forked(interpreter)) == SPARES)
     return waiting(interpreter)
 
 
@@ -79,7 +89,8 @@ EVERYONE = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\
 def test_a_waiting_child_cannot_be_reached(code: str) -> None:
     async def main(sandbox: Sandbox) -> None:
         first, *others = await all_waiting(sandbox)
-        pids = ", ".join(map(str, (first, *others, interpreter_pid(sandbox), os.getpid())))
+        interpreter = interpreter_pid(sandbox)
+        pids = ", ".join(map(str, (first, *others, *children_of(interpreter), interpreter, os.getpid())))
         result = await sandbox.execute(code.format(pids=pids) + "\nprint(found)", name="attack")
         assert (result.outcome, result.stdout) == ("success", "0\n")
         assert first in await all_waiting(sandbox)  # the newest ran the attack
@@ -114,7 +125,10 @@ def test_a_waiting_child_knows_no_call() -> None:
             after = await all_waiting(sandbox)
         fresh = set(after) - set(before)
         assert fresh
-        for pid in (*fresh, interpreter_pid(sandbox)):
+        for pid in (
+            *fresh,
+            *processes_of(interpreter_pid(sandbox))[::2],
+        ):  # without the maker of slots, which knows less
             assert not memory_holds(pid, "".join(halves).encode())
             assert memory_holds(pid, USER_FILE.encode())  # so that it would have been found
 
@@ -181,9 +195,50 @@ def test_after_a_storm_as_many_wait_as_before() -> None:
             for _ in range(20):
                 await sandbox.execute(code)
         assert len(await all_waiting(sandbox)) == SPARES
-        assert await eventually(lambda: len(children_of(interpreter)) == SPARES + 1)  # none is left as a zombie
+        assert await eventually(lambda: len(forked(interpreter)) == SPARES)  # none is left as a zombie
 
     run_with(Sandbox(isolation="strong"), main)
+
+
+@pytest.mark.parametrize("call", ["print(1)", "import time\ntime.sleep(0.5)\nprint(1)"])
+def test_an_interpreter_whose_forker_dies_is_replaced_and_its_call_tried_again(call: str) -> None:
+    async def main(sandbox: Sandbox) -> None:
+        pids = await all_waiting(sandbox)
+        interpreter = interpreter_pid(sandbox)
+        results: list[ExecutionResult] = []
+
+        async def one() -> None:
+            results.append(await sandbox.execute(call))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one)
+            await trio.sleep(0.1)
+            os.kill(children_of(interpreter)[1], signal.SIGKILL)
+        assert await eventually(lambda: not any(map(is_alive, (interpreter, *pids))))
+        assert [result.stdout for result in results] == ["1\n"]
+        assert (await sandbox.execute(call)).stdout == "1\n"
+        assert sandbox.figures["restarts"] == 1
+
+    run_with(Sandbox(isolation="strong"), main)
+
+
+def test_a_child_that_a_dying_forker_has_reaped_does_not_stop_the_killing_of_others(tmp_path: Path) -> None:
+    processes = [subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) for _ in range(2)]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        server = Server(ours, Farewell(), 2)
+        for process in processes:
+            child = Child(process.pid, Directory(str(tmp_path / str(process.pid))), theirs)
+            server.running[child.pidfd] = child
+        processes[0].kill()
+        processes[0].wait()
+        try:
+            server.kill_all()
+            assert not is_alive(processes[1].pid)
+        finally:
+            server.epoll.close()
+            processes[1].kill()
+            processes[1].wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -202,7 +257,7 @@ OWNER = """
 import trio
 from actors.sandbox.client import Sandbox
 async def main():
-    sandbox = Sandbox(isolation="strong")
+    sandbox = Sandbox(isolation="strong", control_groups="off")
     async with trio.open_nursery() as nursery:
         await nursery.start(sandbox.run)
         print(sandbox._ready[0]._process.pid, flush=True)
@@ -218,7 +273,7 @@ def test_no_waiting_child_survives_an_owner_that_is_killed() -> None:
             assert owner.stdout is not None
             interpreter = int(owner.stdout.readline())
             assert wait_until(lambda: len(waiting(interpreter)) == SPARES)
-            pids = [interpreter, *children_of(interpreter)]
+            pids = [interpreter, *children_of(interpreter), *forked(interpreter)]
         finally:
             owner.kill()
     assert wait_until(lambda: not any(map(is_alive, pids)))
@@ -227,6 +282,7 @@ def test_no_waiting_child_survives_an_owner_that_is_killed() -> None:
 def test_none_waits_where_calls_could_reach_it() -> None:
     async def main(sandbox: Sandbox) -> None:
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
-        assert await eventually(lambda: not children_of(interpreter_pid(sandbox)))
+        [forker] = children_of(interpreter_pid(sandbox))
+        assert await eventually(lambda: not children_of(forker))
 
     run_with(Sandbox(isolation="limits"), main)

@@ -106,6 +106,20 @@ def test_the_filtered_level_has_no_network_and_no_new_namespaces() -> None:
     assert (namespaces.stdout, trace.stdout, file.stdout) == ("-1\n", "-1\n", "x\n")
 
 
+@pytest.mark.parametrize("level", ["strong", "filtered"])
+def test_calls_of_root_make_no_devices_and_programs_get_no_capabilities_back(level: str) -> None:
+    require(level)
+    look = "import ctypes\ncapabilities = (ctypes.c_uint32 * 6)()\n"
+    look += "ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), capabilities)\nprint(any(capabilities[:2]), flush=True)"
+    code = (
+        "import os, stat, sys\nfor kind in (stat.S_IFCHR, stat.S_IFBLK):\n"
+        "    try: os.mknod('device', 0o600 | kind, os.makedev(1, 11))\n    except OSError: print('refused')\n"
+        f"{look}\nos.execv({os.path.realpath(sys.executable)!r}, ['python', '-c', {look!r}])"
+    )
+    [result] = execute_all([code], isolation=level)
+    assert result.stdout == "refused\nrefused\nFalse\nFalse\n"
+
+
 def test_the_filtered_level_reads_and_writes_little_where_there_is_landlock() -> None:
     require("filtered")
     if not kernel.landlock_version():

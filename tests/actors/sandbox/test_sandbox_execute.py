@@ -184,10 +184,22 @@ def test_a_call_sees_only_its_own_descriptors_directory_and_environment(level: s
     assert result.stdout == f"[0, 1, 2, 3, 4]\n[] True {environment}\n[]\n"  # 3: the request and report, 4: the link
 
 
-def test_calls_have_random_numbers_of_their_own_from_numpy_too() -> None:
-    codes = ["import numpy\nprint(numpy.random.rand())"] * 3
-    results = execute_all(codes, warm_modules=["numpy"])
+@pytest.mark.parametrize(
+    ("module", "number"), [("numpy", "numpy.random.rand()"), ("sympy", "sympy.core.random.random()")]
+)
+def test_calls_have_random_numbers_of_their_own_from_warm_modules_too(module: str, number: str) -> None:
+    results = execute_all([f"import {module}\nprint({number})"] * 3, warm_modules=[module])
     assert len({result.stdout for result in results}) == 3
+
+
+@pytest.mark.parametrize("level", ["strong", "filtered", "limits"])
+def test_what_a_call_does_to_its_empty_input_is_gone_with_it(level: str) -> None:
+    require(level)
+    change = "import fcntl, os\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)"
+    look = "import fcntl, os\nprint(fcntl.fcntl(0, fcntl.F_GETFL) & (os.O_APPEND | os.O_NONBLOCK))\ninput()"
+    _, after = execute_all([change, look], isolation=level)
+    assert after.stdout == "0\n"
+    assert after.stderr.endswith("EOFError: EOF when reading a line\n")
 
 
 def test_threads_and_processes_of_a_call_work() -> None:

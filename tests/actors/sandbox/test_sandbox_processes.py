@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox.child import Bounds
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.directories import Directories
 from actors.sandbox.interpreter import ENDING_SECONDS, WarmUpError
+from actors.sandbox.rlimits import Bounds
 from actors.sandbox.server import Call, Farewell, Server
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
+from agent_rl.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
 from tests.actors.sandbox.running import eventually, is_alive, living, named, require, run_with, wait_until
 
@@ -82,7 +84,7 @@ def test_what_a_call_started_ends_with_it(level: str) -> None:
 
 def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_directory: Path) -> None:
     async def main(sandbox: Sandbox) -> list[ExecutionResult]:
-        [directory] = list(own_directory.iterdir())  # noqa: ASYNC240
+        [directory] = list(own_directory.glob("agent-rl.sandbox-*"))  # noqa: ASYNC240
         directory.rename(own_directory / "away")
         refused = await sandbox.execute("1")
         (own_directory / "away").rename(directory)
@@ -93,6 +95,26 @@ def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_direc
     assert refused.outcome == "unavailable"
     assert refused.stderr.startswith("The call could not be started: [Errno 2]")
     assert (fine.outcome, fine.value) == ("success", "1")
+
+
+def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no process")
+
+    places = Directories(str(tmp_path), 2, [], filtered=False)
+    first, second = places.get(), places.get()
+    assert first is not None
+    assert second is not None
+    Path(first.path, "file").write_text("x")
+    with monkeypatch.context() as bombed:
+        bombed.setattr(os, "fork", refuse)
+        assert not places.put_back(first)
+    assert Path(first.path).exists()
+    places.put_back(second)
+    assert wait_until(lambda: list(tmp_path.iterdir()) == [])
+    assert wait_until(lambda: not places.kill_orphans(set()))
 
 
 def test_where_there_is_no_room_for_temporary_files_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +165,7 @@ def test_calls_wait_for_places_until_none_can_be_made_and_are_refused_then() -> 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(0)
-        server = Server(theirs, Farewell(), str, 8)
+        server = Server(theirs, Farewell(), 8)
         server.slots = NoSlots()
         for number in (1, 2):
             server.start(Call(number, 0, Bounds(1.0, 1, 0, 0, 0, 0, 0), []))
@@ -312,7 +334,10 @@ def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, level: st
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server, signal.SIGTERM)
     assert wait_until(lambda: not is_alive(server) and living("held") == 0)
-    assert wait_until(lambda: not list(own_directory.iterdir()))
+    assert wait_until(lambda: all("agent-rl.groups-" in path.name for path in own_directory.iterdir()))
+    groups = [link.readlink() for link in own_directory.glob("*/*") if link.is_symlink()]
+    assert all(sweep_one(path) for path in own_directory.iterdir())  # as the janitor does, and the next run
+    assert not any(group.exists() for group in groups)
 
 
 @pytest.mark.parametrize("level", ["strong", "limits"])

@@ -172,17 +172,28 @@ def test_sessions_see_nothing_of_each_other() -> None:
     assert in_notebook(main).stdout == "False False []\n"
 
 
-def test_an_idle_session_does_not_run() -> None:
+GOES_ON = (
+    "import os\ndef go_on():\n    while True:\n        try: os.kill(os.getpid(), 18)\n        except OSError: return\n"
+)
+
+
+@pytest.mark.parametrize("level", ["strong", "filtered"])
+@pytest.mark.parametrize(
+    "attack", ["", GOES_ON + "threading.Thread(target=go_on, daemon=True).start()\n"], ids=["", "going on"]
+)
+def test_an_idle_session_does_not_run(level: str, attack: str) -> None:
+    require(level)
+
     async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
         await notebook.run(
             "import threading, time\nticks = 0\ndef tick():\n    global ticks\n    while True:\n        time.sleep(0.01)\n"
-            "        ticks += 1\nthreading.Thread(target=tick, daemon=True).start()"
+            f"        ticks += 1\nthreading.Thread(target=tick, daemon=True).start()\n{attack}"
         )
         before = await notebook.run("ticks")
         await trio.sleep(0.3)
         return before, await notebook.run("ticks")
 
-    before, after = in_notebook(main)
+    before, after = in_notebook(main, level)
     assert int(after.value) - int(before.value) < 10
 
 
@@ -200,6 +211,21 @@ def test_a_cell_that_leaves_processes_ends_its_session(level: str) -> None:
     left, after = in_notebook(main, level)
     assert (left.outcome, left.kept, after.value) == ("error", False, "1")
     assert "left processes running" in left.stderr
+
+
+def test_a_process_forked_while_the_session_is_being_stopped_ends_too() -> None:
+    code = (
+        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nos.write(4, b'.')\nif libc.fork() == 0:\n"
+        "    libc.prctl(15, b'forked-late')\n    while True: pass\ntime.sleep(60)"
+    )
+
+    async def main(notebook: Notebook) -> None:
+        for attempt in range(10):
+            await Notebook(notebook.sandbox, f"late {attempt}").run(code)
+        assert await eventually(lambda: living("forked-late") == 0)
+        assert (await notebook.run("1")).value == "1"
+
+    in_notebook(main)
 
 
 POISON = """

@@ -1,0 +1,207 @@
+"""Where groups may be made, how much they allow, what is said where there are none, and that none stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.sandbox.client import ExecutionLimits, Sandbox
+from actors.sandbox.control_groups import (
+    CONTROLLERS,
+    REST,
+    ControlGroups,
+    Hierarchy,
+    _parent,
+    half_of_memory,
+    hierarchies,
+)
+from actors.sandbox.interpreter import Ended
+from actors.sandbox.judging import judge
+from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
+from agent_rl.leftovers import sweep_one
+from tests.actors.sandbox.running import groups_or_skip, run_with
+
+UNIFIED = "24 1 0:21 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+SEPARATE = """\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+"""
+AS_NOBODY = """
+import os, trio
+from actors.sandbox.client import Sandbox
+from actors.sandbox.control_groups import ControlGroups, ControlGroupsError
+os.setresuid(65534, 65534, 65534)
+groups = ControlGroups()
+groups.make(None, 100)
+print(groups.limits, len(groups.lacking))
+groups.remove()
+async def main():
+    await Sandbox(control_groups="required").run()
+try:
+    trio.run(main)
+except ControlGroupsError as error:
+    print("REFUSED", error)
+"""
+
+
+def test_version_2() -> None:
+    found = hierarchies("0::/user.slice/run-1.scope\n", UNIFIED)
+    top = Path("/sys/fs/cgroup")
+    assert found == [Hierarchy(2, (), top / "user.slice/run-1.scope", top)]
+
+
+def test_version_1_with_controllers_mounted_together() -> None:
+    cgroup = "8:pids:/\n4:memory:/jobs/7\n3:cpu,cpuacct:/\n9:name=systemd:/x\n"
+    found = {one.controllers: one.own for one in hierarchies(cgroup, SEPARATE)}
+    assert found["memory",] == Path("/sys/fs/cgroup/memory/jobs/7")
+    assert found["pids",] == Path("/sys/fs/cgroup/pids")
+    assert found["cpu", "cpuacct"] == Path("/sys/fs/cgroup/cpu,cpuacct")
+
+
+def test_both_versions_at_once() -> None:
+    unified = UNIFIED.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    found = hierarchies("4:memory:/jobs/7\n0::/a:b\n", SEPARATE + unified)
+    assert [(one.version, one.own.name) for one in found] == [(1, "7"), (2, "a:b")]
+
+
+def test_a_container_sees_a_part_of_a_hierarchy() -> None:
+    mounts = SEPARATE.replace("0:32 / ", "0:32 /docker/4f ").replace("/sys/fs/cgroup/memory", "/sys/fs/my\\040groups")
+    inside, outside = "4:memory:/docker/4f/x\n", "4:memory:/docker\n"
+    assert hierarchies(inside, mounts)[0].own == Path("/sys/fs/my groups/x")
+    assert hierarchies(outside, mounts) == []
+    assert hierarchies("0::/../..\n", "") == []
+
+
+def test_the_default_is_half_of_the_least_that_is_allowed_around_us(tmp_path: Path) -> None:
+    own = tmp_path / "a" / "b"
+    own.mkdir(parents=True)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert half_of_memory(own, tmp_path) == machine // 2
+    (own / "memory.max").write_text("max\n")
+    (tmp_path / "a" / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert half_of_memory(own, tmp_path) == 500_000
+
+
+@pytest.mark.parametrize(
+    ("user", "mark", "may"), [(0, None, False), (0, b"1", True), (0, b"0", False), (1000, None, True)], ids=str
+)
+def test_root_divides_no_group_that_is_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, mark: bytes | None, may: bool
+) -> None:
+    own = tmp_path / "session-1.scope"
+    own.mkdir()
+    for name in ("cgroup.type", "cgroup.procs", "cgroup.subtree_control"):
+        (own / name).touch()
+
+    def mark_of(path: Path, name: str) -> bytes:
+        assert path == own
+        if mark is None or name != "trusted.delegate":
+            raise OSError(errno.ENODATA, "No data available")
+        return mark
+
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "getxattr", mark_of)
+    with contextlib.nullcontext() if may else pytest.raises(PermissionError, match="not marked as delegated"):
+        assert _parent(Hierarchy(2, (), own, tmp_path), "memory") == own
+    assert (own / REST).exists() == may
+    assert _parent(Hierarchy(2, (), own, own), "pids") == own  # the uppermost there is, as in a container
+
+
+def test_an_end_for_want_of_memory_is_told_from_others() -> None:
+    def outcome(verdict: int, *, out_of_memory: bool) -> str:
+        return judge(Ended(verdict, -9, 1.0, b"", b"", b"success\n", out_of_memory), 1000).outcome
+
+    assert outcome(NO_VERDICT, out_of_memory=True) == outcome(CPU_TIMEOUT, out_of_memory=True) == "memory_limit"
+    assert outcome(NO_VERDICT, out_of_memory=False) == "killed"
+    assert outcome(TIMEOUT, out_of_memory=True) == "timeout"
+
+
+def test_groups_that_are_not_wanted_are_not_made() -> None:
+    async def main(sandbox: Sandbox) -> tuple[str, list[str]]:
+        return (await sandbox.execute("1")).outcome, sandbox.groups.to_join
+
+    assert run_with(Sandbox(control_groups="off"), main) == ("success", [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_who_was_delegated_no_group_goes_on_without_or_is_refused_when_that_is_configured() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    without, refused, _ = done.stdout.split("\n")
+    assert without == f"{{}} {len(CONTROLLERS)}"
+    assert refused.startswith('REFUSED control_groups = "required" can\'t be had on this host: memory: ')
+    assert "; pids: " in refused
+    assert 'accept less with control_groups = "host" or "off"' in refused
+
+
+def test_the_groups_are_gone_with_the_sandbox() -> None:
+    async def main(sandbox: Sandbox) -> list[Path]:
+        await sandbox.execute("import os\nif os.fork() == 0:\n    while True: pass")
+        return [Path(path).parent for path in sandbox.groups.to_join]
+
+    groups_or_skip()
+    found = run_with(Sandbox(), main)
+    assert len(found) >= 1
+    assert not any(path.exists() for path in found)
+
+
+def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them() -> None:
+    groups_or_skip()
+    code = (
+        "import subprocess\nfrom actors.sandbox.control_groups import ControlGroups\n"
+        "groups = ControlGroups()\ngroups.make(1 << 29, 100)\n"
+        "sleeper = subprocess.Popen(['sleep', '600'])\n"
+        "for procs in groups.to_join: open(procs, 'w').write(str(sleeper.pid))\n"
+        "print(groups._held[0], sleeper.pid, *groups.to_join, flush=True)\ninput()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as executor:
+        assert executor.stdout is not None
+        links, sleeper, *members = executor.stdout.readline().split()
+        assert not sweep_one(Path(links))
+        assert all(sleeper in Path(procs).read_text().split() for procs in members)
+        executor.kill()
+    assert sweep_one(Path(links))
+    assert not any(Path(procs).parent.exists() for procs in members)
+
+
+def test_limits_that_the_kernel_refuses_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups_or_skip()
+    monkeypatch.setattr("actors.sandbox.control_groups.LIMITS", dict.fromkeys(limit_keys(), ("no.such",)))
+    groups = ControlGroups()
+    try:
+        groups.make(1 << 29, 100)
+        assert groups.groups == []
+        assert len(groups.lacking) == len(CONTROLLERS)
+        made = list(groups_of(groups))
+        assert made
+    finally:
+        groups.remove()
+    assert not any(path.exists() for path in made)
+
+
+def limit_keys() -> list[Any]:
+    return [(version, controller) for version in (1, 2) for controller in CONTROLLERS]
+
+
+def groups_of(groups: ControlGroups) -> list[Path]:
+    assert groups._held is not None
+    return [path.readlink() for path in groups._held[0].iterdir()]
+
+
+def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
+    groups_or_skip("memory")
+    sandbox = Sandbox(memory_bytes=4 << 20, limits=ExecutionLimits())
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="memory of all calls together"), flatten_subgroups=True):
+        run_with(sandbox, lambda sandbox: sandbox.execute("1"))
