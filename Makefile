@@ -7,7 +7,7 @@ HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocm-smi 
 TORCH ?= $(if $(HAS_GPU),torch,torch==2.13.0)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all test-oldest test-vllm bench-trl check format clean
+.PHONY: install train test test-all test-oldest test-vllm test-vllm-sample bench-trl check format clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,8 +47,12 @@ $(VLLM)/installed: pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet -e ".[dev]"
 	touch $@
 
+VLLM_PYTEST := PATH="$(CURDIR)/$(VLLM)/bin:$$PATH" HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest -W ignore tests/vllm
 test-vllm: $(VLLM)/installed
-	PATH="$(CURDIR)/$(VLLM)/bin:$$PATH" HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest -W ignore tests/vllm
+	$(VLLM_PYTEST)
+
+test-vllm-sample: $(VLLM)/installed
+	$(VLLM_PYTEST) -m sample
 
 # TRL, which one benchmark compares with, in an environment of its own: it is no dependency of anything here.
 TRL := .venv-trl

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from actors.weights import weights_name
+from actors.weights import checksum_of, weights_name
 from agent_rl.disk import writing
 from agent_rl.leftovers import PREFIX, Claim, claim
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
@@ -36,8 +36,9 @@ LINK = "weights"
 PART_BYTES = 4 << 20
 AHEAD = 4
 """Parts asked for before the first of them has come: enough to keep a link busy while one is written down."""
+LOCK_SECONDS = 120.0
+"""How long another generator's download is waited for before the policy is asked for anew, if it is the newest still."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - in a directory of mode 0700
-READ_BYTES = 1 << 20
 
 
 class FetchError(Exception):
@@ -57,20 +58,6 @@ def host_directory(kind: str, run_digest: str) -> tuple[Path, Claim]:
 def has_shared_memory() -> bool:
     """Whether this host has a file system in memory that this user may write to."""
     return os.access(SHARED_MEMORY, os.W_OK)
-
-
-def checksum_of(path: Path) -> int:
-    """CRC-32 of a file."""
-    found = 0
-    with path.open("rb") as file:
-        while data := file.read(READ_BYTES):
-            found = zlib.crc32(data, found)
-    return found
-
-
-def measured(path: Path) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a file that is not written any more."""
-    return path.stat().st_size, checksum_of(path)
 
 
 def read_part(path: Path, offset: int) -> WeightsPart:
@@ -111,7 +98,12 @@ class FetchedWeights:
         """The policy's file on this host. Raises FetchError, DiskError, and what ``ask`` raises."""
         path = self._directory / f"{weights_name(published.policy)}-{published.checksum:08x}"
         with path.with_name(f".{path.name}.lock").open("wb") as lock:
-            await self._in_thread(fcntl.flock, lock, fcntl.LOCK_EX, abandon_on_cancel=True)
+            with trio.move_on_after(LOCK_SECONDS) as waiting:
+                await self._in_thread(fcntl.flock, lock, fcntl.LOCK_EX, abandon_on_cancel=True)
+            if waiting.cancelled_caught:
+                raise FetchError(
+                    f"another generator of this host has been downloading {path.name} for {LOCK_SECONDS:g} s"
+                )
             if not path.exists():
                 self._remove_older(path)
                 await self._download(published, path)

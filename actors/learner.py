@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import Announce, Call, Push
-from actors.fetching import read_part
 from actors.model_keeper import LearnerSettings, ModelKeeper
 from agent_rl.batching import Masked, bucketed, fitting
 from agent_rl.checkpoints import Position
@@ -39,6 +38,8 @@ from agent_rl.messages import (
     StepReady,
     StepTrained,
     TrainingGroup,
+    TransferOffer,
+    TransferWanted,
     WeightsPart,
     WeightsWanted,
 )
@@ -60,6 +61,7 @@ class Learner(ModelKeeper):
         Push(EvaluationReady),
         Announce(EngineLoad),
         Call(WeightsWanted, WeightsPart, required=False),
+        Call(TransferWanted, TransferOffer, required=False),
     )
     links: ClassVar = {
         "policy": Announce(PolicyPublished),
@@ -98,9 +100,8 @@ class Learner(ModelKeeper):
     async def handle(self, message: Any) -> Any:
         """Put what arrives on its shelf; hand out published weights."""
         match message:
-            case WeightsWanted():
-                path = self._weights.path(message.policy)
-                return await self.context.in_thread(read_part, path, message.offset)
+            case WeightsWanted() | TransferWanted():
+                return await self._hand_out(message)
             case TrainingGroup():
                 self._groups[message.group] = message
             case StepReady():

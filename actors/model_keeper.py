@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import trio
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from actors import transfer
 from actors.base import Actor, Settings, ask
-from actors.fetching import LINK, SHARED_MEMORY, has_shared_memory, host_directory
+from actors.fetching import LINK, SHARED_MEMORY, has_shared_memory, host_directory, read_part
 from actors.publishing import Publisher
+from actors.transfer import KeptWeights
 from actors.weights import Checkpoints, PublishedWeights, model_directory
 from agent_rl.addresses import run_digest
 from agent_rl.chat_templates import load_tokenizer
 from agent_rl.check import find_class
 from agent_rl.checkpoints import Position
 from agent_rl.collapse import CollapseWatch
+from agent_rl.finite import TrainingStoppedError
 from agent_rl.leftovers import Claim
-from agent_rl.messages import CheckpointSaved, Policy
+from agent_rl.messages import CheckpointSaved, Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.topology import Collapse, Topology
 
 if TYPE_CHECKING:
@@ -43,8 +46,9 @@ class LearnerSettings(Settings):
     """Compile the model with torch.compile; the first steps take minutes."""
     logits_mib: PositiveInt = 128
     """Memory for logits at once; at the peak three times as much is held."""
-    weights_in: Literal["run_directory", "shared_memory"] = "run_directory"
-    """Where policies are published: on the run's disk, or in this host's memory, for generators of this host and over links."""
+    weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"
+    """Where policies are published: on the run's disk; in this host's memory, for generators of this host and over links; or
+    nowhere, and each engine is sent them, from GPU to GPU by NCCL (RCCL), or by gloo without one."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed once more with the weights that sampled them, to tell staleness from numerics; 0: not told."""
     record_timeout_seconds: PositiveFloat = 120.0
@@ -63,6 +67,29 @@ def _out_of_reach(topology: Topology) -> list[str]:
     return [f"weights_in: {role} is on another host, and cannot read this one's memory; {remedy}" for role in far]
 
 
+def _not_to_be_sent(topology: Topology, settings: LearnerSettings) -> list[str]:
+    """What keeps weights from being sent to the generators."""
+    way, faults = settings.weights_in, []
+    gpu = f'{way} sends from GPU to GPU; set its device = "cuda", or weights_in = "gloo" or another way'
+    if way == "nccl" and not settings.device.startswith("cuda"):
+        faults.append(f"weights_in: the learner's device is {settings.device}, and {gpu}")
+    for role, entry in topology.actors.items():
+        cls = find_class(entry.class_path)
+        if LINK not in getattr(cls, "links", {}) and transfer.LINK not in getattr(cls, "links", {}):
+            continue
+        if transfer.LINK not in cls.links:
+            faults.append(
+                f"weights_in: {entry.class_path}, of {role}, has no link {transfer.LINK}, over which weights are sent; "
+                "choose another way, or derive it from actors.rollout_generator:RolloutGenerator"
+            )
+        elif not entry.targets(transfer.LINK):
+            faults.append(f'weights_in: {role} is not sent the weights; give it the link {transfer.LINK} = "learner"')
+        device = str(entry.settings.get("device", "cpu"))
+        if way == "nccl" and not device.startswith("cuda"):
+            faults.append(f"weights_in: {role}'s device is {device}, and {gpu}")
+    return faults
+
+
 class ModelKeeper(Actor):
     """The model, where it stands in the recipe, and what of it is on disk."""
 
@@ -72,6 +99,8 @@ class ModelKeeper(Actor):
         faults = []
         if topology.model.lora is not None and find_spec("peft") is None:
             faults.append("model.lora needs peft: pip install 'agent-rl[lora]'")
+        if settings.weights_in in transfer.BACKENDS:
+            faults += _not_to_be_sent(topology, settings)
         if settings.weights_in == "shared_memory":
             faults += _out_of_reach(topology)
             if not has_shared_memory():
@@ -96,8 +125,7 @@ class ModelKeeper(Actor):
 
     async def _start_model(self) -> None:
         """Load the newest whole checkpoint, or the model the run starts from."""
-        from agent_rl.training import write_weights
-
+        self._refuse_unavailable()
         self._thread = trio.CapacityLimiter(1)
         self._busy_seconds = 0.0
         self._began: float | None = None
@@ -106,18 +134,34 @@ class ModelKeeper(Actor):
         self._checkpoint_due = False
         self._weights, self._claim = self._published_weights()
         self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
-        fetched = any(self.context.role in entry.targets(LINK) for entry in self.context.topology.actors.values())
-        self._publisher = Publisher(self.context, self._weights, self.log, fetched=fetched)
+        self._publisher = Publisher(self.context, self._weights, self.log)
         self._position = await self._in_thread(self._load)
         await self._in_thread(self._try_loss)
-        self.context.nursery.start_soon(self._publisher.run, write_weights)
+        self.context.nursery.start_soon(self._publisher.run)
 
-    def _published_weights(self) -> tuple[PublishedWeights, Claim | None]:
+    def _refuse_unavailable(self) -> None:
+        way = self.context.settings.weights_in
+        if way not in transfer.BACKENDS:
+            return
+        if fault := transfer.unavailable(way):
+            raise TrainingStoppedError(f'weights_in = "{way}": {fault}; choose another way, or mend that')
+        if way == "nccl":
+            self.log.warning("not yet run on a GPU: untested", weights_in=way)
+
+    def _published_weights(self) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
         """The place for policies, and what keeps it from being swept while this process lives."""
-        if self.context.settings.weights_in == "run_directory":
-            return PublishedWeights(self.context.directory / "weights"), None
-        directory, held = host_directory("published", run_digest(self.context.topology))
-        return PublishedWeights(directory), held
+        from agent_rl.training import write_weights
+
+        context, settings = self.context, self.context.settings
+        topology = context.topology
+        if settings.weights_in in transfer.BACKENDS:
+            address = topology.hosts[topology.actors[context.role].host].address
+            return KeptWeights(context, settings.weights_in, address, settings.device, self.log), None
+        fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
+        if settings.weights_in == "run_directory":
+            return PublishedWeights(context.directory / "weights", write_weights, fetched=fetched), None
+        directory, held = host_directory("published", run_digest(topology))
+        return PublishedWeights(directory, write_weights, fetched=fetched), held
 
     async def _ask(self, link: str, message: Any) -> Any:
         """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
@@ -141,13 +185,24 @@ class ModelKeeper(Actor):
     # Weights and checkpoints -----------------------------------------------------------------------------------------------
 
     async def _publish(self) -> None:
-        """Publish the present policy with the position in the recipe; this waits for the copy to host memory, no more."""
-        position = self._position
+        """Publish the present policy with the position in the recipe; this waits for the copy, no more."""
+        position, settings = self._position, self.context.settings
         policy = Policy(self._epoch, position.version)
         weights = None
         if not self._publisher.knows(policy):
-            weights = await self._in_thread(lambda: self._trainer.copy_weights(policy.version))
+            device = settings.device if settings.weights_in == "nccl" else "cpu"
+            weights = await self._in_thread(lambda: self._trainer.copy_weights(policy.version, device))
         self._publisher.offer(policy, weights, position.stage, position.stage_version)
+
+    async def _hand_out(self, wanted: WeightsWanted | TransferWanted) -> WeightsPart | TransferOffer:
+        """A part of a published file, or where to be sent what is published."""
+        match wanted, self._weights:
+            case WeightsWanted(), PublishedWeights() as files:
+                part: WeightsPart = await self.context.in_thread(read_part, files.path(wanted.policy), wanted.offset)
+                return part
+            case TransferWanted(), KeptWeights() as kept:
+                return kept.offer(wanted)
+        raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self.context.settings.weights_in}")
 
     async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
         """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""

@@ -1,25 +1,38 @@
-"""Published weights: copied to host memory between two steps, then written and announced while training goes on."""
+"""Published weights: copied between two steps, then written (or kept) and announced while training goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from actors.fetching import measured
 from agent_rl.messages import Policy, PolicyPublished
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from actors.base import ActorContext
-    from actors.weights import PublishedWeights
 
 
 MOST_WAITED_FOR = 100
 """Policies whose engines are waited for; the time of older ones is not told."""
+
+
+class PolicyStore(Protocol):
+    """Where published policies are until engines have them: files, or the tensors themselves."""
+
+    def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
+        """Take a copy of weights, in a thread; the URI, size and checksum to announce. Raises TrainingStoppedError, DiskError."""
+
+    def served(self, generator: str, policy: Policy) -> None:
+        """An engine reports what it serves."""
+
+    def clean(self, newest: Policy) -> None:
+        """Forget what nobody will ask for, now that this policy is announced."""
+
+    def remove(self) -> None:
+        """The run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +44,18 @@ class _Offer:
 
 
 class Publisher:
-    """Writes one policy at a time, always the newest there is: one that a newer overtakes before its turn is never written.
+    """Keeps one policy at a time, always the newest there is: one that a newer overtakes before its turn is never kept.
 
     Also knows how long each policy took, from the end of its step until the last of the engines heard of served it or a newer one.
     """
 
-    def __init__(self, context: ActorContext, weights: PublishedWeights, log: Any, *, fetched: bool = False) -> None:
-        """``fetched`` says that generators fetch the files over links, and so need to know their sizes and checksums."""
+    def __init__(self, context: ActorContext, store: PolicyStore, log: Any) -> None:
         self._context = context
-        self._weights = weights
+        self._store = store
         self._log = log
         self._thread = trio.CapacityLimiter(1)
-        self._fetched = fetched
-        self._written = 0, 0
-        """Size and checksum of the newest file, where generators ask for them."""
+        self._kept = "", 0, 0
+        """What there is to announce of the newest policy kept."""
         self._next: _Offer | None = None
         self._changed = trio.Event()
         self._idle = trio.Event()
@@ -72,28 +83,25 @@ class Publisher:
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._changed.set()
 
-    async def run(self, write: Callable[[dict[str, Tensor], Any], None]) -> None:
-        """Write and announce what is offered, for ever; ``write`` takes weights and a path, in a thread."""
+    async def run(self) -> None:
+        """Keep and announce what is offered, for ever."""
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
             while (offer := self._next) is not None:
                 self._next = None
-                await self._publish(offer, write)
+                await self._publish(offer)
             self._idle.set()
 
-    async def _publish(self, offer: _Offer, write: Callable[[dict[str, Tensor], Any], None]) -> None:
-        path = self._weights.path(offer.policy)
+    async def _publish(self, offer: _Offer) -> None:
+        policy = offer.policy
         if (weights := offer.weights) is not None:
             began = self._context.now()
-            await self._context.in_thread(lambda: write(weights, path), limiter=self._thread)
+            self._kept = await self._context.in_thread(lambda: self._store.keep(policy, weights), limiter=self._thread)
             self._figures["write_seconds"] = self._context.now() - began
-            if self._fetched:
-                self._written = await self._context.in_thread(measured, path, limiter=self._thread)
-        self._context.link("policy").set(
-            PolicyPublished(offer.policy, path.absolute().as_uri(), offer.stage, offer.stage_version, *self._written)
-        )
-        self._weights.clean(offer.policy)
+        uri, size, checksum = self._kept
+        self._context.link("policy").set(PolicyPublished(policy, uri, offer.stage, offer.stage_version, size, checksum))
+        self._store.clean(policy)
 
     async def settled(self) -> None:
         """Wait until everything offered is announced."""
@@ -101,7 +109,7 @@ class Publisher:
 
     def served(self, generator: str, policy: Policy) -> None:
         """An engine reports what it serves."""
-        self._weights.served(generator, policy)
+        self._store.served(generator, policy)
         self._served[generator] = policy
         oldest = min(self._served.values())
         for done in sorted(each for each in self._ended if each <= oldest):

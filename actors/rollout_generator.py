@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from actors import transfer
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, EngineRefusedError, TurnRequest
 from actors.rates import Rate
@@ -38,6 +39,8 @@ from agent_rl.messages import (
     ToolCallRecord,
     ToolResult,
     Trajectory,
+    TransferOffer,
+    TransferWanted,
     WeightsPart,
     WeightsWanted,
 )
@@ -93,6 +96,7 @@ class RolloutGenerator(Actor):
         "tools": Call(ToolCall, ToolResult),
         "load": Announce(EngineLoad),
         "weights": Call(WeightsWanted, WeightsPart, awaited_in_handler=False, required=False),
+        "transfer": Call(TransferWanted, TransferOffer, awaited_in_handler=False, required=False),
     }
 
     @classmethod
@@ -171,6 +175,10 @@ class RolloutGenerator(Actor):
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         module, _, name = settings.engine.partition(":")
         engine_class = getattr(importlib.import_module(module), name)
+        if way := transfer.way_of(self.context.topology):
+            files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} takes weights from files alone"
+            if fault := files_alone or transfer.unavailable(way):
+                raise EngineRefusedError(f'weights_in = "{way}": {fault}; choose another way, or mend that')
         engine: Engine = engine_class(
             directory,
             max_rollouts=settings.max_rollouts,

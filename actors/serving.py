@@ -10,16 +10,22 @@ from urllib.request import url2pathname
 
 import trio
 
+from actors import transfer
 from actors.base import ActorContext, ask
-from actors.engines.base import Engine, EngineError
+from actors.engines.base import Engine, EngineError, EngineRefusedError, TransferError
 from actors.fetching import LINK, FetchedWeights, FetchError, host_directory
+from actors.transfer import is_transfer
 from agent_rl.addresses import run_digest
 from agent_rl.leftovers import Claim
-from agent_rl.messages import PolicyPublished, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallFailed, CallTimeout, PeerLost
 
 PART_SECONDS = 60.0
 """How long one part of a fetched file may take; it is asked for again after that."""
+OFFER_SECONDS = 10.0
+"""How long the learner may take to say where weights are sent: it waits there for half a minute from then on."""
+FIRST_ATTEMPTS = 3
+"""So many transfers may fail before a run's first policy is served; then this way is no way here."""
 AGAIN_SECONDS = 2.0
 """How long after weights could not be fetched they are asked for again, unless a newer policy is published before."""
 REPLACED_SECONDS = 30.0
@@ -29,8 +35,9 @@ REPLACED_SECONDS = 30.0
 class ServedPolicy:
     """Keeps the engine at the newest policy; rollouts in flight go on over each change.
 
-    Weights come by one of two ways: from a file under the published name, on a disk (or in the shared memory) that learner and
-    generator share, or, where the topology leads a link ``weights`` to the learner, over that.
+    Weights come by the way that is published: from a file under the published name, on a disk (or in the shared memory) that
+    learner and generator share; that file over the link ``weights``, where the topology leads it to the learner; or sent into
+    the engine, once the learner was asked over the link ``transfer``.
     """
 
     def __init__(self, context: ActorContext, engine: Engine, log: Any) -> None:
@@ -39,6 +46,8 @@ class ServedPolicy:
         self._log = log
         self._newest: PolicyPublished | None = None
         self._newer = trio.Event()
+        self._lost = 0
+        """Transfers that did not come to their end."""
         self._claim: Claim | None = None
         self._fetched = self._over_links() if LINK in context.links else None
         self.ready = trio.Event()
@@ -62,7 +71,7 @@ class ServedPolicy:
         self._newer.set()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Take up what is published, for ever; ``changed`` is called after each. Raises EngineError, DiskError."""
+        """Take up what is published, for ever; ``changed`` is called after each. Raises EngineError, EngineRefusedError, DiskError."""
         while True:
             await self._newer.wait()
             self._newer = trio.Event()
@@ -80,8 +89,8 @@ class ServedPolicy:
         self.waiting_for = f"learner: the weights of version {published.policy.version}"
         again, fatal = AGAIN_SECONDS, False
         try:
-            await self._engine.load_weights(await self._file(published), published.policy)
-        except (FetchError, CallFailed, CallTimeout, PeerLost) as error:
+            await self._engine.load_weights(await self._source(published), published.policy)
+        except (FetchError, TransferError, CallFailed, CallTimeout, PeerLost) as error:
             fault: Exception = error
         except EngineError as error:
             fault, again, fatal = error, REPLACED_SECONDS, True
@@ -89,6 +98,13 @@ class ServedPolicy:
             fetched = {} if self._fetched is None else {"fetched_bytes": self._fetched.fetched_bytes}
             self._log.info("policy taken up", version=published.policy.version, epoch=published.policy.epoch, **fetched)
             return True
+        if isinstance(fault, TransferError):
+            self._lost += 1
+            if self._lost >= FIRST_ATTEMPTS and self._context.first and not self.ready.is_set():
+                raise EngineRefusedError(
+                    f"no weights come to the engine, after {self._lost} attempts: {fault}; look at GPUs, ports and network "
+                    "interfaces between learner and generator, or choose another way for the learner's weights_in"
+                ) from fault
         self._log.warning("policy not taken up", version=published.policy.version, error=str(fault))
         with trio.move_on_after(again) as waiting:
             await self._newer.wait()
@@ -96,7 +112,13 @@ class ServedPolicy:
             raise fault
         return False
 
-    async def _file(self, published: PolicyPublished) -> Path:
+    async def _source(self, published: PolicyPublished) -> Path | TransferOffer:
+        if is_transfer(published):
+            wanted = TransferWanted(published.policy, self._engine.ranks)
+            offer: TransferOffer = await self._context.link(transfer.LINK)(wanted, timeout=OFFER_SECONDS)
+            if not offer.port:
+                raise FetchError(f"the learner offers version {published.policy.version} no more")
+            return offer
         if self._fetched is not None and published.size:
             return await self._fetched.fetch(published)
         return Path(url2pathname(urlsplit(published.uri).path))

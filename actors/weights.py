@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agent_rl.checkpoints import CheckpointError, Position, read_position
 from agent_rl.disk import remove, sweep_partial, whole, writing
@@ -14,7 +15,25 @@ from agent_rl.finite import TrainingStoppedError
 from agent_rl.messages import Policy
 from agent_rl.topology import Topology
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 T = TypeVar("T")
+READ_BYTES = 1 << 20
+
+
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            found = zlib.crc32(data, found)
+    return found
+
+
+def measured(path: Path) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a file that is not written any more."""
+    return path.stat().st_size, checksum_of(path)
 
 
 def model_directory(topology: Topology, run_directory: Path) -> Path:
@@ -46,10 +65,21 @@ def weights_name(policy: Policy) -> str:
 class PublishedWeights:
     """The weight files of a run: one per policy, never changed, deleted when no engine holds or may still fetch them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, write: Callable[[dict[str, Tensor], Path], None], *, fetched: bool = False
+    ) -> None:
+        """``fetched`` says that generators fetch the files over links, and so need to know their sizes and checksums."""
         self._directory = directory
+        self._write = write
+        self._fetched = fetched
         sweep_partial(directory)
         self._held: dict[str, Policy] = {}
+
+    def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
+        """Write the policy's file; its URI and, where it is fetched, size and checksum. Raises what ``write`` raises."""
+        path = self.path(policy)
+        self._write(weights, path)
+        return path.absolute().as_uri(), *(measured(path) if self._fetched else (0, 0))
 
     def path(self, policy: Policy) -> Path:
         """Where the policy's weights are."""

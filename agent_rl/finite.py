@@ -107,8 +107,8 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     return [name for name, tensor in tensors if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
 
 
-def refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise TrainingStoppedError when any of what is to be written to ``path`` is not finite."""
+def refuse_not_finite(tensors: Mapping[str, Tensor], path: Path | str) -> None:
+    """Raise TrainingStoppedError when any of what is to be written to ``path``, or sent under that name, is not finite."""
     wrong = not_finite(tensors.items())
     if wrong:
         raise TrainingStoppedError(

@@ -13,6 +13,7 @@ The flow, sender to receiver (kind of link in brackets)::
     roc_filter         GroupsProgress [announce] -----------------> kv_scheduler
     learner            PolicyPublished [announce] ----------------> kv_scheduler, rollout_generator
     rollout_generator  WeightsWanted / WeightsPart [call] --------> learner
+    rollout_generator  TransferWanted / TransferOffer [call] -----> learner
     learner            StageEntered / StageRecorded [call] -------> roc_filter
     learner            StepTrained, CheckpointSaved / Recorded [call] -> roc_filter
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
@@ -302,8 +303,8 @@ class Retry:
 class PolicyPublished:
     """The newest policy, where its weights are, and where the learner stands in the recipe.
 
-    ``uri`` names an immutable safetensors file. Where generators fetch it over a link, ``size`` is its bytes and ``checksum`` its
-    CRC-32 (else 0). ``stage`` indexes the recipe's stages (their number when the recipe is
+    ``uri`` names an immutable safetensors file; the schemes ``nccl`` and ``gloo`` say that weights are sent to who asks for them
+    (TransferWanted). Where generators fetch the file over a link, ``size`` is its bytes and ``checksum`` its CRC-32 (else 0). ``stage`` indexes the recipe's stages (their number when the recipe is
     done); ``stage_version`` is the version at which the stage began.
     """
 
@@ -330,6 +331,32 @@ class WeightsPart:
     offset: int
     checksum: int
     data: Uint8Vector
+
+
+@dataclass(frozen=True, slots=True)
+class TransferWanted:
+    """A published policy's weights, sent into the ``ranks`` processes of an engine."""
+
+    policy: Policy
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOffer:
+    """Where the learner waits for the ``ranks`` processes, and the tensors it broadcasts there, in this order.
+
+    ``port`` 0: the policy is not kept any more. ``key`` keeps processes of other transfers out; ``backend`` and ``dtypes`` are
+    torch's names.
+    """
+
+    backend: str
+    address: str
+    port: int
+    key: str
+    ranks: int
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

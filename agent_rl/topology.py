@@ -8,7 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 
 class Part(BaseModel):
@@ -231,7 +240,7 @@ class Algorithm(Part):
     """A group with fewer usable rollouts than this is dropped."""
     resampling: Literal["paper", "release", "none"] = "paper"
     temperature: PositiveFloat = 1.0
-    clip_low: PositiveFloat = 0.2
+    clip_low: float = Field(default=0.2, gt=0, le=1)
     clip_high: PositiveFloat = 0.28
     updates_per_step: PositiveInt = 1
     """Mini-batches a step is split into."""
@@ -256,11 +265,12 @@ class Algorithm(Part):
     max_refill: PositiveInt = 3
     rollout_attempts: PositiveInt = 3
 
-    @model_validator(mode="after")
-    def _the_mask_holds_one(self) -> Self:
-        if self.sequence_mask and not 0 < self.sequence_mask[0] <= 1 <= self.sequence_mask[1]:
-            raise ValueError("sequence_mask must be two bounds on a ratio, the first in (0, 1], the second at least 1")
-        return self
+    @field_validator("sequence_mask")
+    @classmethod
+    def _the_mask_holds_one(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds and not 0 < bounds[0] <= 1 <= bounds[1]:
+            raise ValueError("must be two bounds on a ratio, the first in (0, 1], the second at least 1")
+        return bounds
 
 
 class Host(Part):

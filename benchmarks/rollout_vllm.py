@@ -25,6 +25,8 @@ from benchmarks.rollout_loop import AT_ONCE
 
 ENGINE = "actors.engines.vllm:VllmEngine"
 MEASURED = "seconds "
+OURS = ("worker_extension_cls", "scheduler_cls")
+"""Engine arguments that bring code of ours into vLLM."""
 START_SECONDS = 300.0
 BATCH_SECONDS = 600.0
 
@@ -93,7 +95,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     arguments: Mapping[str, Any] = json.loads(sys.argv[1])
-    llm = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"})
+    llm = LLM(**{name: value for name, value in arguments.items() if name not in OURS})
     for line in sys.stdin:
         batch = json.loads(line)
         parameters = [

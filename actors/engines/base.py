@@ -12,11 +12,15 @@ from typing import Literal, Protocol
 
 import trio
 
-from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy
+from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy, TransferOffer
 
 
 class EngineError(Exception):
     """The engine cannot do what it was asked, through no fault of the model's output; the message says why."""
+
+
+class TransferError(Exception):
+    """Weights that were to be sent have not come; the engine serves what it served, and they may be asked for again."""
 
 
 class EngineRefusedError(Exception):
@@ -57,14 +61,14 @@ class EngineFigures:
     """Live figures: KV cache in tokens (held by sequences now, and capacity), sequences by state, totals since start."""
 
     kv_tokens_total: int
-    kv_tokens_used: int
+    kv_tokens_used: int = 0
     max_rollouts: int
-    running: int
-    waiting: int
-    preempted: int
-    generated_tokens: int
-    prefilled_tokens: int
-    busy_seconds: float
+    running: int = 0
+    waiting: int = 0
+    preempted: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    busy_seconds: float = 0.0
 
 
 class Engine(Protocol):
@@ -82,11 +86,16 @@ class Engine(Protocol):
     def release(self, rollout: str) -> None:
         """The rollout has ended: forget its KV cache. Unknown names are ignored."""
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
-        """Swap in the weights between two decode steps; requests in flight go on under the new policy.
+    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+        """Swap in a file's weights, or those it is sent, between two decode steps; requests in flight go on under the new policy.
 
-        Raises EngineError, and keeps serving the old weights, when the file is not whole or does not fit the model.
+        Raises EngineError when the file is not whole, or the weights do not fit the model, and TransferError when what was
+        to be sent did not come; it keeps serving the old weights then.
         """
+
+    @property
+    def ranks(self) -> int:
+        """Processes into which weights are sent. An engine whose class has no such property takes files alone."""
 
     @property
     def policy(self) -> Policy:

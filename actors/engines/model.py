@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from agent_rl.messages import TransferOffer
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -134,18 +136,39 @@ def read_weights(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Tenso
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read weights from {path}: {error}") from error
-    faults = [f"{name} is not in the model" for name in weights if name not in specs]
-    for name, spec in specs.items():
-        given = weights.get(name)
-        if given is None:
-            if not spec.aliases & weights.keys():
-                faults.append(f"{name} is missing")
-        elif tuple(given.shape) != spec.shape:
-            faults.append(f"{name} has shape {list(given.shape)}, the model's is {list(spec.shape)}")
-        elif given.dtype != spec.dtype:
-            faults.append(f"{name} is {given.dtype}, the model's is {spec.dtype}")
-        elif any(alias in weights and not torch.equal(given, weights[alias]) for alias in spec.aliases - {name}):
-            faults.append(f"{name} differs from the tensors it is tied to")
-    if faults:
-        raise EngineError(f"{path} does not fit the model: {'; '.join(faults[:5])} ({len(faults)} faults)")
+    _check({name: (tuple(given.shape), given.dtype) for name, given in weights.items()}, specs, str(path))
+    check_ties(weights, specs, str(path))
     return weights
+
+
+def check_offer(offer: TransferOffer, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise EngineError unless the tensors that are offered are those of ``specs``."""
+    dtypes = [getattr(torch, name, None) for name in offer.dtypes]
+    given = dict(zip(offer.names, zip(offer.shapes, dtypes, strict=True), strict=True))
+    _check(given, specs, "what is to be sent")
+
+
+def check_ties(weights: Mapping[str, Tensor], specs: Mapping[str, TensorSpec], source: str) -> None:
+    """Raise EngineError when tensors that are one in the model differ."""
+    for name, spec in specs.items():
+        for alias in (spec.aliases - {name}) & weights.keys():
+            if name in weights and not torch.equal(weights[name], weights[alias]):
+                raise EngineError(f"{source} does not fit the model: {name} differs from {alias}, to which it is tied")
+
+
+def _check(
+    given: Mapping[str, tuple[tuple[int, ...], torch.dtype | None]], specs: Mapping[str, TensorSpec], source: str
+) -> None:
+    faults = [f"{name} is not in the model" for name in given if name not in specs]
+    for name, spec in specs.items():
+        if name not in given:
+            if not spec.aliases & given.keys():
+                faults.append(f"{name} is missing")
+            continue
+        shape, dtype = given[name]
+        if shape != spec.shape:
+            faults.append(f"{name} has shape {list(shape)}, the model's is {list(spec.shape)}")
+        elif dtype != spec.dtype:
+            faults.append(f"{name} is {dtype}, the model's is {spec.dtype}")
+    if faults:
+        raise EngineError(f"{source} does not fit the model: {'; '.join(faults[:5])} ({len(faults)} faults)")

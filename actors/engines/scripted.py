@@ -108,14 +108,4 @@ class ScriptedEngine:
     @property
     def figures(self) -> EngineFigures:
         """An engine that is never full."""
-        return EngineFigures(
-            kv_tokens_total=1000,
-            kv_tokens_used=0,
-            max_rollouts=8,
-            running=0,
-            waiting=0,
-            preempted=0,
-            generated_tokens=self._generated,
-            prefilled_tokens=0,
-            busy_seconds=0.0,
-        )
+        return EngineFigures(kv_tokens_total=1000, max_rollouts=8, generated_tokens=self._generated)

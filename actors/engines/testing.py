@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from actors.engines.base import Engine, EngineError, TurnRequest, TurnResult
-from agent_rl.messages import Policy
+from agent_rl.messages import Policy, TransferOffer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -333,15 +333,20 @@ async def check_weights_change_under_way(subject: Subject) -> None:
             path = subject.model_path.parent / f"update{update}"
             policy = Policy(epoch=served[0].epoch, version=served[0].version + 1)
             published = (policy, save_other_weights(subject, path, seed=10 + update))
-            await _update_under_way(subject, engine, path / "model.safetensors", served, published)
+            await update_under_way(subject, engine, path / "model.safetensors", served, published)
             served = published
 
 
-async def _update_under_way(
-    subject: Subject, engine: Engine, weights: Path, before: tuple[Policy, Reference], after: tuple[Policy, Reference]
+async def update_under_way(
+    subject: Subject,
+    engine: Engine,
+    source: Path | TransferOffer,
+    before: tuple[Policy, Reference],
+    after: tuple[Policy, Reference],
 ) -> None:
+    """Load weights while rollouts are in flight, and look at what is written before and after."""
     results: dict[int, TurnResult] = {}
-    prompts = [random_prompt(i, 8 + 5 * i) for i in range(4)]
+    prompts = [random_prompt(i, 40 + 5 * i) for i in range(4)]  # long enough to be found in a cache of prefixes
 
     async def one(index: int) -> None:
         results[index] = await engine.generate(turn(f"r{index}", prompts[index], 400))
@@ -350,8 +355,8 @@ async def _update_under_way(
     async with trio.open_nursery() as nursery:
         for index in range(len(prompts)):
             nursery.start_soon(one, index)
-        await eventually(lambda: engine.figures.generated_tokens > generated + 40, "tokens are generated")
-        await engine.load_weights(weights, after[0])
+        await eventually(lambda: engine.figures.generated_tokens > generated + 40, "tokens are generated", 60.0)
+        await engine.load_weights(source, after[0])
         assert engine.policy == after[0]
     for index, result in results.items():
         versions = [Policy(*pair) for pair in result.policies.tolist()]

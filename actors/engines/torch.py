@@ -20,8 +20,11 @@ import trio
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from actors.engines.decode import Decoder
-from actors.engines.model import CausalModel, TensorSpec, read_weights
+from actors.engines.model import CausalModel, TensorSpec, check_offer, check_ties, read_weights
 from actors.engines.sequences import Turn
+from actors.transfer import receive
+from agent_rl.devices import usable_device
+from agent_rl.messages import TransferOffer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,17 +133,7 @@ class TorchEngine:
         self._dtype: Literal["float32", "bfloat16"] = dtype
         self._kv_on_update: Literal["keep", "recompute"] = kv_on_update
         self._policy = initial_policy
-        self._figures = EngineFigures(
-            kv_tokens_total=kv_tokens or 0,
-            kv_tokens_used=0,
-            max_rollouts=max_rollouts,
-            running=0,
-            waiting=0,
-            preempted=0,
-            generated_tokens=0,
-            prefilled_tokens=0,
-            busy_seconds=0.0,
-        )
+        self._figures = EngineFigures(kv_tokens_total=kv_tokens or 0, max_rollouts=max_rollouts)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._limits: _Limits | None = None
         self._longest = 0
@@ -217,13 +210,19 @@ class TorchEngine:
             raise ValueError(f"{rollout} has a turn in flight: cancel it instead")
         self._commands.put(_Release(rollout))
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
-        """Swap in a safetensors file's weights between two decode steps; requests in flight go on under the new policy.
+    @property
+    def ranks(self) -> int:
+        """Weights are sent into this process."""
+        return 1
 
-        Raises EngineError, and keeps serving the old weights, when the file is not whole or does not fit the model in
-        names, shapes or dtypes, or when the engine does not run.
+    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+        """Swap in weights, of a safetensors file or sent, between two decode steps; requests in flight go on under the new policy.
+
+        Raises EngineError when the file is not whole, when the weights do not fit the model in names, shapes or dtypes, or
+        when the engine does not run, and TransferError when they do not come; it keeps serving the old weights then.
         """
-        weights = await trio.to_thread.run_sync(read_weights, path, self._running().specs)
+        specs = self._running().specs
+        weights = await trio.to_thread.run_sync(self._read, source, specs, abandon_on_cancel=True)
         self._running()
         reply = _Reply()
         self._replies[reply] = reply
@@ -232,6 +231,14 @@ class TorchEngine:
             await reply.wait()
         finally:
             del self._replies[reply]
+
+    def _read(self, source: Path | TransferOffer, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
+        if not isinstance(source, TransferOffer):
+            return read_weights(source, specs)
+        check_offer(source, specs)
+        weights = receive(source, 1, self._device)
+        check_ties(weights, specs, "what was sent")
+        return weights
 
     def _running(self) -> _Limits:
         if self._limits is None:
@@ -281,7 +288,7 @@ class TorchEngine:
         try:
             with suppress(trio.RunFinishedError), torch.inference_mode():
                 torch.set_num_threads(self._threads)
-                device = torch.device(self._device)
+                device = usable_device(self._device)
                 decoder = Decoder(
                     CausalModel(self._model_path, dtype=self._dtype, device=device),
                     max_rollouts=self._max_rollouts,

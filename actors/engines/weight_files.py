@@ -1,4 +1,4 @@
-"""What a safetensors file holds, read from its header alone: whether published weights fit a model."""
+"""Whether published weights fit a model: those in a safetensors file, read from its header alone, and those to be sent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import TypeAlias
 from safetensors import SafetensorError, safe_open
 
 from actors.engines.base import EngineError
+from agent_rl.messages import TransferOffer
 
 FileSpecs: TypeAlias = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype (by safetensors' name) of every tensor of a model."""
+
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+"""Torch's names of dtypes to safetensors'."""
 
 TIED = "lm_head.weight"
 """May be left out of a file, when the model's own files leave it out: it is the embedding."""
@@ -40,7 +44,17 @@ def model_specs(directory: Path) -> FileSpecs:
 
 def check_weights(path: Path, specs: FileSpecs) -> None:
     """Raise EngineError, with the first faults, unless the file holds exactly the tensors of ``specs``."""
-    given = read_specs(path)
+    _check(read_specs(path), specs, str(path))
+
+
+def check_offer(offer: TransferOffer, specs: FileSpecs) -> None:
+    """Raise EngineError, with the first faults, unless exactly the tensors of ``specs`` are offered."""
+    dtypes = [DTYPES.get(name, name) for name in offer.dtypes]
+    given = dict(zip(offer.names, zip(map(tuple, offer.shapes), dtypes, strict=True), strict=True))
+    _check(given, specs, "what is to be sent")
+
+
+def _check(given: FileSpecs, specs: FileSpecs, source: str) -> None:
     faults = [f"{name} is not in the model" for name in sorted(given.keys() - specs.keys() - {TIED})]
     faults += [f"{name} is missing" for name in sorted(specs.keys() - given.keys())]
     for name in sorted(given.keys() & specs.keys()):
@@ -48,4 +62,4 @@ def check_weights(path: Path, specs: FileSpecs) -> None:
             if ours != theirs:
                 faults.append(f"{name} has {what} {theirs}, the model's is {ours}")
     if faults:
-        raise EngineError(f"{path} does not fit the model: {'; '.join(faults[:5])} ({len(faults)} faults)")
+        raise EngineError(f"{source} does not fit the model: {'; '.join(faults[:5])} ({len(faults)} faults)")

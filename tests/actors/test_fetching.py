@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock
 
 from actors import fetching
-from actors.fetching import FetchedWeights, FetchError, checksum_of, host_directory, read_part
-from actors.weights import weights_name
+from actors.fetching import LOCK_SECONDS, FetchedWeights, FetchError, host_directory, read_part
+from actors.weights import checksum_of, weights_name
 from agent_rl.leftovers import sweep
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
 
@@ -91,6 +93,22 @@ def test_generators_of_a_host_share_one_download(learner: Learner, host: Path) -
     trio.run(main)
     assert {path.read_bytes() for path in paths} == {learner.content(3)}
     assert sorted(learner.asked) == list(range(0, SIZE, PART))
+
+
+def test_a_download_of_another_generator_is_waited_for_no_longer_than_said(learner: Learner, host: Path) -> None:
+    published = learner.publish(3)
+
+    async def lock_held_for_ever(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if work is fcntl.flock:
+            await trio.sleep_forever()
+        return await trio.to_thread.run_sync(work, *arguments, **named)
+
+    async def main() -> None:
+        with pytest.raises(FetchError, match="another generator of this host has been downloading"):
+            await FetchedWeights(host, learner.ask, lock_held_for_ever).fetch(published)
+        assert trio.current_time() >= LOCK_SECONDS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_a_download_that_was_cut_off_goes_on_where_it_stopped(learner: Learner, host: Path) -> None:

@@ -31,14 +31,14 @@ class Bench:
                 set=lambda m: self.announced.append((trio.current_time() - self.start, m))
             ),
         )
-        self.weights = PublishedWeights(folder)
+        self.weights = PublishedWeights(folder, self.write)
         self.publisher = Publisher(context, self.weights, structlog.get_logger())
         self.start = trio.current_time()
 
-    async def _in_thread(self, work: Callable[[], None], *, limiter: trio.CapacityLimiter) -> None:
+    async def _in_thread(self, work: Callable[[], Any], *, limiter: trio.CapacityLimiter) -> Any:
         async with limiter:
             await trio.sleep(WRITING)
-            work()
+            return work()
 
     @staticmethod
     def write(weights: dict[str, Any], path: Path) -> None:
@@ -53,7 +53,7 @@ class Bench:
 async def publishing(folder: Path) -> AsyncIterator[Bench]:
     bench = Bench(folder)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.publisher.run, bench.write)
+        nursery.start_soon(bench.publisher.run)
         yield bench
         nursery.cancel_scope.cancel()
 

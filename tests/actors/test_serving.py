@@ -11,30 +11,39 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from actors.engines.base import EngineError
-from actors.fetching import FetchedWeights, checksum_of, read_part
-from actors.serving import AGAIN_SECONDS, REPLACED_SECONDS, ServedPolicy
-from actors.weights import weights_name
-from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
+from actors.engines.base import EngineError, EngineRefusedError, TransferError
+from actors.fetching import FetchedWeights, read_part
+from actors.serving import AGAIN_SECONDS, FIRST_ATTEMPTS, OFFER_SECONDS, REPLACED_SECONDS, ServedPolicy
+from actors.weights import checksum_of, weights_name
+from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallTimeout, PeerLost
 
 
 class Engine:
-    """Remembers what it was told to load; refuses the policies a test names."""
+    """Remembers what it was told to load; refuses the policies a test names, and those it is sent as often as it says."""
+
+    ranks = 2
 
     def __init__(self) -> None:
+        self.lost = 0
         self.policy = Policy(0, 0)
         self.loaded: list[tuple[Policy, bytes]] = []
         self.refuses: set[Policy] = set()
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
         await trio.lowlevel.checkpoint()
         if policy in self.refuses:
-            raise EngineError(f"{path} does not fit the model")
-        try:
-            self.loaded.append((policy, path.read_bytes()))  # noqa: ASYNC240 - it is tiny
-        except FileNotFoundError as error:
-            raise EngineError(f"cannot read weights from {path}") from error
+            raise EngineError(f"{source} does not fit the model")
+        if isinstance(source, TransferOffer):
+            self.lost -= 1
+            if self.lost >= 0:
+                raise TransferError("the learner is gone")
+            self.loaded.append((policy, source.key.encode()))
+        else:
+            try:
+                self.loaded.append((policy, source.read_bytes()))  # noqa: ASYNC240 - it is tiny
+            except FileNotFoundError as error:
+                raise EngineError(f"cannot read weights from {source}") from error
         self.policy = policy
 
 
@@ -45,7 +54,14 @@ class Desk:
         self.folder, self.engine = folder, Engine()
         self.faults: list[Exception] = []
         self.asked: list[int] = []
-        context: Any = SimpleNamespace(links={"weights": None} if link else {}, in_thread=trio.to_thread.run_sync)
+        context: Any = SimpleNamespace(
+            links={"weights": None} if link else {},
+            in_thread=trio.to_thread.run_sync,
+            first=True,
+            link={"transfer": self.offer}.__getitem__,
+        )
+        self.kept = Policy(0, 0)
+        self.offers: list[TransferWanted] = []
         monkeypatch.setattr(
             ServedPolicy,
             "_over_links",
@@ -61,6 +77,20 @@ class Desk:
         if self.faults:
             raise self.faults.pop(0)
         return read_part(self.folder / "learner" / weights_name(wanted.policy), wanted.offset)
+
+    async def offer(self, wanted: TransferWanted, *, timeout: float) -> TransferOffer:
+        await trio.sleep(timeout / 4)
+        if self.faults:
+            raise self.faults.pop(0)
+        self.offers.append(wanted)
+        port = 1 if wanted.policy == self.kept else 0
+        return TransferOffer("gloo", "127.0.0.1", port, f"key {len(self.offers)}", wanted.ranks, (), (), ())
+
+    def keep(self, version: int) -> Policy:
+        """As publish, of weights that are sent."""
+        self.kept = Policy(1, version)
+        self.served.published(PolicyPublished(self.kept, f"gloo:{weights_name(self.kept)}", 0, 0))
+        return self.kept
 
     def publish(self, version: int, *, link: bool) -> Policy:
         policy = Policy(1, version)
@@ -140,5 +170,70 @@ def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(
         with pytest.raises(EngineError, match="cannot read weights"):
             await desk.served.run(lambda: None)
         assert trio.current_time() >= REPLACED_SECONDS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_weights_that_were_not_sent_to_the_end_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+    desk.faults, desk.engine.lost = [PeerLost("learner.0 was restarted")], 2
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            policy = desk.keep(1)
+            await desk.served.ready.wait()
+            assert desk.offers == [TransferWanted(policy, Engine.ranks)] * 3
+            assert desk.engine.loaded == [(policy, b"key 3")]  # each time in a place of its own
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_policy_that_a_newer_replaced_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            older = desk.keep(1)
+            await trio.sleep(OFFER_SECONDS / 8)
+            newer = desk.keep(2)  # while the older is being asked for
+            await desk.served.ready.wait()
+            assert [wanted.policy for wanted in desk.offers] == [older, newer]
+            assert desk.engine.loaded == [(newer, b"key 2")]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_run_whose_first_policy_never_comes_ends_with_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+    desk.engine.lost = 99
+
+    async def main() -> None:
+        desk.keep(1)
+        with pytest.raises(EngineRefusedError, match=r"after 3 attempts: the learner is gone; .* another way"):
+            await desk.served.run(lambda: None)
+        assert len(desk.offers) == FIRST_ATTEMPTS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_later_policies_may_be_lost_as_often_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            desk.keep(1)
+            await desk.served.ready.wait()
+            desk.engine.lost = FIRST_ATTEMPTS + 2
+            newer = desk.keep(2)
+            await trio.sleep((FIRST_ATTEMPTS + 3) * (AGAIN_SECONDS + OFFER_SECONDS))
+            assert desk.engine.policy == newer
+            nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.05))

@@ -44,21 +44,30 @@ def check_trained_once(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "role",
+    ("role", "weights_in"),
     [
-        *("rollout_generator", "learner"),
-        *(pytest.param(role, marks=pytest.mark.slow) for role in ("kv_scheduler", "tool_executor", "roc_filter")),
+        ("rollout_generator", "gloo"),
+        *(pytest.param("learner", way, marks=pytest.mark.slow) for way in ("shared_memory", "gloo")),
+        *(
+            pytest.param(role, "run_directory", marks=pytest.mark.slow)
+            for role in ("rollout_generator", "kv_scheduler", "tool_executor", "roc_filter")
+        ),
     ],
 )
-def test_a_killed_actor_is_started_again_and_the_run_balances(tmp_path: Path, temporary: Path, role: str) -> None:
+def test_a_killed_actor_is_started_again_and_the_run_balances(
+    tmp_path: Path, temporary: Path, role: str, weights_in: str
+) -> None:
     path, directory = write_micro(tmp_path, steps=12)
     traces = Traces(path, temporary)
-    in_memory = ("--set", "actors.learner.settings.weights_in=shared_memory") if role == "learner" else ()
-    process = start(path, *in_memory, TMPDIR=str(temporary))
+    ways = ["--set", f"actors.learner.settings.weights_in={weights_in}"]
+    if weights_in == "gloo":
+        ways += ["--set", "actors.rollout_generator.links.transfer=learner"]
+    process = start(path, *ways, TMPDIR=str(temporary))
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     traces.look(process)
     published = Path("/dev/shm") / f"agent-rl.published-{os.getuid()}-{run_digest(load_topology(path))}"
-    assert published.is_dir() == bool(in_memory)
+    assert published.is_dir() == (weights_in == "shared_memory")
+    assert (directory / "weights").is_dir() == (weights_in == "run_directory")
     os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
     code, out, err = finish(process)
     assert code == 0, out + err

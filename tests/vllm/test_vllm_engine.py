@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import trio
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
-from actors.engines.testing import CHECKS, EngineOptions, Subject, save_tiny_model
+from actors.engines.testing import (
+    CHECKS,
+    FIRST_POLICY,
+    EngineOptions,
+    Subject,
+    check_greedy_is_the_models_own,
+    check_weights_change_under_way,
+    save_other_weights,
+    save_tiny_model,
+    update_under_way,
+)
 from actors.engines.vllm import VllmEngine
+from agent_rl.messages import Policy
+from tests.sending import check_sent_weights, sending
+
+SAMPLED = (check_greedy_is_the_models_own, check_weights_change_under_way)
 
 
-def make(options: EngineOptions) -> VllmEngine:
+def make(options: EngineOptions, kv_on_update: Literal["keep", "recompute"] = "recompute") -> VllmEngine:
     return VllmEngine(
         options.model_path,
         max_rollouts=options.max_rollouts,
@@ -22,10 +38,40 @@ def make(options: EngineOptions) -> VllmEngine:
         device="cpu",
         dtype="float32",
         initial_policy=options.policy,
+        kv_on_update=kv_on_update,
     )
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def new_subject(folder: Path) -> Subject:
+    save_tiny_model(folder / "model", "qwen3", seed=0, head_dim=32)
+    return Subject(folder / "model", make, kv_on_update="recompute")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=pytest.mark.sample if check in SAMPLED else (), id=check.__name__) for check in CHECKS],
+)
 def test_contract(check, tmp_path: Path) -> None:
-    save_tiny_model(tmp_path / "model", "qwen3", seed=0, head_dim=32)
-    trio.run(check, Subject(tmp_path / "model", make, kv_on_update="recompute"))
+    trio.run(check, new_subject(tmp_path))
+
+
+def test_keys_and_values_that_are_kept_are_those_of_requests_in_flight_alone(tmp_path: Path) -> None:
+    new_subject(tmp_path)
+    subject = Subject(tmp_path / "model", partial(make, kv_on_update="keep"), kv_on_update="keep")
+    trio.run(check_weights_change_under_way, subject)
+
+
+def test_weights_that_are_sent(tmp_path: Path) -> None:
+    trio.run(check_sent_weights, new_subject(tmp_path))
+
+
+def test_rollouts_in_flight_go_on_over_weights_that_are_sent(tmp_path: Path) -> None:
+    subject, sent = new_subject(tmp_path), Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
+    reference = save_other_weights(subject, tmp_path / "sent", seed=31)
+
+    async def main() -> None:
+        with sending(tmp_path / "sent" / "model.safetensors", sent) as offer:
+            async with subject.running() as engine:
+                await update_under_way(subject, engine, offer, (FIRST_POLICY, subject.reference), (sent, reference))
+
+    trio.run(main)

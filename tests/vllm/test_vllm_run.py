@@ -34,6 +34,10 @@ ENGINE = (
 )
 TALKS = ("--set", "stages.0.steps=250", "--set", "stages.0.batch=16", "--set", "stages.0.learning_rate=3e-3")
 """Taught long enough to call the tool now and then."""
+SENT = (
+    *("--set", "actors.learner.settings.weights_in=gloo"),
+    *("--set", "actors.rollout_generator.links.transfer=learner"),
+)
 LENGTHS = tuple(
     part
     for stage in (1, 2, 3)
@@ -47,6 +51,7 @@ def engine_process(path: Path) -> int:
     return pid
 
 
+@pytest.mark.sample
 def test_a_run_calls_tools_and_learns_from_rollouts_that_went_on_over_updates(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=6)
     code, out, err = finish(start(path, *ENGINE, *TALKS, *LENGTHS))
@@ -62,7 +67,7 @@ def test_a_run_calls_tools_and_learns_from_rollouts_that_went_on_over_updates(tm
 
 def test_a_killed_engine_process_is_replaced_and_its_rollouts_are_written_again(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=6)
-    process = start(path, *ENGINE, *LENGTHS)
+    process = start(path, *ENGINE, *LENGTHS, *SENT)
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     os.kill(engine_process(path), signal.SIGKILL)
     code, out, err = finish(process)

@@ -29,6 +29,7 @@ from actors.engines.testing import (
 )
 from actors.engines.torch import TorchEngine
 from agent_rl.messages import Policy
+from tests.sending import check_sent_weights
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -304,3 +305,7 @@ def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+def test_weights_that_are_sent(tmp_path: Path) -> None:
+    trio.run(check_sent_weights, new_subject(tmp_path))

@@ -1,0 +1,106 @@
+"""What runs inside vLLM's engine process: its own scheduler, whose outputs travel in bundles.
+
+vLLM sends every request's token and log-probability to the caller's process with every step, though a turn is wanted whole: with
+hundreds of requests that takes both processes more time than scheduling does. Here a turn's outputs are kept until it ends, or
+there are BUNDLE of them. A pause sends all that is kept before it is complete, so that the weight version which vLLM notes for
+each message is that of all its tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import LogprobsLists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BUNDLE = 32
+"""Outputs of a request that are kept, at most: a rollout's progress is told this often."""
+
+
+def scheduler(*, vllm_config: Any, **arguments: Any) -> Scheduler:
+    """VLLM's ``scheduler_cls``: the scheduler that vLLM would have taken itself, with bundles."""
+    made = _BundlingAsyncScheduler if vllm_config.scheduler_config.async_scheduling else _BundlingScheduler
+    return made(vllm_config=vllm_config, **arguments)
+
+
+class _Bundling(Scheduler):  # type: ignore[misc]
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._kept: dict[str, list[EngineCoreOutput]] = {}
+
+    def update_from_output(self, *arguments: Any, **named: Any) -> dict[int, EngineCoreOutputs]:
+        """The step's outputs, less those kept, and with those kept before of each request that is told of."""
+        found: dict[int, EngineCoreOutputs] = super().update_from_output(*arguments, **named)
+        for outputs in found.values():
+            outputs.outputs = self._to_tell(outputs.outputs)
+        if self.pause_state is PauseState.PAUSED_ALL:
+            for name in list(self._kept):
+                client = self.requests[name].client_index
+                found.setdefault(client, EngineCoreOutputs()).outputs.append(_joined(self._kept.pop(name)))
+        return found
+
+    def _to_tell(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """Gone through with every step, for every request in it: what it does for most of them is to append."""
+        told = []
+        for output in outputs:
+            kept = self._kept.get(output.request_id)
+            ended = output.finish_reason is not None
+            if kept is not None:
+                kept.append(output)
+                if ended or len(kept) == BUNDLE:
+                    told.append(_joined(self._kept.pop(output.request_id)))
+            elif not ended and _is_wanted_whole(self.requests[output.request_id]):
+                self._kept[output.request_id] = [output]
+            else:
+                told.append(output)
+        return told
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
+        """What is kept of requests that end from outside is of no use to anybody."""
+        finished: list[Any] = super().finish_requests(request_ids, finished_status)
+        for request in finished:
+            self._kept.pop(request.request_id, None)
+        return finished
+
+    def has_requests(self) -> bool:
+        """Also while outputs are kept in a pause: one more step, of no tokens, sends them."""
+        return bool(super().has_requests()) or (self.pause_state is PauseState.PAUSED_ALL and bool(self._kept))
+
+
+class _BundlingScheduler(_Bundling):
+    pass
+
+
+class _BundlingAsyncScheduler(_Bundling, AsyncScheduler):  # type: ignore[misc]
+    pass
+
+
+def _is_wanted_whole(request: Any) -> bool:
+    parameters = request.sampling_params
+    return parameters is not None and parameters.output_kind is RequestOutputKind.FINAL_ONLY
+
+
+def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """One output of all the tokens; what it says besides is the last one's, and of the prompt what the first said."""
+    last = outputs[-1]
+    if len(outputs) == 1:
+        return last
+    last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
+    logprobs = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
+    if logprobs:
+        last.new_logprobs = LogprobsLists(
+            *(np.concatenate(parts) for parts in zip(*(each[:3] for each in logprobs), strict=True))
+        )
+    for output in outputs:
+        last.prefill_stats = last.prefill_stats or output.prefill_stats
+        last.new_prompt_logprobs_tensors = last.new_prompt_logprobs_tensors or output.new_prompt_logprobs_tensors
+    last.events = [event for output in outputs for event in output.events or ()] or None
+    return last

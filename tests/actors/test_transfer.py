@@ -1,0 +1,241 @@
+"""Weights sent to the ranks of an engine: all have everything or nobody has anything, and no rank of another transfer is let in."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+import torch
+import trio
+from structlog.testing import capture_logs
+
+from actors import transfer
+from actors.engines.base import EngineRefusedError, TransferError
+from actors.learner import Learner
+from actors.rollout_generator import RolloutGenerator
+from actors.transfer import KeptWeights, is_transfer, receive, send, unavailable
+from agent_rl.finite import TrainingStoppedError
+from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted
+from tests.actors.topologies import micro
+
+WEIGHTS = {
+    "matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "half": torch.linspace(-1, 1, 7).to(torch.bfloat16),
+    "scalar": torch.tensor(5, dtype=torch.int64),
+    "nothing": torch.zeros(0, 3),
+    "turned": torch.arange(6, dtype=torch.float64).reshape(2, 3).t(),
+}
+
+
+STORE = object()
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def offered(ranks: int, address: str = "127.0.0.1") -> tuple[socket.socket, TransferOffer]:
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    return listener, TransferOffer(
+        "gloo",
+        address,
+        listener.getsockname()[1],
+        "key",
+        ranks,
+        tuple(WEIGHTS),
+        tuple(tuple(tensor.shape) for tensor in WEIGHTS.values()),
+        tuple(str(tensor.dtype).removeprefix("torch.") for tensor in WEIGHTS.values()),
+    )
+
+
+def all_fail(futures: list[Future[Any]]) -> None:
+    for future in futures:
+        with pytest.raises(TransferError, match=r"weights by gloo, at 127\.0\.0\.1:"):
+            future.result()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
+def test_every_rank_has_every_tensor_bit_for_bit(threads: ThreadPoolExecutor, address: str) -> None:
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    listener, offer = offered(2, address)
+    sent = threads.submit(send, listener, offer, WEIGHTS, "cpu")
+    for future in [threads.submit(receive, offer, rank, "cpu") for rank in (1, 2)]:
+        received = future.result()
+        assert list(received) == list(WEIGHTS)
+        for name, tensor in WEIGHTS.items():
+            assert received[name].dtype == tensor.dtype
+            assert torch.equal(received[name], tensor)
+    sent.result()
+
+
+def test_nobody_has_anything_when_one_rank_leaves_before_the_end(threads: ThreadPoolExecutor) -> None:
+    def leaves(offer: TransferOffer) -> None:
+        with transfer._joined(offer, 2, torch.device("cpu")) as group:
+            group.broadcast(torch.empty(3, 4))
+
+    listener, offer = offered(2)
+    others = [threads.submit(send, listener, offer, WEIGHTS, "cpu"), threads.submit(receive, offer, 1, "cpu")]
+    threads.submit(leaves, offer).result()
+    all_fail(others)
+
+
+@pytest.mark.parametrize("late", [lambda offer: None, lambda offer: receive(replace(offer, key="another"), 2, "cpu")])
+def test_who_does_not_come_or_is_of_another_transfer_is_not_waited_for_for_ever(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, late: Callable[[TransferOffer], Any]
+) -> None:
+    monkeypatch.setattr(transfer, "SECONDS", 1.0)
+    listener, offer = offered(2)
+    others = [threads.submit(send, listener, offer, WEIGHTS, "cpu"), threads.submit(receive, offer, 1, "cpu")]
+    other = threads.submit(late, offer)
+    all_fail(others)
+    if other.exception() is not None:
+        all_fail([other])
+
+
+def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> None:
+    async def main() -> list[Any]:
+        sent: list[Any] = []
+
+        async def in_thread(*_: Any, **__: Any) -> None:
+            sent.append(trio.current_time())
+
+        log: Any = structlog.get_logger()
+        async with trio.open_nursery() as nursery:
+            context: Any = SimpleNamespace(nursery=nursery, in_thread=in_thread, now=trio.current_time)
+            kept = KeptWeights(context, "gloo", "127.0.0.1", "cpu", log)
+            older, newer = Policy(1, 1), Policy(2, 0)
+            assert kept.offer(TransferWanted(older, 1)).port == 0
+            for policy in (older, newer):
+                announced = PolicyPublished(policy, *kept.keep(policy, WEIGHTS)[:1], 0, 0)
+                assert is_transfer(announced)
+            assert kept.offer(TransferWanted(older, 1)).port == 0
+            first, second = (kept.offer(TransferWanted(newer, ranks)) for ranks in (1, 4))
+            assert (first.ranks, second.ranks) == (1, 4)
+            assert min(first.port, second.port) > 0
+            assert first.key != second.key
+            assert dict(zip(first.names, first.shapes, strict=True))["turned"] == (3, 2)
+            kept.remove()
+            assert kept.offer(TransferWanted(newer, 1)).port == 0
+        return sent
+
+    assert len(trio.run(main)) == 2
+
+
+def test_weights_that_are_not_finite_are_not_offered() -> None:
+    context: Any = SimpleNamespace()
+    kept = KeptWeights(context, "gloo", "127.0.0.1", "cpu", structlog.get_logger())
+    with pytest.raises(TrainingStoppedError, match="half"):
+        kept.keep(Policy(1, 1), WEIGHTS | {"half": torch.tensor([1.0, float("nan")])})
+    assert kept.offer(TransferWanted(Policy(1, 1), 1)).port == 0
+
+
+def test_files_are_no_transfers() -> None:
+    assert not is_transfer(PolicyPublished(Policy(1, 1), "file:///gloo/policy.safetensors", 0, 0))
+    assert not unavailable("gloo")
+
+
+def test_without_a_port_to_listen_at_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptWeights(SimpleNamespace(), "gloo", "127.0.0.1", "cpu", structlog.get_logger())  # type: ignore[arg-type]
+    kept.keep(Policy(1, 1), WEIGHTS)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket, "create_server", full)
+    assert kept.offer(TransferWanted(Policy(1, 1), 1)).port == 0
+
+
+def test_a_group_by_nccl_has_a_deadline_and_its_failure_is_no_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How torch is called for it, against a stand-in: its own reads these variables when it is made."""
+    made: list[tuple[int, int, float, dict[str, str | None]]] = []
+
+    class Group:
+        Options = SimpleNamespace
+
+        def __init__(self, store: object, rank: int, size: int, options: SimpleNamespace) -> None:
+            assert store is STORE
+            seen = {name: os.environ.get(name) for name in transfer.NCCL_ENVIRONMENT}
+            made.append((rank, size, options._timeout.total_seconds(), seen))
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    offer = TransferOffer("nccl", "127.0.0.1", 1, "key", 2, (), (), ())
+    transfer._process_group(offer, 1, STORE)
+    assert made == [(1, 3, transfer.SECONDS, transfer.NCCL_ENVIRONMENT)]
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+
+
+def test_what_came_stays_on_the_gpu_only_where_all_of_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = TransferOffer("nccl", "127.0.0.1", 1, "key", 1, ("a", "b"), ((1 << 20, 3), ()), ("bfloat16", "float32"))
+    size = 2 * 3 * (1 << 20) + 4
+    for free, room in ((size + transfer.ROOM_LEFT + 1, True), (size + transfer.ROOM_LEFT, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1 << 40))
+        assert transfer._has_room(offer, torch.device("cuda", 1)) == room
+    assert transfer._has_room(offer, torch.device("cpu"))
+
+
+def on_trial(cls: Any, role: str, folder: Path, way: str, **settings: Any) -> Any:
+    topology = micro(folder, learner={"weights_in": way}, rollout_generator=settings)
+    return cls.on_trial(topology, cls.Settings(**topology.actors[role].settings))
+
+
+@pytest.mark.parametrize(
+    ("way", "engine", "told"),
+    [
+        (
+            "gloo",
+            "actors.engines.scripted:ScriptedEngine",
+            "ScriptedEngine takes weights from files alone; choose another",
+        ),
+        pytest.param(
+            "nccl", "actors.engines.torch:TorchEngine", "torch finds no GPU here; choose another", marks=no_gpu
+        ),
+    ],
+)
+def test_a_generator_says_at_start_that_it_cannot_be_sent_weights(
+    tmp_path: Path, way: str, engine: str, told: str
+) -> None:
+    generator = on_trial(RolloutGenerator, "rollout_generator", tmp_path, way, engine=engine)
+    with pytest.raises(EngineRefusedError, match=f'weights_in = "{way}": .*{told}'):
+        generator._make_engine(tmp_path, generator.context.settings)
+
+
+@no_gpu
+def test_a_learner_says_at_start_that_it_cannot_send_weights(tmp_path: Path) -> None:
+    with pytest.raises(TrainingStoppedError, match='weights_in = "nccl": torch finds no GPU here; choose another way'):
+        on_trial(Learner, "learner", tmp_path, "nccl")._refuse_unavailable()
+
+
+@pytest.mark.parametrize(("way", "warned"), [("gloo", False), ("run_directory", False), ("nccl", True)])
+def test_what_no_gpu_has_run_is_called_untested_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, warned: bool
+) -> None:
+    monkeypatch.setattr(transfer, "unavailable", lambda _: "")
+    with capture_logs() as logs:
+        on_trial(Learner, "learner", tmp_path, way)._refuse_unavailable()
+    assert [(line["log_level"], line["event"]) for line in logs] == (
+        [("warning", "not yet run on a GPU: untested")] if warned else []
+    )
+
+
+@no_gpu
+def test_nccl_without_a_gpu_is_refused_before_anything_is_waited_for() -> None:
+    listener, offer = offered(1)
+    with listener, pytest.raises(TransferError, match="weights cannot come by nccl: torch finds no GPU here"):
+        receive(replace(offer, backend="nccl"), 1, "cuda")
