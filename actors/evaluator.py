@@ -26,6 +26,8 @@ from agent_rl.messages import (
     StepReady,
     StepTrained,
     TrainingGroup,
+    TransferOffer,
+    TransferWanted,
     WeightsPart,
     WeightsWanted,
 )
@@ -51,8 +53,9 @@ class Evaluator(Actor):
         Push(EvaluationReady),
         Announce(EngineLoad, required=False),
         Call(WeightsWanted, WeightsPart, required=False),
+        Call(TransferWanted, TransferOffer, required=False),
     )
-    """A learner's. No part of weights is ever asked for: every host has the model that is evaluated."""
+    """A learner's. No weights are ever asked for: every host has the model that is evaluated."""
     links: ClassVar = {
         "policy": Announce(PolicyPublished),
         "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),

@@ -20,6 +20,7 @@ import trio
 
 from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
 from actors.engines.base import EngineRefusedError
+from actors.sandbox.control_groups import ControlGroupsError
 from actors.sandbox.isolation import IsolationError
 from agent_rl import messages
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
@@ -53,6 +54,7 @@ USER_MISTAKE = 3
 STATUS_SECONDS = 0.5
 MISTAKES = (
     IsolationError,
+    ControlGroupsError,
     ContractError,
     EngineRefusedError,
     TopologyError,

@@ -87,6 +87,7 @@ class RunRecords:
             seconds=self._seconds(wall),
             rl_seconds=sum(rl_seconds),
             sft_steps_skipped=int(sum(self._fact(SFT_SKIPPED, i) for i in range(len(stages)))),
+            checkpoints_damaged=len(list((self._directory / "checkpoints").glob("damaged-*"))),
         )
 
     def spent(self, wall: float) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from agent_rl.devices import usable_device
 from agent_rl.finite import TrainingStoppedError
 from agent_rl.linear import use_one_dnn
 from agent_rl.logprobs import chunked_logprobs
@@ -47,10 +49,14 @@ class PolicyModel:
     def __init__(
         self, path: Path, *, dtype: str, device: str, options: ModelOptions, lora: Lora | None = None, seed: int = 0
     ) -> None:
-        self.device = torch.device(device)
-        self.module: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=DTYPES[dtype], attn_implementation=ATTENTION
-        ).to(self.device)
+        try:
+            self.device = usable_device(device)
+            loaded = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise TrainingStoppedError(
+                f"{path} cannot be loaded to be trained: {' '.join(str(error).split())}"
+            ) from error
+        self.module: Any = loaded.to(self.device)
         self.module.config.use_cache = False
         config = self.module.config.get_text_config()
         self._refuse_other_kinds(path, config)
@@ -164,9 +170,10 @@ class PolicyModel:
         self.module.save_pretrained(directory, state_dict=self.weights() if self.adapted else None)
 
 
-def _add_adapters(module: nn.Module, lora: Lora, seed: int) -> None:
+def _add_adapters(module: Any, lora: Lora, seed: int) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
     except ImportError:
         raise TrainingStoppedError("model.lora needs peft: pip install 'agent-rl[lora]'") from None
     targets: Any = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
@@ -174,7 +181,19 @@ def _add_adapters(module: nn.Module, lora: Lora, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # every learner of a run begins with the same adapters
         config.task_type = "CAUSAL_LM"
-        inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+        head = module.get_output_embeddings()
+        fitting = {
+            name: each for name, each in module.named_modules() if isinstance(each, nn.Linear) and each is not head
+        }
+        try:
+            inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+            strange = {n for n, each in module.named_modules() if isinstance(each, LoraLayer)} - fitting.keys()
+            fault = f"names {', '.join(sorted(strange))}, which cannot be adapted here" if strange else ""
+        except ValueError:
+            fault = f"{list(lora.targets)} fits no layer of the model"
+    if fault:
+        names = ", ".join(sorted({name.rpartition(".")[2] for name in fitting}))
+        raise TrainingStoppedError(f"model.lora.targets: {fault}; choose among {names}")
 
 
 def merged(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ def summarise(
     seconds: float,
     rl_seconds: float,
     sft_steps_skipped: int,
+    checkpoints_damaged: int = 0,
 ) -> dict[str, Any]:
     """All figures by name, and ``remarks``. ``steps`` are those the learner took; seconds are wall-clock time of running."""
     updated = [step for step in steps if step.groups and not step.skipped]
@@ -52,6 +53,8 @@ def summarise(
     }
     if sft_steps_skipped:
         summary["sft_steps_skipped"] = sft_steps_skipped
+    if checkpoints_damaged:
+        summary["checkpoints_damaged"] = checkpoints_damaged
     summary |= audit.figures()
     summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
     summary |= {
@@ -96,6 +99,12 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     for name, kind in (("steps_skipped", "steps"), ("sft_steps_skipped", "supervised steps")):
         if summary.get(name):
             said.append(f"{summary[name]:,} {kind} were skipped: their loss or gradient was not finite")
+    if damaged := summary.get("checkpoints_damaged"):
+        one = damaged == 1
+        said.append(
+            f"{damaged:,} damaged checkpoint{' was' if one else 's were'} passed over and set aside as checkpoints/damaged-*; the "
+            "learner's log names the file and the fault"
+        )
     for name, lost in summary.items():
         if name.startswith("lost_"):
             evaluation, _, way = name.removeprefix("lost_").rpartition("_")

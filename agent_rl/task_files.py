@@ -42,7 +42,7 @@ def resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
     matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
     names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
-        raise TaskError(f"{pattern}: no such file in {base}; task files are looked up from the topology's folder")
+        raise TaskError(f"{pattern}: no such file in {base}, from where paths are looked up; name one that is there")
     for name in names:
         if not name.endswith(FORMATS):
             raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}")

@@ -226,14 +226,19 @@ class Trainer:
 
     # Weights and checkpoints -------------------------------------------------------------------------------------------
 
-    def copy_weights(self, version: int) -> dict[str, Tensor]:
-        """The weights in host memory, under the model's own names, as those of ``version``: training may go on meanwhile."""
-        weights = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.model.weights().items()}
+    def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Tensor]:
+        """The weights, under the model's own names, as those of ``version``: training may go on meanwhile.
+
+        They are in host memory, or on another ``device``, and whole once this returns: other threads and streams may read them.
+        """
+        weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.weights().items()}
         trained = self.model.trained()
         if self.model.adapted:
             self.older.remember(version, {name: tensor.to("cpu", copy=True) for name, tensor in trained.items()})
         else:
-            self.older.remember(version, {name: weights[name] for name in trained})
+            self.older.remember(version, {name: weights[name].to("cpu") for name in trained})
+        if device != "cpu":
+            torch.cuda.synchronize(device)
         return weights
 
     def save(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:

@@ -118,6 +118,11 @@ class Peers:
         if isinstance(message, PolicyPublished):
             self.policies.append(message)
 
+    async def record_in(self, seconds: float) -> None:
+        """Answer the steps that are held."""
+        await trio.sleep(seconds)
+        self.recording.set()
+
     async def until(self, state: str) -> None:
         """Wait until the learner says that it is in this state."""
         with trio.move_on_after(600):
@@ -300,9 +305,12 @@ class LearnerContract(RoleContract):
         """The next start goes on there, and trains nothing again."""
 
         async def main() -> None:
-            async with self.among_peers(tmp_path) as (topology, peers):
-                async with self.running(topology, peers.stage):
+            sparing = {"name": "contract", "directory": tmp_path, "checkpoint_every": 50}  # none is due at that step
+            async with self.among_peers(tmp_path, run=sparing) as (topology, peers):
+                peers.recording = trio.Event()
+                async with trio.open_nursery() as nursery, self.running(topology, peers.stage):
                     await peers.until_trained(BEGUN)
+                    nursery.start_soon(peers.record_in, 1.0)  # the step's end is told after the stop, not before it
                 stopped_at = peers.saved[-1].version
                 done = {step.version for step in peers.trained}
                 assert stopped_at == max(done) + 1, f"stopped after step {max(done)}, it saved version {stopped_at}"

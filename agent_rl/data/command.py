@@ -113,6 +113,8 @@ def _encoder(model: str) -> Callable[[list[dict[str, str]]], tuple[list[int], li
 
     from agent_rl.prompts import ChatFormat, PromptError
 
+    if not Path(model).is_dir():
+        raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
     try:
         return ChatFormat(AutoTokenizer.from_pretrained(model), "plain").conversation_tokens
     except (OSError, ValueError, PromptError) as error:
@@ -123,7 +125,7 @@ def _filtered(options: argparse.Namespace, chosen: Filter) -> dict[str, int]:
     tally = Tally()
     with ExitStack() as stack:
         write = stack.enter_context(writer(options.out))
-        name_id = stack.enter_context(_id_file(options.ids)) if options.ids else None
+        name_id = stack.enter_context(_id_file(options.ids, options.out)) if options.ids else None
         for where, row in rows_of(options.files, Path.cwd()):
             if tally.add(chosen.reason(problem_of(row, where))):
                 write(row)
@@ -133,7 +135,9 @@ def _filtered(options: argparse.Namespace, chosen: Filter) -> dict[str, int]:
 
 
 @contextmanager
-def _id_file(path: Path) -> Iterator[Callable[[Row, str], None]]:
+def _id_file(path: Path, out: Path) -> Iterator[Callable[[Row, str], None]]:
+    if path.exists() or path.absolute() == out.absolute():
+        raise DataError(f"--ids {path} {'exists' if path.exists() else 'is --out'}: name another file")
     with whole(path) as partial, partial.open("w", encoding="utf-8") as file:
 
         def name_id(row: Row, where: str) -> None:

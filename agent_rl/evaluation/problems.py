@@ -71,6 +71,10 @@ def prompt_in(topology: Path) -> str | None:
 
 def _of_files(files: Sequence[Path], count: int | None) -> Problems:
     asked = tuple(islice(_rows(files), count))
+    if not asked:
+        raise EvaluationError(
+            f"{', '.join(path.name for path in files)}: there is no problem in it; give --data FILE..."
+        )
     _checked(count or 0, len(asked))
     content = {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
     return Problems(asked, {"evaluation_files": [str(path) for path in files]}, content)
@@ -79,8 +83,13 @@ def _of_files(files: Sequence[Path], count: int | None) -> Problems:
 def _rows(files: Sequence[Path]) -> Iterator[AskedProblem]:
     for path in files:
         for where, row in read_rows(str(path), path):
-            subject, level = (str(row.get(key) or "") for key in ("subject", "level"))
-            yield AskedProblem(path.name, problem_of(row, where).id, subject, level)
+            subject, level = (row.get(key) for key in ("subject", "level"))
+            yield AskedProblem(path.name, problem_of(row, where).id, _label(subject), _label(level))
+
+
+def _label(value: Any) -> str:
+    """What a row says, 0 included; nothing where it says nothing."""
+    return "" if value is None else str(value)
 
 
 def _checked(wanted: int, known: int | None) -> int:

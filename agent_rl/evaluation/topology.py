@@ -74,6 +74,7 @@ def model_of(path: Path) -> tuple[Path, str, str | None]:
     run = path if (path / "checkpoints").is_dir() else path.parent.parent
     prompt = _prompt_of(run)
     if (path / "config.json").is_file():
+        _refuse_cut(path)
         name = path.resolve().name if prompt is None else f"{run.resolve().name}-{path.name}"
         return path.resolve(), name, prompt
     checkpoints = sorted(found for found in path.glob("checkpoints/version-*") if (found / "config.json").is_file())
@@ -81,7 +82,24 @@ def model_of(path: Path) -> tuple[Path, str, str | None]:
         raise EvaluationError(
             f"{path} holds neither config.json (as a Hugging Face model does) nor checkpoints/version-* (as a run does)"
         )
+    _refuse_cut(checkpoints[-1])
     return checkpoints[-1].resolve(), f"{path.resolve().name}-{checkpoints[-1].name}", prompt
+
+
+def _refuse_cut(model: Path) -> None:
+    """Refuse a checkpoint whose weights are not as long as they were written; to read all of them takes minutes."""
+    try:
+        written = dict(json.loads((model / "trainer.json").read_text(encoding="utf-8"))["files"])
+        sizes = {model / name: int(size) for name, (size, _) in written.items() if name.startswith("model")}
+    except FileNotFoundError:
+        return  # a model that is no checkpoint of ours
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "name another checkpoint, or remove the file if the model is whole"
+        raise EvaluationError(f"{model / 'trainer.json'} cannot be read ({error}); {remedy}") from error
+    for path, size in sizes.items():
+        found = path.stat().st_size if path.is_file() else 0
+        if found != size:
+            raise EvaluationError(f"{path} is {found} bytes long, {size} were written: name an older checkpoint")
 
 
 def _prompt_of(run: Path) -> str | None:

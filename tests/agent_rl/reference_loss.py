@@ -41,12 +41,18 @@ def advantages(rewards: list[float], *, divide_by_std: bool) -> list[float]:
     return [(r - mean) / std if divide_by_std else r - mean for r in rewards]
 
 
-def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:
-    """Of each response token, under the model at the rollout's temperature."""
+def distributions(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:
+    """What the model says before each response token, at the rollout's temperature, as log-probabilities of all tokens."""
     prompt, response = rollout.prompt_tokens.tolist(), rollout.tokens.tolist()
     logits = model(torch.tensor([prompt + response])).logits[0] / temperature
     distribution = torch.log_softmax(logits, dim=-1)
-    return [distribution[len(prompt) + t - 1, token] for t, token in enumerate(response)]
+    return [distribution[len(prompt) + t - 1] for t in range(len(response))]
+
+
+def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:
+    """Of each response token."""
+    said = distributions(model, rollout, temperature)
+    return [said[t][token] for t, token in enumerate(rollout.tokens.tolist())]
 
 
 def weights(gaps: list[float], a: Algorithm) -> list[float]:
@@ -73,12 +79,15 @@ def rollout_sum(model: Any, rollout: Trajectory, advantage: float, proximal: lis
     """The sum over one rollout's own tokens of what is maximised."""
     own = [t for t in range(len(rollout.tokens)) if rollout.loss_mask[t]]
     w = weights([proximal[t] - float(rollout.logprobs[t]) for t in own], a)
-    now = logprobs(model, rollout, a.temperature)
+    said = distributions(model, rollout, a.temperature)
+    now = [said[t][token] for t, token in enumerate(rollout.tokens.tolist())]
     total = torch.zeros((), dtype=torch.float64)
     for t, weight in zip(own, w, strict=True):
         ratio = torch.exp(now[t] - proximal[t])
         clipped = torch.clamp(ratio, 1 - a.clip_low, 1 + a.clip_high)
         total = total + weight * torch.minimum(ratio * advantage, clipped * advantage)
+        entropy = -(said[t].exp() * said[t]).sum()
+        total = total + a.entropy_coefficient * entropy
     return total
 
 

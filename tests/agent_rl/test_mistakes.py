@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import socket
@@ -19,6 +18,7 @@ from agent_rl.check import check_topology
 from agent_rl.cli import main
 from agent_rl.load import load_topology
 from agent_rl.run_directory import run_lock
+from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 
 GENERATOR = 'generator = "agent_rl.arithmetic:ArithmeticTasks"'
@@ -75,6 +75,16 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         ],
     ),
     "a value out of range": ("samples = 4", "samples = 0", ["algorithm.samples: must be greater than 0, not 0"]),
+    "a clipping without a lower bound": (
+        "samples = 4",
+        "samples = 4\nclip_low = 1.5",
+        ["algorithm.clip_low: must be less than or equal to 1, not 1.5"],
+    ),
+    "a mask that leaves out what agrees": (
+        "samples = 4",
+        "samples = 4\nsequence_mask = [1.1, 1.2]",
+        ["algorithm.sequence_mask: must be two bounds on a ratio"],
+    ),
     "an unknown key": ("checkpoint_every", "checkpoint_evry", ["is no known key", "did you mean 'checkpoint_every'?"]),
     "an unknown setting": (
         "max_rollouts = 8",
@@ -234,26 +244,13 @@ def test_a_file_that_cannot_be_read(
     assert told in line
 
 
-def free_base(count: int) -> int:
-    """The first of so many ports in a row that nobody listens at."""
-    for base in range(21000, 60000, count):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(base, base + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return base
-    pytest.fail("no ports are free")
-
-
 @pytest.mark.parametrize("command", ["check", "run"])
 @pytest.mark.usefixtures("nothing_starts")
 def test_ports_in_use_are_named_with_who_would_listen_there(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = free_base(20)
-    path, directory = write_two_hosts(tmp_path, (base, base + 10))
+    base, other = port_blocks(2)
+    path, directory = write_two_hosts(tmp_path, (base, other))
     place = next(number for number, line in enumerate(path.read_text().splitlines(), 1) if line.endswith(f"{base}"))
     told = f"{path}:{place}: hosts.a.base_port: another process listens at 127.0.0.1:{base + 1} (kv_scheduler.0)"
     with socket.create_server(("127.0.0.1", base + 1)):
@@ -266,8 +263,8 @@ def test_ports_in_use_are_named_with_who_would_listen_there(
 
 
 def test_weights_in_the_memory_of_one_host_reach_another_over_links_alone(tmp_path: Path) -> None:
-    base = free_base(20)
-    path, _ = write_two_hosts(tmp_path, (base, base + 10))
+    base, other = port_blocks(2)
+    path, _ = write_two_hosts(tmp_path, (base, other))
     in_memory = "actors.learner.settings.weights_in=shared_memory"
     (fault,) = check_topology(load_topology(path, [in_memory]), path, [in_memory], host="a")
     assert "rollout_generator is on another host, and cannot read this one's memory" in fault.render(path)
@@ -275,10 +272,37 @@ def test_weights_in_the_memory_of_one_host_reach_another_over_links_alone(tmp_pa
     assert check_topology(load_topology(path, over_links), path, over_links, host="a") == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["weights_in=gloo"], ['rollout_generator is not sent the weights; give it the link transfer = "learner"']),
+        (["weights_in=gloo", "LINK"], []),
+        (
+            ["weights_in=nccl", "LINK"],
+            [
+                "the learner's device is cpu, and nccl sends from GPU to GPU",
+                "rollout_generator's device is cpu, and nccl",
+            ],
+        ),
+        (["weights_in=nccl", "LINK", "device=cuda"], ["rollout_generator's device is cpu, and nccl sends"]),
+    ],
+)
+def test_weights_can_be_sent_to_who_has_the_link_and_by_nccl_between_gpus(
+    tmp_path: Path, changes: list[str], told: list[str]
+) -> None:
+    path, _ = write_micro(tmp_path)
+    link = "actors.rollout_generator.links.transfer=learner"
+    settings = [link if change == "LINK" else f"actors.learner.settings.{change}" for change in changes]
+    faults = check_topology(load_topology(path, settings), path, settings)
+    assert len(faults) == len(told)
+    for fault, words in zip(faults, told, strict=True):
+        assert words in fault.render(path)
+
+
 def test_a_host_looks_at_its_own_ports_alone(tmp_path: Path) -> None:
     # Another host of this machine may look at its own at that moment, and looking takes a port.
-    base = free_base(20)
-    path, _ = write_two_hosts(tmp_path, (base, base + 10))
+    base, other = port_blocks(2)
+    path, _ = write_two_hosts(tmp_path, (base, other))
     topology = load_topology(path)
     with socket.create_server(("127.0.0.1", base + 1)):
         assert check_topology(topology, path, host="b") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,31 @@ def test_without_peft_the_remedy_is_named(model: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(TrainingStoppedError, match=r"model\.lora needs peft: pip install 'agent-rl\[lora\]'"):
         trainer(model, Lora())
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [("nope", r"\['nope'\] fits no layer"), ("lm_head", "names lm_head"), ("embed_tokens", "embed_tokens")],
+)
+def test_adapters_that_no_layer_can_have_are_refused_with_those_that_can(model: Path, target: str, said: str) -> None:
+    """The output layer and the embeddings are read as they are: adapters of theirs would be trained by nobody, or served alone."""
+    pytest.importorskip("peft")
+    with pytest.raises(
+        TrainingStoppedError, match=rf"model\.lora\.targets: .*{said}.*; choose among .*, q_proj, up_proj, v_proj$"
+    ):
+        trainer(model, Lora(targets=(target, "q_proj") if target != "nope" else (target,)))
+
+
+def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingStoppedError, match=r"torch has no 'tpu' here .*set the actor's device to \"cpu\""):
+        PolicyModel(model, dtype="float32", device="tpu", options=ModelOptions())
+    cut = tmp_path / "cut"
+    shutil.copytree(model, cut)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(TrainingStoppedError, match=r"cut cannot be loaded to be trained: .*not fully covered"):
+        PolicyModel(cut, dtype="float32", device="cpu", options=ModelOptions())
 
 
 def test_check_says_so_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

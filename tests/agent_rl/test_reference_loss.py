@@ -146,6 +146,17 @@ def test_gradients_are_the_references_under_every_correction(
         assert figures["correction_mean"] == 1.0
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_gradients_are_the_references_with_an_entropy_bonus(model: Path, updates: int) -> None:
+    """The bonus is on the model's own tokens alone, whatever their weights."""
+    asked = {"entropy_coefficient": 0.5, "updates_per_step": updates, "microbatch_tokens": 40, "temperature": 0.8}
+    groups = sampled(5, spread=1.0)
+    assert_equal_to_the_reference(model, groups, correction="masked", logits_mib=0, **asked)
+    with_bonus, _ = production(model, groups, **asked)
+    without, _ = production(model, groups, **{**asked, "entropy_coefficient": 0.0})
+    assert max(float((with_bonus[0][name] - without[0][name]).abs().max()) for name in without[0]) > 1e-2
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10_000),

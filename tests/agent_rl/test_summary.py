@@ -79,6 +79,14 @@ def test_an_ordinary_run_has_its_figures_and_no_remarks(journal: Journal) -> Non
     assert made["steps"] == made["steps_updated"] == 2
 
 
+def test_checkpoints_that_were_passed_over_are_told(journal: Journal) -> None:
+    a_step(journal, 0, trained=4, correct=0.5)
+    made = summary(journal, checkpoints_damaged=2)
+    assert made["checkpoints_damaged"] == 2
+    (remark,) = made["remarks"]
+    assert remark.startswith("2 damaged checkpoints were passed over and set aside as checkpoints/damaged-*")
+
+
 def test_steps_without_update_and_skipped_steps_are_told_apart(journal: Journal) -> None:
     a_step(journal, 0, trained=2, correct=0.5)
     a_step(journal, 1, trained=1, correct=0.5, skipped=True)

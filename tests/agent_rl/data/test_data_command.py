@@ -121,7 +121,11 @@ def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys:
     data, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     without_ids = write_rows(tmp_path / "no_ids.jsonl", [{"problem": "?", "answer": "4"}])
     columns = write_rows(tmp_path / "columns.jsonl", [{"a": 1}, {"a": "x"}])
+    here = write_rows(tmp_path / "here.jsonl", ROWS)
     cases = {
+        ("integers", data, "--ids", here): "here.jsonl exists",
+        ("integers", data, "--ids", str(out)): "is --out",
+        ("sft", data, "--model", str(tmp_path / "nothing")): "there is no such directory",
         ("integers", str(tmp_path / "nothing.jsonl")): "no such file",
         ("integers", data, "--out", data): "exists",
         ("convert", data, "--out", str(tmp_path / "out.csv")): "ends in one of",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent_rl.check import check_topology
 from agent_rl.cli import main
+from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.toml_text import toml_text
@@ -98,6 +99,25 @@ def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
     assert model_of(newest) == (newest, "run-version-000010-stage-01", "plain")
 
 
+@pytest.mark.parametrize("whole_run", [True, False])
+def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path: Path, *, whole_run: bool) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "version-000002-stage-01"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "model.safetensors").write_bytes(b"12345")
+    named = tmp_path / "run" if whole_run else checkpoint
+    (checkpoint / "trainer.json").write_text(
+        '{"files": {"model.safetensors": [5, 0], "optimizer.safetensors": [9, 0]}}'
+    )
+    assert model_of(named)[0] == checkpoint  # the optimizer's moments are not needed
+    (checkpoint / "model.safetensors").write_bytes(b"123")
+    with pytest.raises(EvaluationError, match=r"model\.safetensors is 3 bytes long, 5 were written: name an older"):
+        model_of(named)
+    (checkpoint / "trainer.json").write_text("{")
+    with pytest.raises(EvaluationError, match=r"trainer\.json cannot be read .*name another checkpoint"):
+        model_of(named)
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     try:
         code = main(["eval", *arguments])
@@ -125,6 +145,9 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     assert "asks for 4 problems, and there are 3" in refused(capsys, *sound, "--problems", "4")
     assert "cannot be read" in refused(capsys, *sound, "--topology", str(tmp_path / "nothing.toml"), *out)
     assert "own options" in refused(capsys, *sound, "--set", "stages.0.samples=3")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert "empty.jsonl: there is no problem in it" in refused(capsys, str(model), "--data", str(empty), *out)
     quickstart = ["--topology", "examples/quickstart.toml"]
     assert "without end: say how many" in refused(capsys, str(model), *quickstart)
     wrong = ["--set", "actors.rollout_generator.settings.max_rolouts=3"]
@@ -153,6 +176,14 @@ def test_two_results_are_compared_on_what_both_answered(tmp_path: Path, capsys: 
     assert "exact paired permutation test" in said
     assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "c.json")]) == 2
     assert "no problem in common" in capsys.readouterr().err
+
+
+def test_a_level_of_0_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "levels.jsonl"
+    rows = [{"problem": "?", "answer": "4", "level": 0, "subject": "a"}, {"problem": "!", "answer": "4"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = chosen_problems([str(path)], None, None)
+    assert [(asked.level, asked.subject) for asked in found.asked] == [("0", "a"), ("", "")]
 
 
 def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Path) -> None:
