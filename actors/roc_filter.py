@@ -14,21 +14,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
+from actors.journal_replay import decided_from, evaluations_within, restore, training_group
 from actors.run_records import RunRecords
-from actors.stored import decode_stored, encode_stored
+from actors.stored import encode_stored
+from actors.verdicts import Verdicts
 from agent_rl.contracts import ContractError, needs_start
 from agent_rl.group_instructions import (
     NOT_FINITE,
     STAGE_BOUNDARY,
-    STALE,
     Check,
     Closed,
     Dropped,
@@ -38,15 +37,14 @@ from agent_rl.group_instructions import (
     Ready,
     Rewarded,
 )
-from agent_rl.grouping import DecidedGroup, GroupBook
-from agent_rl.journal import StepRow, interim_stage
+from agent_rl.grouping import GroupBook
+from agent_rl.journal import interim_stage
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
-    Policy,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -59,9 +57,8 @@ from agent_rl.messages import (
     VerifyAnswer,
 )
 from agent_rl.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
-from agent_rl.statistics import RolloutFigures
 from agent_rl.topology import Topology
-from transport import CallFailed, CallRefused, CallTimeout, PeerLost
+from transport import CallRefused
 
 
 class RoCFilterSettings(Settings):
@@ -153,14 +150,20 @@ class RoCFilter(Actor):
         )
         self._acks: list[Callable[[], None]] = []
         self._commit_wanted = trio.Event()
-        self._training, training = trio.open_memory_channel[tuple[Any, ...]](math.inf)
-        self._checking, checks = trio.open_memory_channel[Check](math.inf)
+        self._training, training = trio.open_memory_channel[str | StepReady | EvaluationReady](math.inf)
+        settings: RoCFilterSettings = self.context.settings
+        self._verdicts = Verdicts(
+            self.context.link("checks"),
+            self._judged,
+            self.log,
+            timeout=settings.check_timeout_seconds,
+            attempts=settings.check_attempts,
+        )
         self.context.nursery.start_soon(self._commits)
         self.context.nursery.start_soon(self._send_training, training)
-        self.context.nursery.start_soon(self._judge, checks)
+        self.context.nursery.start_soon(self._verdicts.run)
         self._trajectories = 0
         self._too_long: set[str] = set()
-        self._judging = self._checks_failed = 0
         stage = self._journal.fact("stage")
         if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
             begun = int(self._journal.fact("stage_version") or 0)
@@ -263,66 +266,22 @@ class RoCFilter(Actor):
         self._perform(self._book.enter(entered, next_version=next_version))
         self._journal.leave_stages(but=entered.stage, reason=STAGE_BOUNDARY)
         if fresh:
-            self._restore(entered.stage, steps)
+            self._restore(entered.stage)
 
-    def _restore(self, stage: int, steps: Sequence[StepRow]) -> None:
-        """Rebuild the book from the journal, through the same events that built it."""
-        groups_per_step = self.context.topology.algorithm.groups_per_step
-        surplus = sum(len(step.decided) - groups_per_step for step in steps) + self._journal.dropped_count(stage, STALE)
-        rows = list(self._journal.groups(stage=stage, states=("ready", "dropped", "trained")))
-        waiting = sorted(
-            (row for row in rows if row.decided_order and row.step is None), key=lambda row: row.decided_order
-        )
-        self._book.restore(
-            [DecidedGroup(row.id, row.oldest, row.state == "ready", self._figures_of(row.id)) for row in waiting],
-            opened=self._journal.opened_count(stage),
-            last_order=max((row.decided_order for row in rows), default=0),
-            surplus=surplus,
-        )
-        for row in self._journal.groups(stage=stage, states=("evaluated",)):
-            for figures in self._figures_of(row.id):
-                if not figures.lost:
-                    self._book.evaluated_before(figures, figures.reward, row.purpose)
-        interim = interim_stage(stage)
-        if self._book.interim is not None:
-            self._book.interim.opened = self._journal.opened_count(interim)
-            finished = self._journal.interim_evaluations(stage)
-            for row in self._journal.groups(stage=interim, states=("evaluated",)):
-                if self._book.interim.of(row.number) not in finished:
-                    judged = (f.judged(f.reward, row.purpose) for f in self._figures_of(row.id) if not f.lost)
-                    self._book.interim.group_done(row.number, judged)
-        open_groups = (
-            *self._journal.groups(stage=stage, states=("open",)),
-            *self._journal.groups(stage=interim, states=("open",)),
-        )
-        for row in open_groups:
-            self._book.group_opened(decode_stored(row.opened))
-            for _, _, _, reward, payload in self._journal.trajectories(row.id):
-                trajectory = decode_stored(payload)
-                self._perform(self._book.trajectory(trajectory, reward))
-        self._perform(self._book.close_steps())
+    def _restore(self, stage: int) -> None:
+        for instructions in restore(self._book, self._journal, stage):
+            self._perform(instructions)
 
     def _resend(self, entered: StageEntered) -> None:
         """The learner or this filter is a new process: what was decided from ``entered.version`` on goes out again."""
-        steps = self._journal.steps(stage=entered.stage)
-        for step in steps:
-            if step.version >= entered.version:
-                # A step once skipped as not finite is followed as what it was: one without an update.
-                groups = () if step.skipped else step.groups
-                for group in groups:
-                    self._training.send_nowait(("group", group))
-                self._training.send_nowait(("step", replace(step, groups=groups)))
-        in_steps = {group for step in steps for group in step.groups}
-        for row in self._journal.groups(stage=entered.stage, states=("ready",)):
-            if row.id not in in_steps:
-                self._training.send_nowait(("group", row.id))
+        for item in decided_from(self._journal, entered.stage, entered.version):
+            self._training.send_nowait(item)
         self._perform(self._book.close_evaluation())
         self._resend_interim(entered.stage)
 
     def _resend_interim(self, stage: int) -> None:
-        """The results of evaluations within an rl stage, which the learner waits for before it leaves the stage."""
-        for number, figures in self._journal.interim_evaluations(stage).items():
-            self._training.send_nowait(("evaluation", EvaluationReady(stage, figures, number)))
+        for result in evaluations_within(self._journal, stage):
+            self._training.send_nowait(result)
 
     # Instructions --------------------------------------------------------------------------------------------------------
 
@@ -330,30 +289,29 @@ class RoCFilter(Actor):
         for instruction in instructions:
             match instruction:
                 case Check():
-                    self._checking.send_nowait(instruction)
+                    self._verdicts.want(instruction)
                 case Rewarded(group, sample, attempt, reward):
                     self._journal.reward(group, sample, attempt, reward)
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
-                    self._training.send_nowait(("group", group))
+                    self._training.send_nowait(group)
                 case Dropped(group, reason, mean_length, success, oldest, order):
                     self._journal.drop(group, reason, mean_length, success, oldest, order)
                 case Closed(stage, step, figures):
                     self._journal.close_step(step.version, stage, step.trained, step.decided, figures)
-                    row = StepRow(step.version, stage, False, step.trained, step.decided, figures, {})
-                    self._training.send_nowait(("step", row))
+                    self._training.send_nowait(StepReady(stage, step.version, step.trained, figures))
                 case EvaluationGroupDone(group):
                     self._journal.evaluated(group)
                 case Evaluated(stage, figures, number) if number:
                     assert self._book.interim is not None
                     self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))
                     self._records.interim_evaluation(stage, number, figures, self.context.wall())
-                    self._training.send_nowait(("evaluation", EvaluationReady(stage, figures, number)))
+                    self._training.send_nowait(EvaluationReady(stage, figures, number))
                 case Evaluated(stage, figures):
                     if stage not in self._journal.evaluations():
                         self._journal.add_evaluation(stage, figures)
                         self._records.evaluation(stage, figures, self.context.wall())
-                    self._training.send_nowait(("evaluation", EvaluationReady(stage, figures)))
+                    self._training.send_nowait(EvaluationReady(stage, figures))
         self._commit_wanted.set()
 
     async def _commits(self) -> None:
@@ -371,79 +329,23 @@ class RoCFilter(Actor):
             ack()
         self.context.link("progress").set(self._book.progress())
 
-    async def _send_training(self, items: trio.MemoryReceiveChannel[tuple[Any, ...]]) -> None:
-        """Send groups and steps to the learner in their order, each only after the commit that holds it."""
+    async def _send_training(self, items: trio.MemoryReceiveChannel[str | StepReady | EvaluationReady]) -> None:
+        """Send groups (named here by their ids) and steps to the learner in order, each only after the commit that holds it."""
         link = self.context.link("training")
-        async for kind, item in items:
+        async for item in items:
             if self._journal.dirty:
                 self._commit()
-            if kind == "group":
-                group = self._training_group(item)
-                if group is not None:
-                    await link.send(group)
-            elif kind == "step":
-                await link.send(StepReady(item.stage, item.version, item.groups, item.figures))
-            else:
-                await link.send(item)
+            message = training_group(self._journal, item) if isinstance(item, str) else item
+            if message is not None:
+                await link.send(message)
 
-    def _training_group(self, group: str) -> TrainingGroup | None:
-        row = self._journal.group(group)
-        if row is None or row.state not in {"ready", "trained"}:
-            return None  # dropped at a stage boundary while it waited here
-        payloads = {(sample, attempt): payload for sample, attempt, _, _, payload in self._journal.trajectories(group)}
-        return TrainingGroup(
-            group=group,
-            stage=row.stage,
-            policy=Policy(0, row.oldest),
-            trajectories=tuple(decode_stored(payloads[key]) for key in row.kept),
-            rewards=np.array(row.rewards, dtype=np.float32),
-        )
-
-    async def _judge(self, checks: trio.MemoryReceiveChannel[Check]) -> None:
-        async with trio.open_nursery() as nursery:
-            async for check in checks:
-                nursery.start_soon(self._judge_one, check)
-
-    async def _judge_one(self, check: Check) -> None:
-        """Have one answer judged, however long it takes until there is a checker to judge it.
-
-        One that dies of an answer again and again is the answer's doing: it counts as not equal, loudly.
-        """
-        settings: RoCFilterSettings = self.context.settings
-        name = f"{check.group}/{check.sample}/{check.attempt}"
-        message = VerifyAnswer(name, check.gold, check.prediction, check.group)
-        equal, deaths = False, 0
-        self._judging += 1
-        while deaths < settings.check_attempts:
-            try:
-                verdict: Verdict = await self.context.link("checks")(message, timeout=settings.check_timeout_seconds)
-            except (CallTimeout, PeerLost) as error:
-                failure = str(error)
-            except CallFailed as error:
-                failure, deaths = str(error), deaths + 1
-            else:
-                if not verdict.failure:
-                    equal = verdict.equal
-                    break
-                failure, deaths = verdict.failure, deaths + (verdict.method != "unavailable")
-            self.log.warning("check failed", check=name, deaths=deaths, error=failure)
-            self._checks_failed += 1
-        else:
-            self.log.error("answer counted as not equal: its check kept dying", check=name)
-        self._judging -= 1
+    def _judged(self, check: Check, *, equal: bool) -> None:
         self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=equal))
-
-    def _figures_of(self, group: str) -> tuple[RolloutFigures, ...]:
-        found = [
-            (RolloutFigures.of(decode_stored(payload)), reward)
-            for _, _, _, reward, payload in self._journal.trajectories(group)
-        ]
-        return tuple(r if reward is None else r.judged(reward) for r, reward in found if r.lost or reward is not None)
 
     def waiting_for(self) -> str:
         """Verdicts, or the trajectories of open groups."""
-        if self._judging:
-            return f"tool_executor: {self._judging} verdicts"
+        if self._verdicts.under_way:
+            return f"tool_executor: {self._verdicts.under_way} verdicts"
         if self._book.open_groups:
             return f"rollout_generator: trajectories of {self._book.open_groups} groups"
         return "kv_scheduler: groups"
@@ -456,7 +358,7 @@ class RoCFilter(Actor):
             "held_back_by": len(self._book.waits_for()),
             "trajectories": self._trajectories,
             "queue": len(self._acks),
-            "checks_failed": self._checks_failed,
+            "checks_failed": self._verdicts.failed,
             **self._book.evaluation_progress,
             **self._records.counts,
         }

@@ -92,7 +92,7 @@ class ClosesNoEmptySteps(RoCFilter):
 
 
 class ForgetsItsJournal(RoCFilter):
-    def _restore(self, stage: int, steps: Any) -> None:
+    def _restore(self, stage: int) -> None:
         pass
 
 
@@ -129,9 +129,13 @@ class CountsTwice(RoCFilter):
 
 
 class TrustsTheChecker(RoCFilter):
-    async def _judge_one(self, check: Any) -> None:
+    async def start(self) -> None:
+        await super().start()
+        self._verdicts.verdict = self._believed  # type: ignore[method-assign]
+
+    async def _believed(self, check: Any) -> bool:
         verdict = await self.context.link("checks")(VerifyAnswer("x", check.gold, check.prediction))
-        self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=verdict.equal))
+        return bool(verdict.equal)
 
 
 class NeverWaits(RoCFilter):
