@@ -20,11 +20,13 @@ install: $(VENV)/installed
 train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
 
+# Two tests at a time: most of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
 test: install
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 test-all: install test-oldest test-vllm
-	$(PYTEST)
+	$(PYTEST) -n 2 --dist worksteal -m "not slow" --hypothesis-profile explore
+	$(PYTEST) -m slow
 
 # The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
 OLDEST := .venv-oldest
@@ -35,7 +37,7 @@ $(OLDEST)/installed: pyproject.toml
 	touch $@
 
 test-oldest: $(OLDEST)/installed
-	$(OLDEST)/bin/python -m pytest -m "not slow" tests/actors tests/end_to_end tests/agent_rl/test_tiny.py \
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/actors tests/end_to_end tests/agent_rl/test_tiny.py \
 		tests/agent_rl/test_training.py tests/agent_rl/test_prompts_and_episode.py
 
 # vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +113,12 @@ def assert_equal_to_the_reference(model: Path, groups: list[TrainingGroup], **ch
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
     expected = reference_loss.step_gradients(plain, groups, builders.algorithm(**changes), RATE)
     assert len(made) == len(expected)
-    for ours, theirs in zip(made, expected, strict=True):
+    for update, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         assert ours.keys() == theirs.keys()
         worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-        assert worst < 1e-5
+        # After a descent that is far, the weights themselves are apart by what fp32 rounds: then by the gradient's own size.
+        norm = math.sqrt(sum(float(g.square().sum()) for g in theirs.values()))
+        assert worst < 1e-5 * (max(1.0, norm) if update else 1.0)
     assert max(float(g.abs().max()) for theirs in expected for g in theirs.values()) > 1e-2  # else little is compared
     return figures
 
