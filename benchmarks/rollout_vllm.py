@@ -62,7 +62,7 @@ class BareVllm:
 @asynccontextmanager
 async def bare_vllm(model: Path) -> AsyncIterator[BareVllm]:
     """Start it, wait until it has loaded the model, and end it afterwards."""
-    engine = VllmEngine(
+    start = VllmEngine(
         model,
         max_rollouts=AT_ONCE,
         kv_tokens=None,
@@ -70,8 +70,8 @@ async def bare_vllm(model: Path) -> AsyncIterator[BareVllm]:
         device="cpu",
         dtype="float32",
         initial_policy=Policy(0, 0),
-    )
-    command = [sys.executable, "-m", "benchmarks.rollout_vllm", json.dumps(engine.arguments())]
+    ).start
+    command = [sys.executable, "-m", "benchmarks.rollout_vllm", json.dumps(start.arguments())]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(
             partial(
@@ -80,7 +80,7 @@ async def bare_vllm(model: Path) -> AsyncIterator[BareVllm]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 check=False,
-                env=engine.environment() | os.environ,
+                env=start.environment() | os.environ,
             )
         )
         bare = BareVllm(process)

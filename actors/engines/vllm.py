@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import trio
 
 from actors.engines.base import EngineError, EngineFigures, TransferError, TurnRequest, TurnResult
 from actors.engines.vllm_load import VllmLoad
+from actors.engines.vllm_start import VllmStart
 from actors.engines.vllm_weights import VllmWeights
 from actors.engines.weight_files import FileSpecs, check_offer, check_weights, model_specs
 from agent_rl.messages import Policy, TransferOffer
@@ -40,13 +40,6 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-WORKER = "actors.engines.vllm_worker:PublishedWeightsLoader".replace(":", ".")
-SCHEDULER = "actors.engines.vllm_scheduler.scheduler"
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""The first in GiB; what the cache really takes is set in blocks. Without the second a CPU's worker has a process of its own."""
-CPU_STEP_TOKENS = 8192
-"""Tokens of one of vLLM's steps, at most."""
 STOP_SECONDS = 10.0
 
 
@@ -82,14 +75,9 @@ class VllmEngine:
         kv_on_update: Literal["keep", "recompute"] = "recompute",
         **engine_arguments: Any,
     ) -> None:
-        self._model_path = model_path
-        self._max_rollouts = max_rollouts
-        self._kv_tokens = kv_tokens
-        self._threads = threads
-        self._device = device
-        self._dtype = dtype
-        self._block_size = block_size
-        self._arguments = engine_arguments
+        self.start = VllmStart(
+            model_path, max_rollouts, kv_tokens, threads, device, dtype, block_size, engine_arguments
+        )
         self._policy = initial_policy
         self._policies = {_version(initial_policy): initial_policy}
         self._specs: FileSpecs = {}
@@ -124,7 +112,7 @@ class VllmEngine:
 
         Raises EngineError when the model cannot be loaded or does not fit, and when vLLM's engine process dies.
         """
-        self._specs = await trio.to_thread.run_sync(model_specs, self._model_path)
+        self._specs = await trio.to_thread.run_sync(model_specs, self.start.model_path)
         token, ready = trio.lowlevel.current_trio_token(), trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_when_cancelled)
@@ -258,7 +246,8 @@ class VllmEngine:
     def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> Exception | None:
         """Returns rather than raises what it died of: the nursery would wrap it in a group."""
         try:
-            asyncio.run(self._serve_asyncio(token, ready))
+            with self.start.surroundings():
+                asyncio.run(self._serve_asyncio(token, ready))
         except Exception as error:  # noqa: BLE001 - handed to run(), which raises from it
             return error
         return None
@@ -284,60 +273,19 @@ class VllmEngine:
             raise EngineError("the engine process has died; its own messages are in the actor's log")
 
     def _make(self) -> AsyncLLM:
-        for name, value in self.environment().items():
-            os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**self.arguments()),
+            AsyncEngineArgs(**self.start.arguments()),
             stat_loggers=[self._load.logger()],
         )
-
-    def environment(self) -> dict[str, str]:
-        """Variables that vLLM is started with, unless they are set already."""
-        of_cpu = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(self._threads)}
-        return ENVIRONMENT | (of_cpu if self._device == "cpu" else {})
-
-    def arguments(self) -> dict[str, Any]:
-        """VLLM's engine arguments: what this interface needs, what suits the device, and over them those of the topology."""
-        arguments: dict[str, Any] = {
-            "model": str(self._model_path),
-            "dtype": self._dtype,
-            "max_num_seqs": self._max_rollouts,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "skip_tokenizer_init": True,
-            "worker_extension_cls": WORKER,
-            "scheduler_cls": SCHEDULER,
-            "block_size": self._block_size,
-            "seed": 0,
-        }
-        if self._device == "cpu":
-            # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
-            tokens = max(CPU_STEP_TOKENS, self._model_length())
-            arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
-            # In the engine's own process: a worker of its own would wait for it in a busy loop, on one core more. (The
-            # engine stays a process beside this one: the variable above is heeded by this choice alone.)
-            arguments["distributed_executor_backend"] = "uni"
-        if self._kv_tokens is not None:
-            blocks = self._kv_tokens // self._block_size
-            arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself
-            # vLLM wants room for one sequence of the longest length there may be.
-            arguments["max_model_len"] = min(self._model_length(), blocks * self._block_size)
-        return arguments | self._arguments
-
-    def _model_length(self) -> int:
-        from transformers import AutoConfig
-
-        return int(AutoConfig.from_pretrained(self._model_path).get_text_config().max_position_embeddings)
 
     def _measure(self, llm: AsyncLLM) -> _Limits:
         config = llm.vllm_config
         blocks = config.cache_config.num_gpu_blocks or 0
         kv_tokens = max(0, blocks - 1) * config.cache_config.block_size
-        model_length = self._model_length()
+        model_length = self.start.model_length
         if kv_tokens < 1:
             raise EngineError("the KV cache holds no block: give the generator more kv_tokens")
         longest = min(int(config.model_config.max_model_len), kv_tokens)
