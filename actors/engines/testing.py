@@ -382,7 +382,7 @@ async def check_an_update_with_many_in_flight(subject: Subject) -> None:
     save_other_weights(subject, subject.model_path.parent / "many", seed=21)
 
     async def one(index: int) -> None:
-        request = turn(f"r{index}", random_prompt(index, 200 + index), 150, temperature=1.0, seed=index)
+        request = turn(f"r{index}", random_prompt(index, 200 + index % 8), 300, temperature=1.0, seed=index)
         results[index] = await engine.generate(request)
 
     async with subject.running(max_rollouts=64) as engine, trio.open_nursery() as nursery:
@@ -403,7 +403,7 @@ async def check_an_update_with_many_in_flight(subject: Subject) -> None:
         versions = result.policies[:, 1].tolist()
         assert versions == sorted(versions)
         assert set(versions) == {FIRST_POLICY.version, published.version}
-        assert len(result.tokens) == len(result.logprobs) == 150
+        assert len(result.tokens) == len(result.logprobs) == 300
         assert np.isfinite(result.logprobs).all()
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,8 @@ def test_what_a_killed_sandbox_leaves_is_swept(tmp_path: Path, temporary: Path) 
     left = [folder for folder in temporary.iterdir() if "sandbox" in folder.name]
     assert left
     for pid in (executor, *children_named(executor, "actors.sandbox")):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the interpreters are to end with the executor: one may have been quick
+            os.kill(pid, signal.SIGKILL)
     code, out, err = finish(process)
     assert code == 0, out + err
     check_finished(path, directory, out, steps=8)
