@@ -162,7 +162,7 @@ class Episode:
             loss_mask=np.array(self._mask, dtype=np.uint8),
             logprobs=np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
             policies=np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
-            text="\n".join(self._texts),
+            texts=tuple(self._texts),
             turns=self.turns,
             calls=tuple(self._records),
             generator=generator,

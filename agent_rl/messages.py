@@ -141,6 +141,8 @@ class Trajectory:
     ``prompt_tokens`` [p]; ``tokens`` [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural
     logarithm under the distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch,
     version) that sampled the token, or that was current when a tool's token was appended.
+
+    ``texts`` holds what the model wrote, turn by turn, without tool responses.
     """
 
     rollout: str
@@ -156,11 +158,16 @@ class Trajectory:
     loss_mask: Uint8Vector
     logprobs: Float32Vector
     policies: Int32Matrix
-    text: str
+    texts: tuple[str, ...]
     turns: int
     calls: tuple[ToolCallRecord, ...]
     generator: str
     seconds: float
+
+    @property
+    def text(self) -> str:
+        """All turns, for people and for counts; an answer is read from ``texts``, since it stands in one turn."""
+        return "\n".join(self.texts)
 
 
 @dataclass(frozen=True, slots=True)

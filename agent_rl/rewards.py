@@ -23,13 +23,14 @@ _FULL_STOP = re.compile(r"(?<!\.)\.$")
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 
 
-def final_answer(text: str) -> str | None:
+def final_answer(*turns: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` with balanced braces in the last well-formed ``<answer>...</answer>``.
 
-    Well-formed is an opening tag whose closing tag comes before the next opening one. Of nested boxes the inner one
-    counts. None when there is no such answer, or no such box in it. Linear in the length of ``text``.
+    ``turns`` is what the model wrote, turn by turn. Well-formed is an opening tag whose closing tag comes in the same
+    turn and before the next opening one. Of nested boxes the inner one counts. None when there is no such answer, or no
+    such box in it. Linear in the length of the turns.
     """
-    answer = _last_answer(text)
+    answer = next((found for turn in reversed(turns) if (found := _last_answer(turn)) is not None), None)
     boxes = [] if answer is None else innermost_boxes(answer)
     return boxes[-1][2] if boxes else None
 

@@ -85,7 +85,7 @@ def trajectory(
         loss_mask=mask,
         logprobs=np.full(tokens, -0.5, dtype=np.float32),
         policies=np.tile(np.array([[1, version]], dtype=np.int32), (tokens, 1)),
-        text=text,
+        texts=(text,),
         turns=turns,
         calls=calls,
         generator="rollout_generator.0",

@@ -73,7 +73,7 @@ def trajectory(seed: int, tokens: int) -> Trajectory:
         loss_mask=numbers.integers(0, 2, tokens, np.uint8),
         logprobs=-numbers.random(tokens, np.float32),
         policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
-        text=random_text(rng, 2 * tokens),
+        texts=(random_text(rng, tokens), random_text(rng, tokens)),
         turns=2,
         calls=(ToolCallRecord(0, "python", "success", rng.random(), rng.random()),),
         generator="rollout_generator.0",

@@ -107,7 +107,7 @@ def _problem_result(
         answer=problem.answer,
         correct=sum(reward > 0 for _, reward in judged),
         samples=samples,
-        answers=tuple(final_answer(rollout.text) for rollout in rollouts),
+        answers=tuple(final_answer(*rollout.texts) for rollout in rollouts),
         rewards=tuple(float(reward) for _, reward in judged),
         tokens=tuple(len(rollout.tokens) for rollout in rollouts),
         turns=tuple(rollout.turns for rollout in rollouts),

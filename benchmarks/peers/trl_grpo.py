@@ -230,8 +230,8 @@ class Rewards:
     def __call__(self, completions: list[list[dict[str, Any]]], gold: list[str], **rest: Any) -> list[float]:
         """Of each completion, a list of messages."""
         del rest
-        texts = ["\n".join(said["content"] for said in each if said["role"] == "assistant") for each in completions]
-        answers = [final_answer(text) for text in texts]
+        turns = [[said["content"] for said in each if said["role"] == "assistant"] for each in completions]
+        answers = [final_answer(*each) for each in turns]
         asked = [index for index, answer in enumerate(answers) if answer is not None]
         equal = self._tools.judge([(gold[index], answers[index] or "") for index in asked])
         rewards = [0.0] * len(completions)

@@ -70,7 +70,7 @@ def trajectory(
         loss_mask=np.array(mask, dtype=np.uint8),
         logprobs=np.zeros(len(tokens), dtype=np.float32),
         policies=np.tile(np.array([[1, 7]], dtype=np.int32), (len(tokens), 1)),
-        text="\n".join(pieces[::2]),
+        texts=tuple(pieces[::2]),
         turns=len(pieces[::2]),
         calls=tuple(calls),
         generator="rollout_generator.0",

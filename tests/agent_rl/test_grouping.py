@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +66,15 @@ def test_equal_rewards_are_dropped_yet_counted_towards_the_step() -> None:
     assert closed.step.decided == ("s0-g000000", "s0-g000001")
     assert closed.figures["success"] == 0.25
     assert closed.figures["rollouts"] == 8
+
+
+def test_an_answer_that_spans_two_turns_earns_nothing() -> None:
+    made = book(samples=2)
+    group = builders.opened(samples=2)
+    made.group_opened(group)
+    spanning = replace(builders.trajectory(group, 0), texts=(r"<answer>\boxed{4}", "</answer>"), turns=2)
+    (rewarded,) = made.trajectory(spanning)
+    assert rewarded == Rewarded(group.group, 0, 0, 0.0)
 
 
 def test_an_answer_that_text_cannot_decide_is_checked_and_late_verdicts_are_ignored() -> None:

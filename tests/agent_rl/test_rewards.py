@@ -104,6 +104,17 @@ def test_two_integers_are_always_decided_and_rightly(gold: int, other: int, zero
     assert exactly_equal(str(gold), ("-" if other < 0 else "") + written) is (gold == other)
 
 
+def test_an_answer_stands_in_one_turn() -> None:
+    opened, closed = r"<answer>\boxed{1}", r"\boxed{2}</answer>"
+    assert final_answer(opened, closed) is None
+    assert final_answer(opened, "", closed) is None
+    assert final_answer("<answer>", r"\boxed{1}", "</answer>") is None
+    assert final_answer(r"<answer>\boxed{1}</ans", "wer>") is None
+    assert final_answer(opened + "</answer>", opened, closed) == "1"  # the last one that is well formed
+    assert final_answer("", r"<answer>\boxed{3}</answer>") == "3"
+    assert final_answer() is None
+
+
 def test_numbers_too_long_for_int_are_decided() -> None:
     assert exactly_equal("1" * 100_000, "1" * 100_000 + ".0") is True
     assert exactly_equal("1" * 100_000, "1" * 99_999) is False
