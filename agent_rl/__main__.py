@@ -1,6 +1,7 @@
 """``agent-rl``, and ``python -m agent_rl``, which is the same."""
 
 import sys
+from pathlib import Path
 
 from agent_rl.interrupts import begin
 
@@ -8,6 +9,8 @@ from agent_rl.interrupts import begin
 def main() -> int:
     """Entry point: nothing heavy is imported before an interrupt can be answered."""
     begin()
+    if sys.path[0] == str(Path.cwd()):  # `python -m agent_rl`: what lies in the working directory is looked at last
+        del sys.path[0]
     from agent_rl.cli import main as command_line
 
     return command_line()

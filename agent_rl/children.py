@@ -108,17 +108,20 @@ class Child:
         return [line for line in words if line.strip("^~")][-lines:]
 
 
+LIFELINE = str(Path(__file__).with_name("lifeline.py"))
+
+
 def start_child(
     module: str, arguments: Sequence[str], *, lifeline: int, environment: Mapping[str, str], stderr: Path
 ) -> Child:
-    """Start ``python -m module arguments... --lifeline FD``, its output appended to the file ``stderr``.
+    """Start ``python -m module arguments... --lifeline FD``, through ``lifeline.py``, its output appended to the file ``stderr``.
 
     ``lifeline`` is the read end of a pipe nobody writes to: it reads as closed once the supervisor is gone.
 
     Called on the supervisor's main thread, not through trio's process functions: those start processes on worker
     threads, and the parent-death signal fires when the starting *thread* ends.
     """
-    command = [sys.executable, "-m", "agent_rl.lifeline", str(os.getpid()), module]
+    command = [sys.executable, "-P", LIFELINE, str(os.getpid()), module]
     command += [*arguments, "--lifeline", str(lifeline)]
     with writing(stderr):
         file = stderr.open("ab")

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from agent_rl.data import arguments as data_arguments
 from agent_rl.evaluation import arguments as evaluation_arguments
+from agent_rl.example_files import topology_file
 from agent_rl.interrupts import INTERRUPTED, raise_from_now_on
+from agent_rl.user_modules import look_in_working_directory
 
 if TYPE_CHECKING:
     from agent_rl.live import LiveView
@@ -29,10 +31,7 @@ MISTAKE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``agent-rl``; returns the exit code."""
-    # As `python -m` does for the actors' processes, so that a class beside the user is found, by the same name.
-    working_directory = str(Path.cwd())
-    if working_directory not in sys.path:
-        sys.path.insert(0, working_directory)
+    look_in_working_directory()
     options = _parser().parse_args(arguments)
     if options.command not in {_run, _eval}:  # which have something to end in order, and say when
         raise_from_now_on()
@@ -96,7 +95,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_topology(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="the topology file (TOML)")
+    parser.add_argument(
+        "file",
+        type=topology_file,
+        metavar="FILE",
+        help="the topology file (TOML), or the name of an example: quickstart",
+    )
     parser.add_argument(
         "--set",
         action="append",

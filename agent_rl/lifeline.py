@@ -1,8 +1,9 @@
 """Run a module in a process that cannot outlive the one that started it.
 
-``python -m agent_rl.lifeline PARENT MODULE ARGUMENTS...`` asks the kernel to kill the process when the thread that
-started it ends, then becomes ``python -m MODULE ARGUMENTS...``. Doing it here rather than between fork and exec keeps
-Python code out of a forked child of a process that has threads (ZeroMQ's).
+``python -P lifeline.py PARENT MODULE ARGUMENTS...`` asks the kernel to kill the process when the thread that started it
+ends, then becomes ``python -m MODULE ARGUMENTS...``, except that modules of the working directory are looked for last. It is
+a script rather than a module: so no folder of the working directory can take its place. Doing it here rather than between
+fork and exec keeps Python code out of a forked child of a process that has threads (ZeroMQ's).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import runpy
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -31,9 +33,13 @@ def die_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Entry point of ``python -m agent_rl.lifeline``."""
+    """Entry point of the script."""
     parent, module, *arguments = sys.argv[1:]
     die_with(int(parent))
+    sys.path.append(str(Path(__file__).parent.parent))
+    from agent_rl.user_modules import look_in_working_directory
+
+    look_in_working_directory()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

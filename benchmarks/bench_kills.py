@@ -26,13 +26,14 @@ from typing import Any
 import trio
 
 from agent_rl.audit import audit
+from agent_rl.example_files import EXAMPLES
 from agent_rl.journal import Journal
 from agent_rl.leftovers import PREFIX
 from agent_rl.load import load_topology
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, RunFailed, running, stage_rows
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+EXAMPLE = EXAMPLES / "quickstart.toml"
 SHORTENED = (
     "stages.0.steps=600",
     "stages.1.problems=300",

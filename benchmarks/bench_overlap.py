@@ -23,11 +23,12 @@ from typing import Any
 
 import trio
 
+from agent_rl.example_files import EXAMPLES
 from agent_rl.statistics import wilson_interval
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, RunFailed, running, stage_rows, window
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+EXAMPLE = EXAMPLES / "quickstart.toml"
 RUN_SECONDS = 1800.0
 SLOW_TOOLS = (
     "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",

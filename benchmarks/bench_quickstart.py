@@ -21,10 +21,11 @@ from typing import Any
 
 from actors.stored import decode_stored
 from agent_rl.arithmetic import overlap
+from agent_rl.example_files import EXAMPLES
 from agent_rl.journal import Journal
 from benchmarks.reporting import print_figures
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+EXAMPLE = EXAMPLES / "quickstart.toml"
 FIGURES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
 RUN_SECONDS = 3600
 
@@ -82,7 +83,11 @@ def main(arguments: Sequence[str]) -> int:
             print(
                 f"{seed:4}  {shares[0]} / {shares[1]}   {shares[2]} / {shares[3]}   "
                 f"{summary['minutes']:.1f} ({summary['rl_minutes']:.1f})   "
-                f"{summary['mean_staleness']:.2f} / {summary['max_staleness']:.0f}",
+                + (
+                    "none trained"
+                    if summary["mean_staleness"] is None
+                    else f"{summary['mean_staleness']:.2f} / {summary['max_staleness']:.0f}"
+                ),
                 flush=True,
             )
     reached = sum(s["success_after_sampled"] >= 0.8 and s["success_after_greedy"] >= 0.9 for s in summaries)
@@ -93,7 +98,8 @@ def main(arguments: Sequence[str]) -> int:
         "seeds_honest": honest,
     }
     for name in (*FIGURES, "minutes", "rl_minutes", "mean_staleness"):
-        figures[f"{name}_median"] = round(statistics.median(s[name] for s in summaries), 4)
+        values = [summary[name] for summary in summaries]
+        figures[f"{name}_median"] = None if None in values else round(statistics.median(values), 4)
     print_figures(figures)
     return 0
 

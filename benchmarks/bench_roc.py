@@ -23,11 +23,12 @@ from typing import Any
 
 import trio
 
+from agent_rl.example_files import EXAMPLES
 from benchmarks.panels import Panel, draw
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+EXAMPLE = EXAMPLES / "quickstart.toml"
 RUN_SECONDS = 3600.0
 TASK = (
     "tasks.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, max_calls = 4}"

@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 
 from agent_rl.check import check_topology
+from agent_rl.example_files import topology_file
 from agent_rl.load import TopologyError, load_topology
 from agent_rl.topology import Stage
 from benchmarks.reporting import print_figures, print_table
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "agent-rl bench throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the topology file")
+    parser.add_argument("file", type=topology_file, metavar="FILE", help="the topology file, or the name of an example")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
     parser.add_argument("--stage", help="the stage's name")
     parser.add_argument("--warm-steps", type=int, default=2, help="steps of the stage that come before")

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_rl.arithmetic import CALL_HEAD, CALL_TAIL
+from agent_rl.example_files import EXAMPLES
 from agent_rl.load import load_topology
 from agent_rl.tiny import END, ROLES, initialise_model
 from agent_rl.topology import InitialiseModel
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+EXAMPLE = EXAMPLES / "quickstart.toml"
 MAX_LENGTH = 512
 PROMPT_MEDIAN, PROMPT_SPREAD, PROMPT_LIMITS = 48, 0.5, (8, 192)
 """Prompt lengths are log-normal: median in tokens, standard deviation of the logarithm, and what they are cut to."""

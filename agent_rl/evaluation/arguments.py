@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from agent_rl.example_files import topology_file
+
 DIRECTORY = Path("evaluations")
 
 
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"where journal and results go (default {DIRECTORY}/ and the model's name)",
     )
     parser.add_argument(
-        "--topology", type=Path, metavar="FILE", help="take actors, hosts and model settings from this file"
+        "--topology", type=topology_file, metavar="FILE", help="take actors, hosts and model settings from this file"
     )
     parser.add_argument(
         "--set",

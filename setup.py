@@ -1,0 +1,9 @@
+"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, so that they take no name of their own."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]), "agent_rl.examples"],
+    package_dir={"agent_rl.examples": "examples"},
+    package_data={"agent_rl.examples": ["*.toml"], "*": ["py.typed"]},
+)

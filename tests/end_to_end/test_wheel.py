@@ -1,0 +1,70 @@
+"""What an installed wheel does outside a clone: it holds the examples, and no folder of the user's takes the place of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_rl.children import LIFELINE
+
+ROOT = Path(__file__).parent.parent.parent
+SHORT = ["stages.0.steps=5", "stages.1.problems=4", "stages.2.steps=1", "stages.3.problems=4"]
+NAMES = ("actors", "transport", "benchmarks", "examples")
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A working directory with folders of our packages' names, each of which fails when it is imported."""
+    folder = tmp_path / "a folder of thé user"
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(
+            f"raise RuntimeError('the folder {name} of the user was imported')\n"
+        )
+    return folder
+
+
+def agent_rl(folder, environment, *arguments):
+    """``python -m agent_rl`` in a folder; its standard output. Fails where it fails."""
+    command = [sys.executable, "-m", "agent_rl", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def overrides(settings):
+    return [argument for setting in settings for argument in ("--set", setting)]
+
+
+def test_no_folder_of_the_working_directory_takes_the_place_of_a_package(elsewhere):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert "quickstart.toml is sound" in agent_rl(elsewhere, environment, "check", "quickstart")
+    command = [sys.executable, "-P", LIFELINE, str(os.getpid()), "actors.run", "--help"]
+    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True)
+    assert "--topology" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    where = "import agent_rl, actors, benchmarks; print(agent_rl.__file__, actors.__file__, benchmarks.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", where], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.count(str(installed)) == 3
+    printed = agent_rl(elsewhere, environment, "run", "examples/quickstart.toml", *overrides(SHORT))
+    assert json.loads(printed.splitlines()[-1])["steps"] == 1
+    printed = agent_rl(elsewhere, environment, "bench", "quickstart", "--seeds", "1", *overrides(SHORT))
+    assert json.loads(printed.splitlines()[-1])["seeds"] == 1
