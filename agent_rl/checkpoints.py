@@ -1,12 +1,16 @@
-"""Checkpoints on disk: a Hugging Face directory that also holds what training needs to go on exactly.
+"""Checkpoints on disk: a Hugging Face directory, and beside the model a folder with what training needs to go on exactly.
 
 ::
 
-    model*.safetensors, config.json, tokenizer   as `from_pretrained` loads them; adapters merged
-    adapter.safetensors                          of a model trained by adapters, these alone
-    optimizer*.safetensors                       moments and float32 master weights, in files of at most `SHARD_BYTES`
-    rng.safetensors                              states of torch's random generators
-    trainer.json                                 position, step counts, what the learner adds; size and checksum of every other file
+    config.json, model*.safetensors, tokenizer   as `from_pretrained` and vLLM load them; adapters merged
+    training/state.json                          position, step counts, what the learner adds; size and checksum of every other file
+    training/adapter.safetensors                 of a model trained by adapters, these alone
+    training/rank-0/optimizer*.safetensors       moments and float32 master weights, in files of at most `SHARD_BYTES`
+    training/rank-0/rng.safetensors              states of torch's random generators
+
+Loaders of models take every ``*.safetensors`` of the folder they are given for weights, so nothing else lies there. A process of
+a sharded optimizer has its own ``rank-N``; there is one today. Checkpoints of earlier versions, which kept everything in one folder
+and the state in ``trainer.json``, are read as well.
 
 A checkpoint appears whole or not at all, and is flushed to disk before it appears. `verify` reads all of it again.
 """
@@ -30,9 +34,11 @@ if TYPE_CHECKING:
     from agent_rl.optimizer import Optimizer
     from agent_rl.policy_model import PolicyModel
 
-STATE_FILE = "trainer.json"
-ADAPTER_FILE = "adapter.safetensors"
-RNG_FILE = "rng.safetensors"
+STATE_FILE = "training/state.json"
+ADAPTER_FILE = "training/adapter.safetensors"
+RANK = "training/rank-0"
+RNG_FILE = f"{RANK}/rng.safetensors"
+OLD_STATE_FILE = "trainer.json"
 SHARD_BYTES = 5 * 10**9
 _BLOCK = 1 << 22
 
@@ -68,18 +74,22 @@ def save_checkpoint(
     tensors, steps = optimizer.state()
     refuse_not_finite(model.module.state_dict() | tensors, directory)
     with whole(directory) as partial:
-        partial.mkdir()
+        (partial / RANK).mkdir(parents=True)
         model.save(partial)
         tokenizer.save_pretrained(partial)
         if model.adapted:
             save_file(_on_host(model.trained()), partial / ADAPTER_FILE)
-        _save_sharded(tensors, partial, "optimizer")
+        _save_sharded(tensors, partial / RANK, "optimizer")
         save_file(_rng_states(), partial / RNG_FILE)
-        files = {path.name: _flushed(path) for path in sorted(partial.iterdir())}
+        written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+        files = {path.relative_to(partial).as_posix(): _flushed(path) for path in written}
         state = {**asdict(position), "optimizer_steps": steps, "extra": dict(extra), "files": files}
         (partial / STATE_FILE).write_text(json.dumps(state))
         _flushed(partial / STATE_FILE)
+        for folder in (partial / RANK, partial / "training", partial):
+            _flush_names(folder)
         remove(directory)  # what is left of a directory that is no whole checkpoint
+    _flush_names(directory.parent)
 
 
 def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer) -> tuple[Position, dict[str, Any]]:
@@ -90,34 +100,45 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
     from safetensors.torch import load_file
 
     state = verify(directory)
-    paths = [directory / ADAPTER_FILE] if model.adapted else sorted(directory.glob("model*.safetensors"))
-    weights: dict[str, Tensor] = {}
-    for path in paths:
-        weights |= load_file(path)
-    moments: dict[str, Tensor] = {}
-    for path in sorted(directory.glob("optimizer*.safetensors")):
-        moments |= load_file(path)
+    tensors = {path: path.name for path in map(directory.joinpath, state["files"]) if path.suffix == ".safetensors"}
+
+    def read(kind: str) -> dict[str, Tensor]:
+        """All tensors in files whose names begin so, wherever the checkpoint's version puts them."""
+        return {
+            key: value
+            for path, name in tensors.items()
+            if name.startswith(kind)
+            for key, value in load_file(path).items()
+        }
+
+    weights, moments = read("adapter" if model.adapted else "model"), read("optimizer")
     names = model.trained().keys()
     try:
         model.load({name: weights[name] for name in names})
         optimizer.load(moments, state["optimizer_steps"])
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{directory} is not of the model that the topology names: {error}") from error
-    _restore_rng(load_file(directory / RNG_FILE))
+    _restore_rng(read("rng"))
     return _position(state), state["extra"]
 
 
 def read_position(directory: Path) -> Position | None:
     """The position of a checkpoint; None when the folder is not a whole one."""
     try:
-        return _position(json.loads((directory / STATE_FILE).read_text()))
+        return _position(json.loads(state_file(directory).read_text()))
     except (OSError, ValueError, KeyError):
         return None
 
 
+def state_file(directory: Path) -> Path:
+    """The file that says what a checkpoint consists of; a Hugging Face model that no run has saved lacks it."""
+    old = directory / OLD_STATE_FILE
+    return old if old.is_file() else directory / STATE_FILE
+
+
 def verify(directory: Path) -> dict[str, Any]:
-    """What trainer.json holds. Raises CheckpointError when a file is missing, cut, or not what was written."""
-    path = directory / STATE_FILE
+    """What the state file holds. Raises CheckpointError when a file is missing, cut, or not what was written."""
+    path = state_file(directory)
     try:
         state: dict[str, Any] = json.loads(path.read_text())
         files = dict(state["files"])
@@ -186,6 +207,15 @@ def _flushed(path: Path) -> tuple[int, int]:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return _checksum(path)
+
+
+def _flush_names(directory: Path) -> None:
+    """Make the names in a directory durable, as `os.fsync` of a file does not."""
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _checksum(path: Path) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.chat_templates import OURS
+from agent_rl.checkpoints import state_file
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.load import Source
 
@@ -88,14 +89,15 @@ def model_of(path: Path) -> tuple[Path, str, str | None]:
 
 def _refuse_cut(model: Path) -> None:
     """Refuse a checkpoint whose weights are not as long as they were written; to read all of them takes minutes."""
+    state = state_file(model)
     try:
-        written = dict(json.loads((model / "trainer.json").read_text(encoding="utf-8"))["files"])
+        written = dict(json.loads(state.read_text(encoding="utf-8"))["files"])
         sizes = {model / name: int(size) for name, (size, _) in written.items() if name.startswith("model")}
     except FileNotFoundError:
         return  # a model that is no checkpoint of ours
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "name another checkpoint, or remove the file if the model is whole"
-        raise EvaluationError(f"{model / 'trainer.json'} cannot be read ({error}); {remedy}") from error
+        raise EvaluationError(f"{state} cannot be read ({error}); {remedy}") from error
     for path, size in sizes.items():
         found = path.stat().st_size if path.is_file() else 0
         if found != size:

@@ -117,9 +117,9 @@ def cut(path: Path) -> None:
     ("name", "harm", "said"),
     [
         ("model.safetensors", damage, "its checksum differs"),
-        ("optimizer.safetensors", cut, "bytes long"),
-        ("rng.safetensors", Path.unlink, "cannot be read: No such file"),
-        ("trainer.json", cut, "cannot be read: JSONDecodeError"),
+        ("training/rank-0/optimizer.safetensors", cut, "bytes long"),
+        ("training/rank-0/rng.safetensors", Path.unlink, "cannot be read: No such file"),
+        ("training/state.json", cut, "cannot be read: JSONDecodeError"),
     ],
 )
 def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_the_file_named(

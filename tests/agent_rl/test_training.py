@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_rl.checkpoints import Position, read_position
+from agent_rl.checkpoints import STATE_FILE, Position, read_position
 from agent_rl.disk import DiskError
 from agent_rl.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.losses import policy_loss
@@ -272,6 +273,32 @@ def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: P
         assert torch.equal(resumed.model.module.state_dict()[name], tensor)
 
 
+def test_beside_the_weights_lies_nothing_that_a_loader_takes_for_weights(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model)
+    trained.rl_step(groups(trained), builders.rl_stage(), 0)
+    trained.save(tmp_path / "checkpoint", Position(0, 0, 1))
+    tensors = [*tmp_path.glob("checkpoint/*.safetensors"), *tmp_path.glob("checkpoint/*.bin")]
+    assert [path.name for path in tensors] == ["model.safetensors"]
+    assert load_file(tensors[0]).keys() <= trained.model.module.state_dict().keys()
+
+
+def test_a_checkpoint_of_one_folder_as_earlier_versions_wrote_it_continues(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model)
+    trained.rl_step(groups(trained), builders.rl_stage(), 0)
+    old = tmp_path / "checkpoint"
+    trained.save(old, Position(0, 0, 1))
+    for path in [path for path in (old / "training").rglob("*") if path.is_file()]:
+        path.rename(old / path.name)
+    state = json.loads((old / "state.json").read_text())
+    state["files"] = {Path(name).name: written for name, written in state["files"].items()}
+    (old / "trainer.json").write_text(json.dumps(state))
+    shutil.rmtree(old / "training")
+    (old / "state.json").unlink()
+    resumed = trainer(model)
+    assert resumed.restore(old) == (Position(0, 0, 1), {})
+    assert_same(everything(trained), everything(resumed))
+
+
 def test_a_full_disk_leaves_no_half_checkpoint_and_no_half_weights(model: Path, tmp_path: Path) -> None:
     trained = trainer(model)
     trained.save(tmp_path / "version-1", Position(0, 0, 1))
@@ -290,9 +317,10 @@ def test_a_full_disk_leaves_no_half_checkpoint_and_no_half_weights(model: Path, 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
     assert read_position(tmp_path) is None
-    (tmp_path / "trainer.json").write_text('{"stage": 1')
+    (tmp_path / "training").mkdir()
+    (tmp_path / STATE_FILE).write_text('{"stage": 1')
     assert read_position(tmp_path) is None
-    (tmp_path / "trainer.json").write_text(json.dumps({"stage": 1}))
+    (tmp_path / STATE_FILE).write_text(json.dumps({"stage": 1}))
     assert read_position(tmp_path) is None
 
 
@@ -323,7 +351,7 @@ def test_large_optimizer_states_are_written_in_several_files(
     trained = trainer(model)
     trained.rl_step(groups(trained), builders.rl_stage(), 0)
     trained.save(tmp_path / "checkpoint", Position(0, 0, 1))
-    files = list((tmp_path / "checkpoint").glob("optimizer-*.safetensors"))
+    files = list((tmp_path / "checkpoint").rglob("optimizer-*.safetensors"))
     assert len(files) > 3
     assert all(path.stat().st_size < 40_000 for path in files)
     resumed = trainer(model)

@@ -128,5 +128,5 @@ def test_killed_anywhere_the_learner_ends_with_the_bits_of_one_that_never_was(
 
     never_killed(path, directory, tmp_path / "whole")
     last = max((directory / "checkpoints").glob("version-*"))
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", "training/rank-0/optimizer.safetensors"):
         assert (last / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name

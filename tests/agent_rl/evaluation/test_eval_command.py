@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.check import check_topology
+from agent_rl.checkpoints import STATE_FILE
 from agent_rl.cli import main
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
@@ -102,19 +103,18 @@ def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
 @pytest.mark.parametrize("whole_run", [True, False])
 def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path: Path, *, whole_run: bool) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "version-000002-stage-01"
-    checkpoint.mkdir(parents=True)
+    state = checkpoint / STATE_FILE
+    state.parent.mkdir(parents=True)
     (checkpoint / "config.json").write_text("{}")
     (checkpoint / "model.safetensors").write_bytes(b"12345")
     named = tmp_path / "run" if whole_run else checkpoint
-    (checkpoint / "trainer.json").write_text(
-        '{"files": {"model.safetensors": [5, 0], "optimizer.safetensors": [9, 0]}}'
-    )
+    state.write_text('{"files": {"model.safetensors": [5, 0], "training/rank-0/optimizer.safetensors": [9, 0]}}')
     assert model_of(named)[0] == checkpoint  # the optimizer's moments are not needed
     (checkpoint / "model.safetensors").write_bytes(b"123")
     with pytest.raises(EvaluationError, match=r"model\.safetensors is 3 bytes long, 5 were written: name an older"):
         model_of(named)
-    (checkpoint / "trainer.json").write_text("{")
-    with pytest.raises(EvaluationError, match=r"trainer\.json cannot be read .*name another checkpoint"):
+    state.write_text("{")
+    with pytest.raises(EvaluationError, match=r"training/state\.json cannot be read .*name another checkpoint"):
         model_of(named)
 
 
