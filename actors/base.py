@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import trio
 from pydantic import BaseModel, ConfigDict
 
+from agent_rl.incarnations import is_first
+
 if TYPE_CHECKING:
     import random
 
@@ -116,11 +118,11 @@ class ActorContext:
     open_journal: Callable[[], Journal]
     """The run's journal, for the one actor that writes it."""
     started_at: float
-    """Wall-clock time (seconds since the epoch) the run was started at, for its wall-clock limit."""
+    """When this start of the run began, in seconds of ``wall``."""
     now: Callable[[], float] = field(default=trio.current_time)
     """Monotonic seconds of the event loop."""
     wall: Callable[[], float] = field(default=time.time)
-    """Wall-clock seconds since the epoch."""
+    """Seconds since the epoch as this start of the run counts them: setting the clock changes nothing (`run_clock`)."""
     cpu: Callable[[], float] = field(default=time.process_time)
     """Processor seconds of this process, its threads included."""
     in_thread: Callable[..., Awaitable[Any]] = field(default=trio.to_thread.run_sync)
@@ -129,7 +131,7 @@ class ActorContext:
     @property
     def first(self) -> bool:
         """Whether no process of this actor came before, in this start of the run."""
-        return self.incarnation == int(self.started_at)
+        return is_first(self.incarnation)
 
     def link(self, name: str) -> Any:
         """The link of that name."""

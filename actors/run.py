@@ -29,6 +29,7 @@ from agent_rl.children import leave_message
 from agent_rl.contracts import ContractError
 from agent_rl.disk import DiskError, disk_error
 from agent_rl.finite import TrainingStoppedError
+from agent_rl.incarnations import run_clock
 from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError, load_topology
 from agent_rl.logs import open_log
@@ -220,6 +221,7 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
                 links=make_links(node, topology, role, cls, settings),
                 open_journal=lambda: Journal(directory / "journal.sqlite"),
                 started_at=arguments.started_at,
+                wall=run_clock(arguments.epoch),
             )
             try:
                 await serve(cls(context), node=node, status_link=status_link, stopping=stopping, nursery=nursery)
@@ -275,6 +277,7 @@ def main() -> None:
     parser.add_argument("--actor", required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--started-at", type=float, required=True)
+    parser.add_argument("--epoch", type=float, required=True)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()

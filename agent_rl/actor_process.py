@@ -44,7 +44,7 @@ class Reports(Protocol):
 
 
 class ActorProcess:
-    """An actor of this host. ``started_at`` is when the supervisor was started, in seconds since the epoch."""
+    """An actor of this host. ``incarnation`` is that of its first process; ``epoch`` makes the run's clock (`run_clock`)."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class ActorProcess:
         *,
         path: Path,
         overrides: Sequence[str],
+        incarnation: int,
         started_at: float,
+        epoch: float,
         entry_module: str,
         reports: Reports,
     ) -> None:
@@ -69,14 +71,14 @@ class ActorProcess:
         self._killed_for = ""
         self._died_at: float | None = None
         self.drain_seconds = drain_seconds(role, self.entry)
-        # Counted from the time of day: higher also than in a supervisor this one replaces while others live on.
-        self.incarnation = int(started_at)
+        self.incarnation = incarnation
         self._reports = reports
         self._environment = actor_environment(self.entry, topology.run.directory)
         self._budget = RestartBudget(self.entry.restarts, self.entry.restart_window_seconds)
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
-        self._arguments = ["--topology", str(path), "--actor", name, "--started-at", repr(started_at)]
+        self._arguments = ["--topology", str(path), "--actor", name]
+        self._arguments += ["--started-at", repr(started_at), "--epoch", repr(epoch)]
         for override in overrides:
             self._arguments += ["--set", override]
 

@@ -125,14 +125,13 @@ def _run(options: argparse.Namespace) -> int:
     topology = _sound_topology(options.file, options.overrides, options.host)
     if topology is None:
         return MISTAKE
-    import time
-
     from agent_rl.live import LiveView
+    from agent_rl.run_directory import summary_file
 
-    started_at = time.time()
+    before = summary_file(topology.run.directory)
     exit_code = _supervise(topology, options.file, options.overrides, options.host, LiveView)
     try:
-        _show_results(topology, options, started_at, exit_code)
+        _show_results(topology, options, before, exit_code)
     except OSError as error:
         _drop_output()
         where = topology.run.directory / "summary.json"
@@ -172,7 +171,7 @@ def _supervise(
         return _mistake("; ".join(str(error) for error in leaves))
 
 
-def _show_results(topology: Topology, options: argparse.Namespace, started_at: float, exit_code: int) -> None:
+def _show_results(topology: Topology, options: argparse.Namespace, before: int | None, exit_code: int) -> None:
     """What the run came to; nothing for one that was refused, or ended before it did anything."""
     from math import isfinite
 
@@ -180,7 +179,7 @@ def _show_results(topology: Topology, options: argparse.Namespace, started_at: f
     from agent_rl.run_directory import read_summary
 
     print(end="", flush=True)  # what could not be shown earlier fails here
-    summary = read_summary(topology.run.directory, started_at)
+    summary = read_summary(topology.run.directory, before)
     done = summary is not None and any(
         name.startswith("success_") or (value and name in {"steps", "groups_opened"}) for name, value in summary.items()
     )

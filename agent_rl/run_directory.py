@@ -97,15 +97,19 @@ def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
         sweep_one(directory)
 
 
-CLOCK_TICK_SECONDS = 0.02
-"""Files' times are told by a coarser clock than ours."""
+def summary_file(directory: Path) -> int | None:
+    """Which file the summary is now, by its number on the disk: each is written whole, as a new file. None: there is none."""
+    try:
+        return (directory / "summary.json").stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
-def read_summary(directory: Path, started_at: float) -> dict[str, Any] | None:
-    """The summary this run wrote, a flat table of figures by name; None when it wrote none."""
+def read_summary(directory: Path, before: int | None) -> dict[str, Any] | None:
+    """The summary this run wrote, a flat table of figures by name; None when it is the file it was ``before``, or there is none."""
     file = directory / "summary.json"
     try:
-        if file.stat().st_mtime < started_at - CLOCK_TICK_SECONDS:
+        if summary_file(directory) == before:
             return None
         summary = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

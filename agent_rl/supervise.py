@@ -21,8 +21,7 @@ import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from agent_rl import messages
 from agent_rl.actor_process import ActorProcess, stop_in_order
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.continuing import remember
+from agent_rl.incarnations import RESTARTS, next_start, read_epoch, run_clock
 from agent_rl.leftovers import Janitor, sweep
 from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
@@ -91,7 +91,8 @@ async def run_topology(
             log.info("swept", directory=str(swept))
         stack.enter_context(socket_directory(runtime, sockets))
         stages = [stage.name for stage in topology.stages]
-        timeline = stack.enter_context(closing(TimelineFile(directory, trio.current_time(), time.time)))
+        epoch = read_epoch()
+        timeline = stack.enter_context(closing(TimelineFile(directory, trio.current_time(), run_clock(epoch))))
         view = view_class(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")
         display = stack.enter_context(
@@ -107,6 +108,8 @@ async def run_topology(
             display=display,
             log=log,
             entry_module=entry_module,
+            start=next_start(directory, hosts),
+            epoch=epoch,
             again=again,
         )
         return await supervisor.run(_network(topology, path, table), received)
@@ -127,8 +130,9 @@ class Supervisor:
         display: Display,
         log: structlog.typing.FilteringBoundLogger,
         entry_module: str,
+        start: int,
+        epoch: float,
         again: str = "",
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._topology = topology
         self._path = path
@@ -140,7 +144,8 @@ class Supervisor:
         self._metrics = MetricsBoard()
         self._display = display
         self._log = log
-        self._started_at = wall()
+        self._incarnation = start * RESTARTS
+        started_at = run_clock(epoch)()
         self._ending = trio.Event()
         self._exit_code = 0
         self._reason = ""
@@ -156,7 +161,9 @@ class Supervisor:
                 topology,
                 path=path,
                 overrides=overrides,
-                started_at=self._started_at,
+                incarnation=self._incarnation,
+                started_at=started_at,
+                epoch=epoch,
                 entry_module=entry_module,
                 reports=self,
             )
@@ -219,7 +226,7 @@ class Supervisor:
                 supervisor_node(host),
                 network,
                 registry,
-                incarnation=int(self._started_at),
+                incarnation=self._incarnation,
                 on_event=self._link_event,
             )
             await nursery.start(partial(node.run, self._hear, concurrency=1))
@@ -248,7 +255,8 @@ class Supervisor:
     def _hear_actor(self, status: ActorStatus, incarnation: int) -> None:
         now = trio.current_time()
         self._view.observe(status, now)
-        self._timeline.observe(status, now)
+        if self._others.is_main:  # which hears of all; hosts may share the directory, and the file has one writer
+            self._timeline.observe(status, now)
         self._metrics.observe(status, now)
         actor = self._actors.get(status.actor)
         if actor is not None:

@@ -35,7 +35,8 @@ class Run(Part):
     """Journal, logs, metrics and checkpoints; relative to the working directory. On a local disk."""
     mode: Literal["asynchronous", "synchronous"] = "asynchronous"
     max_minutes: PositiveFloat | None = None
-    """Training stages end when this much wall-clock time has passed; evaluation stages after them still run."""
+    """Training stages end when this start of the run has lasted so long, by the monotonic clock, which nobody sets; evaluation
+    stages after them still run. A restarted actor changes nothing, and the next ``agent-rl run`` has the same time again."""
     checkpoint_every: PositiveInt = 50
     """Steps between checkpoints; stage ends are always checkpoints."""
     keep_checkpoints: PositiveInt = 3

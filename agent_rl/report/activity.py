@@ -1,6 +1,7 @@
 """Who worked, who waited for whom: the timeline's rows on one axis of running time, and their shares.
 
-A run that was continued has gaps on the wall clock; they are left out of the axis, and marked.
+A run that was continued has gaps on the wall clock; they are left out of the axis, and marked. Rows are in the order they were
+written in, whatever the clock said.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def activity(rows: Sequence[Row]) -> Activity:
     walls: list[float] = []
     at = 0.0
     ended = -math.inf
-    for row in sorted(rows, key=lambda row: figure(row, "wall")):
+    for row in rows:
         seconds, wall = figure(row, "seconds"), figure(row, "wall")
-        if spans and wall - seconds - ended > GAP_SECONDS:
+        if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # before: somebody set the clock back
             gaps.append(at)
         actors: dict[str, list[Share]] = {}
         for name, said in row["actors"].items():

@@ -19,11 +19,11 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_rl.addresses import addresses, runtime_directory
-from agent_rl.disk import DiskError
+from agent_rl.disk import DiskError, whole
 from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
 from agent_rl.load import load_topology
 from agent_rl.other_hosts import link_notice
-from agent_rl.run_directory import RunRefused, is_supervised, read_summary, run_lock, socket_directory
+from agent_rl.run_directory import RunRefused, is_supervised, read_summary, run_lock, socket_directory, summary_file
 from agent_rl.supervise import run_topology
 from tests.full_disk import fill, small_disk
 from transport import PeerBack, PeerSilent
@@ -86,7 +86,7 @@ def announce_finished(options, path, state):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("--topology", "--actor", "--started-at"):
+    for name in ("--topology", "--actor", "--started-at", "--epoch"):
         parser.add_argument(name, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
@@ -548,12 +548,16 @@ def test_a_listener_that_is_dying_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_only_a_summary_of_this_run_counts(tmp_path):
-    assert read_summary(tmp_path, 0.0) is None
-    file = tmp_path / "summary.json"
-    file.write_text('{"steps": 3}')
-    os.utime(file, (1000.0, 1000.0))
-    assert read_summary(tmp_path, 999.0) == {"steps": 3}
-    assert read_summary(tmp_path, 1001.0) is None
+    assert read_summary(tmp_path, None) is None
+    with whole(tmp_path / "summary.json") as file:
+        file.write_text('{"steps": 3}')
+    assert read_summary(tmp_path, None) == {"steps": 3}
+    before = summary_file(tmp_path)
+    assert read_summary(tmp_path, before) is None
+    with whole(tmp_path / "summary.json") as file:
+        file.write_text('{"steps": 4}')
+    os.utime(tmp_path / "summary.json", (1000.0, 1000.0))  # whatever the clock says
+    assert read_summary(tmp_path, before) == {"steps": 4}
 
 
 HOSTS = '[hosts.b]\nbase_port = 5800\n[hosts.a]\naddress = "127.0.0.1"\n'

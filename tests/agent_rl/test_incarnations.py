@@ -1,0 +1,49 @@
+"""A restarted process is newer than its predecessor, whatever is done to the clock."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_rl.incarnations import RESTARTS, is_first, next_start, read_epoch, run_clock
+from agent_rl.run_directory import RunRefused
+
+
+def test_later_starts_are_higher_though_the_clock_is_set_back(tmp_path: Path) -> None:
+    clock = iter([2_000_000_000.0, 5.0, 5.0, 1_000_000_000.0, 3_000_000_000.0])
+    starts = [next_start(tmp_path, ["a"], lambda: next(clock)) for _ in range(5)]
+    assert starts == [2_000_000_000, 2_000_000_001, 2_000_000_002, 2_000_000_003, 3_000_000_000]
+    incarnations = [start * RESTARTS + restart for start in starts for restart in (0, 1, RESTARTS - 1)]
+    assert all(one < other for one, other in itertools.pairwise(incarnations))
+    assert [is_first(incarnation) for incarnation in incarnations] == [True, False, False] * 5
+    assert max(incarnations) < 1 << 63
+
+
+def test_hosts_that_share_a_directory_count_for_themselves(tmp_path: Path) -> None:
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 100
+    assert next_start(tmp_path, ["b"], lambda: 50.0) == 50
+    assert next_start(tmp_path, ["a", "b"], lambda: 0.0) == 101  # both from one supervisor
+    assert next_start(tmp_path, ["b"], lambda: 0.0) == 102
+
+
+def test_a_directory_that_was_removed_counts_on_from_the_clock(tmp_path: Path) -> None:
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 100
+    (tmp_path / "starts.a").unlink()
+    assert next_start(tmp_path, ["a"], lambda: 200.0) == 200
+
+
+def test_a_number_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "starts.a").write_text("")
+    with pytest.raises(RunRefused, match=r"starts\.a holds no number of a start: remove it"):
+        next_start(tmp_path, ["a"])
+
+
+def test_setting_the_clock_changes_no_runs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = run_clock(read_epoch())
+    before = clock()
+    assert abs(before - time.time()) < 1.0
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    assert 0.0 <= clock() - before < 10.0
