@@ -1,10 +1,14 @@
-"""Answer checking: how often it is right on pairs that people judged, and how many it does a second, beside Math-Verify.
+"""Answer checking: how often it is right on generated pairs and on pairs that people judged, and how many it does a second.
 
     agent-rl bench checks
     agent-rl bench checks --pairs pairs.jsonl --misses
+    agent-rl bench checks --seed 5 --near-misses 20000 --equal-pairs 20000
 
-The pairs (`gold`, `pred`, `equal` a line) are no part of the repository; without them only the speed is measured. Speed is
-that of one process, warmed up, on the short answers below, each checker in turn, round by round; medians are told, beside
+Generated pairs (``benchmarks/answer_pairs``) are near-misses, of which none should be accepted, and equal pairs, of which
+all should be. They go the way of a rollout: the prediction stands in a box, in answer tags.
+
+The judged pairs (`gold`, `pred`, `equal` a line) are no part of the repository; without them that share is unknown. Speed is
+that of one process, warmed up, on the short answers below, each checker in turn, with Math-Verify beside, round by round; medians are told, beside
 how many of them it judges rightly, since giving up is fast. Math-Verify is called plainly, and once more with bare text set
 in dollar signs, which it reads better.
 """
@@ -17,15 +21,19 @@ import logging
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from agent_rl.rewards import answers_equal, exactly_equal
+from agent_rl.rewards import CLOSING, OPENING, answers_equal, exactly_equal, final_answer
+from benchmarks.answer_pairs import Pair, equal_pair, near_miss, pairs
 from benchmarks.reporting import print_figures, print_table
 
 DEFAULT_PAIRS = Path(__file__).resolve().parents[2] / "shared/data/equivalence/pairs.jsonl"
 ROUNDS = 7
+SHOWN = 3
+"""Misjudged pairs that are shown of a kind and mutation."""
 OURS = "agent_rl"
 EXACT = [("204", "204"), ("7425000", "7,425,000"), ("42", "43"), ("-3", "$-3$"), ("10", "10.0")]
 SYMBOLIC = [
@@ -71,6 +79,15 @@ class Accuracy(NamedTuple):
     false_positives: int
 
 
+def judge(pair: Pair) -> bool | None:
+    """The verdict on a rollout that ends in the prediction; None if the checker raises, which it never should."""
+    prediction = final_answer(f"{OPENING}\\boxed{{{pair.prediction}}}{CLOSING}")
+    try:
+        return prediction is not None and answers_equal(pair.gold, prediction)
+    except Exception:  # noqa: BLE001  whatever it is, it is told as a fault of the checker
+        return None
+
+
 def math_verify(gold: str, prediction: str) -> bool:
     """Math-Verify alone, called plainly; without its alarms, as here nothing hangs."""
     from math_verify import parse, verify
@@ -107,7 +124,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="agent-rl bench checks", description=__doc__)
     parser.add_argument("--pairs", type=Path, default=DEFAULT_PAIRS, metavar="FILE", help="judged pairs, JSON lines")
     parser.add_argument("--misses", action="store_true", help="list the pairs judged otherwise than expected")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time")
+    parser.add_argument("--seed", type=int, default=0, help="of the generated pairs (default: 0)")
+    parser.add_argument("--near-misses", type=int, default=2000, metavar="N", help="generated (default: 2000)")
+    parser.add_argument("--equal-pairs", type=int, default=2000, metavar="N", help="generated (default: 2000)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time and of the generated pairs")
     options = parser.parse_args(arguments)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it says that it sets no alarm
     checkers: dict[str, Checker] = {
@@ -118,6 +138,12 @@ def main(arguments: Sequence[str]) -> int:
     figures: dict[str, float | str | None] = {}
     _speed(checkers, figures, seconds=0.1 if options.quick else 1.0)
     _accuracy(checkers, figures, options.pairs, list_misses=options.misses)
+    share = 10 if options.quick else 1
+    _generated(
+        list(pairs(equal_pair, options.equal_pairs // share, options.seed)),
+        list(pairs(near_miss, options.near_misses // share, options.seed)),
+        figures,
+    )
     wrong = [pair for pair, equal in RIGHT.items() if answers_equal(*pair) != equal]
     for gold, prediction in wrong:
         print(f"misjudged: {gold!r} and {prediction!r}", file=sys.stderr)
@@ -136,9 +162,9 @@ def _speed(checkers: dict[str, Checker], figures: dict[str, float | str | None],
         for pair in mixes["all"]:
             check(*pair)
     for _ in range(ROUNDS):
-        for mix, pairs in mixes.items():
+        for mix, answers in mixes.items():
             for name, check in checkers.items():
-                rates.setdefault((name, mix), []).append(checks_per_s(check, pairs, seconds))
+                rates.setdefault((name, mix), []).append(checks_per_s(check, answers, seconds))
     medians = {key: statistics.median(values) for key, values in rates.items()}
     rows = [
         [name, mix, median, min(rates[name, mix]), f"{right} of {len(mixes[mix])}"]
@@ -163,17 +189,59 @@ def _accuracy(
         )
         return
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    pairs = [(row["gold"], row["pred"], bool(row["equal"])) for row in rows]
+    judged = [(row["gold"], row["pred"], bool(row["equal"])) for row in rows]
     table: list[list[object]] = []
     for name, check in checkers.items():
-        found, misses = accuracy(check, pairs)
+        found, misses = accuracy(check, judged)
         table.append([name, found.right, found.pairs, found.right / found.pairs, found.false_positives])
         figures[f"{_prefix(name)}_right"] = found.right / found.pairs
         figures[f"{_prefix(name)}_false_positives"] = found.false_positives
         if list_misses and name == OURS:
-            missed = [[rows[at].get("id", at), pairs[at][2], pairs[at][0][-60:], pairs[at][1][-60:]] for at in misses]
+            missed = [
+                [rows[at].get("id", at), judged[at][2], judged[at][0][-60:], judged[at][1][-60:]] for at in misses
+            ]
             print_table("Judged otherwise than expected", ["pair", "expected equal", "gold", "prediction"], missed)
     print_table("Judged pairs", ["checker", "right", "pairs", "share", "false positives"], table)
+
+
+def _generated(equal: Sequence[Pair], misses: Sequence[Pair], figures: dict[str, float | str | None]) -> None:
+    """Judge the generated pairs and tell which kinds and mutations are misjudged."""
+    accepted, right, raised = Counter[str](), Counter[str](), Counter[str]()
+    made = Counter(pair.kind for pair in misses), Counter(pair.kind for pair in equal)
+    totals = Counter((pair.kind, pair.mutation) for pair in (*equal, *misses))
+    wrong: dict[tuple[str, str], list[Pair]] = {}
+    for pair in (*misses, *equal):
+        verdict = judge(pair)
+        raised[pair.kind] += verdict is None
+        (accepted if pair.mutation else right)[pair.kind] += bool(verdict)
+        if verdict is None or verdict == bool(pair.mutation):
+            wrong.setdefault((pair.kind, pair.mutation), []).append(pair)
+    rows = [
+        [kind, made[0][kind], accepted[kind], made[1][kind], right[kind], raised[kind]]
+        for kind in sorted(made[0] | made[1])
+    ]
+    header = ["kind", "near-misses", "accepted", "equal pairs", "accepted", "checker raised"]
+    print_table("Generated pairs", header, rows)
+    if wrong:
+        shown = [
+            [
+                kind,
+                mutation or "none: equal",
+                len(found),
+                totals[kind, mutation],
+                pair.gold.strip(),
+                pair.prediction.strip(),
+            ]
+            for (kind, mutation), found in sorted(wrong.items(), key=lambda item: -len(item[1]))
+            for pair in found[:SHOWN]
+        ]
+        header = ["kind", "mutation", "misjudged", "of", "gold", "prediction"]
+        print_table("Misjudged generated pairs, the first of each kind and mutation", header, shown)
+    figures["near_misses"] = len(misses)
+    figures["near_misses_accepted"] = accepted.total() if misses else None
+    figures["equal_pairs"] = len(equal)
+    figures["equal_pairs_accepted"] = right.total() / len(equal) if equal else None
+    figures["checker_raised"] = raised.total()
 
 
 def _prefix(checker: str) -> str:

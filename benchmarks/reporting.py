@@ -20,9 +20,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
-    console = Console()
+    console = Console(markup=False)  # a formula may hold brackets
     if not console.is_terminal:  # a file or a pipe: as wide as documents are
-        console = Console(width=PLAIN_WIDTH)
+        console = Console(width=PLAIN_WIDTH, markup=False)
     console.print(table)
 
 
