@@ -88,7 +88,7 @@ def audit(directory: Path) -> Audit:
     path = directory / "journal.sqlite"
     if not path.is_file():
         raise JournalError(f"{path}: no journal here; give the directory of a run")
-    journal = Journal(path)
+    journal = Journal(path, read_only=True)
     try:
         return audit_journal(journal)
     finally:

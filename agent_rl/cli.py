@@ -206,7 +206,10 @@ def _leave_report(directory: Path) -> None:
         print(f"report: {write_report(directory, _decode_stored)}")
     except Exception as error:  # noqa: BLE001 - said, with what to do; the run's results are not the report's to lose
         reason = f"{type(error).__name__}: {error}"
-        print(f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again", file=sys.stderr)
+        print(
+            f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again",
+            file=sys.stderr,
+        )
 
 
 def _report(options: argparse.Namespace) -> int:

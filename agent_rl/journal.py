@@ -1,43 +1,19 @@
-"""The journal: the only durable state beside checkpoints. SQLite in WAL mode, written by the filter's shell alone.
+"""The journal: the only durable state beside checkpoints, written by the filter's shell alone.
 
 A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason; audit.py proves the balance.
-Payloads are opaque bytes (the wire's encoding), so that what is replayed is what was received.
-
-Durability: a commit survives the death of any process; with ``synchronous = NORMAL`` the last commits may be lost when the
-machine itself loses power, never the file's consistency.
+Payloads are opaque bytes (the wire's encoding), so that what is replayed is what was received. How the file is kept is in
+journal_file.py.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from agent_rl.disk import DiskError, disk_errno
+from agent_rl.journal_file import JournalError, JournalFile
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS groups (
-    id TEXT PRIMARY KEY, stage INTEGER NOT NULL, number INTEGER NOT NULL, purpose TEXT NOT NULL,
-    opened BLOB NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'trained', 'evaluated', 'dropped')),
-    reason TEXT NOT NULL DEFAULT '', step INTEGER, kept TEXT NOT NULL DEFAULT '[]', rewards TEXT NOT NULL DEFAULT '[]',
-    oldest INTEGER NOT NULL DEFAULT 0, decided_order INTEGER NOT NULL DEFAULT 0,
-    mean_length REAL NOT NULL DEFAULT 0, success REAL NOT NULL DEFAULT 0);
-CREATE INDEX IF NOT EXISTS groups_by_state ON groups (stage, state);
-CREATE TABLE IF NOT EXISTS trajectories (
-    group_id TEXT NOT NULL, sample INTEGER NOT NULL, attempt INTEGER NOT NULL, status TEXT NOT NULL, reward REAL,
-    payload BLOB NOT NULL, PRIMARY KEY (group_id, sample, attempt)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS steps (
-    version INTEGER PRIMARY KEY, stage INTEGER NOT NULL, trained INTEGER NOT NULL DEFAULT 0,
-    groups TEXT NOT NULL, decided TEXT NOT NULL, figures TEXT NOT NULL, learner_figures TEXT NOT NULL DEFAULT '{}');
-CREATE TABLE IF NOT EXISTS evaluations (stage INTEGER PRIMARY KEY, figures TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS interim_evaluations (
-    stage INTEGER NOT NULL, number INTEGER NOT NULL, figures TEXT NOT NULL, PRIMARY KEY (stage, number));
-CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
+__all__ = ["GroupRow", "Journal", "JournalError", "StepRow", "interim_stage"]
 
 
 def interim_stage(stage: int) -> int:
@@ -47,16 +23,8 @@ def interim_stage(stage: int) -> int:
 
 TRAINED, SKIPPED = 1, 2
 """What became of a closed step: trained, or skipped as not finite; 0 before the learner has taken it."""
-LAYOUT = "1"
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
 """Groups of a stage's first and last step that keep their trajectories."""
-GROUP_COLUMNS = (
-    "SELECT id, stage, number, purpose, opened, state, reason, step, kept, rewards, oldest, decided_order FROM groups"
-)
-
-
-class JournalError(Exception):
-    """The journal cannot be used; the message names the file and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,87 +60,8 @@ class StepRow:
     """Whether the learner skipped the step as not finite: its groups are dropped, and no replay trains them."""
 
 
-class Journal:
-    """One open journal. Methods change the current transaction; nothing is durable before `commit`."""
-
-    def __init__(self, path: Path | None) -> None:
-        """``path`` None keeps the journal in memory, for simulations and tests."""
-        try:
-            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-            if path is not None:
-                self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(SCHEMA)
-        except sqlite3.DatabaseError as error:
-            number = disk_errno(error)
-            if path is not None and number is not None:
-                raise JournalError(str(DiskError(path, number))) from error
-            raise JournalError(
-                f"{path}: not a usable journal ({error}); move it away to start the run afresh"
-            ) from error
-        self._path = path or Path(":memory:")
-        self._begun = False
-        self._failed: DiskError | None = None
-        layout = self.fact("layout")
-        if layout is None:
-            self.set_fact("layout", LAYOUT)
-            self.commit()
-        elif layout != LAYOUT:
-            raise JournalError(
-                f"{path}: written in layout {layout}, this version reads {LAYOUT}; use the version that wrote it"
-            )
-
-    def close(self) -> None:
-        """Commit and close. A journal whose disk failed is only closed."""
-        if self._failed is None:
-            self.commit()
-        self._db.close()
-
-    def abandon(self) -> None:
-        """Close without committing, as the end of the process would."""
-        self._begun = False
-        self._db.close()
-
-    def commit(self) -> None:
-        """Make everything since the last commit durable. Raises DiskError, and has undone all of it, when the disk is full."""
-        if self._begun:
-            self._execute("COMMIT")
-            self._begun = False
-
-    @property
-    def dirty(self) -> bool:
-        """Whether something waits for a commit."""
-        return self._begun
-
-    def _write(self, sql: str, values: Sequence[object] = ()) -> int:
-        if not self._begun:
-            self._execute("BEGIN")
-            self._begun = True
-        return self._execute(sql, values).rowcount
-
-    def _execute(self, sql: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        """Run a statement that writes. After a disk's fault SQLite has undone the transaction: nothing may follow it."""
-        if self._failed is not None:
-            raise self._failed
-        try:
-            return self._db.execute(sql, values)
-        except sqlite3.Error as error:
-            number = disk_errno(error)
-            if number is None:
-                raise
-            self._failed = DiskError(self._path, number)
-            raise self._failed from error
-
-    # Facts -------------------------------------------------------------------------------------------------------------
-
-    def fact(self, key: str) -> str | None:
-        """A named fact, such as the epoch."""
-        row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def set_fact(self, key: str, value: str) -> None:
-        """Set a named fact."""
-        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
+class Journal(JournalFile):
+    """What a run has done, by groups, steps and evaluations."""
 
     # Groups ------------------------------------------------------------------------------------------------------------
 
@@ -186,15 +75,17 @@ class Journal:
     def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
         """A trajectory arrived; its reward follows."""
         self._write(
-            "INSERT OR IGNORE INTO trajectories (group_id, sample, attempt, status, payload) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO trajectories (group_id, sample, attempt, status, payload, crc) "
+            "VALUES (?1, ?2, ?3, ?4, ?5, row_crc(?1, ?2, ?3, ?4, NULL, ?5))",
             (group, sample, attempt, status, payload),
         )
 
     def reward(self, group: str, sample: int, attempt: int, reward: float) -> None:
         """A trajectory was judged."""
         self._write(
-            "UPDATE trajectories SET reward = ? WHERE group_id = ? AND sample = ? AND attempt = ?",
-            (reward, group, sample, attempt),
+            "UPDATE trajectories SET reward = ?1, crc = row_crc(group_id, sample, attempt, status, ?1, payload) "
+            "WHERE group_id = ?2 AND sample = ?3 AND attempt = ?4",
+            (float(reward), group, sample, attempt),
         )
 
     def ready(
@@ -231,35 +122,31 @@ class Journal:
     def groups(self, *, stage: int, states: Sequence[str]) -> Iterator[GroupRow]:
         """The stage's groups in the given states, by number."""
         marks = ", ".join("?" * len(states))
-        query = f"{GROUP_COLUMNS} WHERE stage = ? AND state IN ({marks}) ORDER BY number"
-        for row in self._db.execute(query, (stage, *states)).fetchall():
-            yield _group_row(row)
+        yield from self.rows(
+            "groups", f"WHERE stage = ? AND state IN ({marks}) ORDER BY number", (stage, *states), make=_group_row
+        )
 
     def group(self, group: str) -> GroupRow | None:
         """One group; None when it was never opened."""
-        row = self._db.execute(f"{GROUP_COLUMNS} WHERE id = ?", (group,)).fetchone()
-        return None if row is None else _group_row(row)
+        return next(iter(self.rows("groups", "WHERE id = ?", (group,), make=_group_row)), None)
 
     def trajectories(self, group: str) -> list[tuple[int, int, str, float | None, bytes]]:
         """(sample, attempt, status, reward, payload) of a group, by sample and attempt."""
-        return self._db.execute(
-            "SELECT sample, attempt, status, reward, payload FROM trajectories WHERE group_id = ? ORDER BY sample, attempt",
-            (group,),
-        ).fetchall()
+        where = "WHERE group_id = ? ORDER BY sample, attempt"
+        return self.rows("trajectories", where, (group,), make=lambda _, *row: row)
 
     def opened_groups(self) -> list[bytes]:
         """How each group was opened, of every stage."""
-        return [bytes(row[0]) for row in self._db.execute("SELECT opened FROM groups ORDER BY stage, number")]
+        return [bytes(row[0]) for row in self._read("SELECT opened FROM groups ORDER BY stage, number")]
 
     def opened_count(self, stage: int) -> int:
         """How many group numbers of the stage were opened (numbers are dense)."""
-        row = self._db.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups WHERE stage = ?", (stage,)).fetchone()
-        return int(row[0])
+        return int(self._read("SELECT COALESCE(MAX(number) + 1, 0) FROM groups WHERE stage = ?", (stage,))[0][0])
 
     def dropped_count(self, stage: int, reason: str) -> int:
         """How many groups of the stage were dropped for a reason."""
         query = "SELECT COUNT(*) FROM groups WHERE stage = ? AND state = 'dropped' AND reason = ?"
-        return int(self._db.execute(query, (stage, reason)).fetchone()[0])
+        return int(self._read(query, (stage, reason))[0][0])
 
     # Steps -------------------------------------------------------------------------------------------------------------
 
@@ -300,22 +187,13 @@ class Journal:
 
     def steps(self, *, stage: int | None = None, from_version: int = 0) -> list[StepRow]:
         """Closed steps by version."""
-        rows = self._db.execute(
-            "SELECT version, stage, trained, groups, decided, figures, learner_figures FROM steps "
-            "WHERE version >= ? AND (? IS NULL OR stage = ?) ORDER BY version",
-            (from_version, stage, stage),
-        ).fetchall()
-        return [
-            StepRow(
-                v, s, t > 0, tuple(json.loads(g)), tuple(json.loads(d)), json.loads(f), json.loads(lf), t == SKIPPED
-            )
-            for v, s, t, g, d, f, lf in rows
-        ]
+        where = "WHERE version >= ? AND (? IS NULL OR stage = ?) ORDER BY version"
+        return self.rows("steps", where, (from_version, stage, stage), make=_step_row)
 
     def step_counts(self) -> tuple[int, int, int]:
         """How many steps the learner took, and how many of them had no groups, or were skipped as not finite."""
         query = "SELECT COUNT(*), TOTAL(groups = '[]'), TOTAL(trained = ?) FROM steps WHERE trained > 0"
-        steps, empty, skipped = self._db.execute(query, (SKIPPED,)).fetchone()
+        steps, empty, skipped = self._read(query, (SKIPPED,))[0]
         return int(steps), int(empty), int(skipped)
 
     def compact(self, before_version: int) -> None:
@@ -335,31 +213,30 @@ class Journal:
 
         They are the first ones the step decided: `SAMPLES_TRAINED` that it trained, `SAMPLES_DROPPED` that it dropped.
         """
-        ends = self._db.execute(
-            "SELECT MIN(version), MAX(version) FROM steps WHERE trained > 0 GROUP BY stage"
-        ).fetchall()
+        ends = self._read("SELECT MIN(version), MAX(version) FROM steps WHERE trained > 0 GROUP BY stage")
         found: list[str] = []
         for version in sorted({version for pair in ends for version in pair}):
-            query = "SELECT groups, decided FROM steps WHERE version = ?"
-            groups, decided = map(json.loads, self._db.execute(query, (version,)).fetchone())
-            found += groups[:SAMPLES_TRAINED]
-            found += [group for group in decided if group not in set(groups)][:SAMPLES_DROPPED]
+            (step,) = self.rows("steps", "WHERE version = ?", (version,), make=_step_row)
+            found += step.groups[:SAMPLES_TRAINED]
+            found += [group for group in step.decided if group not in set(step.groups)][:SAMPLES_DROPPED]
         return found
 
     # Evaluations -------------------------------------------------------------------------------------------------------
 
     def add_evaluation(self, stage: int, figures: dict[str, float]) -> None:
         """The result of an evaluation stage."""
-        self._write("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", (stage, json.dumps(figures)))
+        self._write("INSERT OR REPLACE INTO evaluations (stage, figures) VALUES (?, ?)", (stage, json.dumps(figures)))
 
     def evaluations(self) -> dict[int, dict[str, float]]:
         """Results by stage."""
-        rows = self._db.execute("SELECT stage, figures FROM evaluations ORDER BY stage").fetchall()
-        return {int(stage): json.loads(figures) for stage, figures in rows}
+        return dict(self.rows("evaluations", "ORDER BY stage", make=lambda stage, text: (int(stage), json.loads(text))))
 
     def add_interim_evaluation(self, stage: int, number: int, figures: dict[str, float], groups: range) -> None:
         """The result of an evaluation within an rl stage; what its ``groups`` wrote is of no more use."""
-        self._write("INSERT OR REPLACE INTO interim_evaluations VALUES (?, ?, ?)", (stage, number, json.dumps(figures)))
+        self._write(
+            "INSERT OR REPLACE INTO interim_evaluations (stage, number, figures) VALUES (?, ?, ?)",
+            (stage, number, json.dumps(figures)),
+        )
         self._write(
             "DELETE FROM trajectories WHERE group_id IN "
             "(SELECT id FROM groups WHERE stage = ? AND number >= ? AND number < ?)",
@@ -368,22 +245,24 @@ class Journal:
 
     def interim_evaluations(self, stage: int) -> dict[int, dict[str, float]]:
         """Results of the evaluations within an rl stage, by number."""
-        query = "SELECT number, figures FROM interim_evaluations WHERE stage = ? ORDER BY number"
-        return {int(number): json.loads(figures) for number, figures in self._db.execute(query, (stage,)).fetchall()}
+        where = "WHERE stage = ? ORDER BY number"
+        return dict(
+            self.rows("interim_evaluations", where, (stage,), make=lambda _, number, text: (number, json.loads(text)))
+        )
 
     # For people ----------------------------------------------------------------------------------------------------------
 
     def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
         """Training groups by (step, state, reason, whether any rollout of a dropped group was right), and how many."""
-        rows = self._db.execute(
+        rows = self._read(
             "SELECT step, state, reason, success > 0, COUNT(*) FROM groups WHERE purpose = 'train' GROUP BY 1, 2, 3, 4"
-        ).fetchall()
+        )
         return [(step, state, reason, bool(right), count) for step, state, reason, right, count in rows]
 
     def kept_rewards(self) -> dict[int, float]:
         """Mean reward of the rollouts that each step trained on, by version."""
         query = "SELECT step, AVG(value) FROM groups, json_each(rewards) WHERE state = 'trained' GROUP BY step"
-        return {int(step): float(mean) for step, mean in self._db.execute(query)}
+        return {int(step): float(mean) for step, mean in self._read(query)}
 
     def judged(self, stage: int) -> dict[str, float]:
         """The sum of the rewards of each evaluated group of a stage."""
@@ -391,18 +270,18 @@ class Journal:
             "SELECT id, SUM(COALESCE(trajectories.reward, 0)) FROM groups LEFT JOIN trajectories ON group_id = id "
             "WHERE stage = ? AND state = 'evaluated' GROUP BY id"
         )
-        return {str(group): float(total or 0.0) for group, total in self._db.execute(query, (stage,))}
+        return {str(group): float(total or 0.0) for group, total in self._read(query, (stage,))}
 
     # Balance -----------------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[tuple[str, str, str], int]:
         """Number of groups by (purpose, state, reason)."""
-        rows = self._db.execute("SELECT purpose, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3").fetchall()
+        rows = self._read("SELECT purpose, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3")
         return {(purpose, state, reason): count for purpose, state, reason, count in rows}
 
     def faults(self) -> Iterator[str]:
         """Everything that contradicts the journal's own rules, group by group."""
-        for row in self._db.execute("SELECT stage, COUNT(*), MAX(number) + 1 FROM groups GROUP BY stage"):
+        for row in self._read("SELECT stage, COUNT(*), MAX(number) + 1 FROM groups GROUP BY stage"):
             if row[1] != row[2]:
                 yield f"stage {row[0]}: {row[1]} groups recorded, but numbers reach {row[2]}"
         queries: Iterable[tuple[str, str]] = (
@@ -413,7 +292,7 @@ class Journal:
             ("open, yet in a step", "state = 'open' AND step IS NOT NULL"),
         )
         for what, condition in queries:
-            for (group,) in self._db.execute(f"SELECT id FROM groups WHERE {condition}"):  # noqa: S608 - constants above
+            for (group,) in self._read(f"SELECT id FROM groups WHERE {condition}"):  # noqa: S608 - constants above
                 yield f"{group}: {what}"
         seen: dict[str, int] = {}
         for step in self.steps():
@@ -422,17 +301,39 @@ class Journal:
                     yield f"{group}: in the steps at versions {seen[group]} and {step.version}"
                 seen[group] = step.version
                 query = "SELECT state, step FROM groups WHERE id = ?"
-                state, at = self._db.execute(query, (group,)).fetchone() or ("missing", None)
+                state, at = next(iter(self._read(query, (group,))), ("missing", None))
                 expected = "dropped" if step.skipped else "trained" if step.trained else "ready"
                 if state != expected or at != step.version:
                     yield f"{group}: in the step at version {step.version}, but {state} (step {at})"
-        for (group,) in self._db.execute("SELECT id FROM groups WHERE state = 'trained'"):
+        for (group,) in self._read("SELECT id FROM groups WHERE state = 'trained'"):
             if group not in seen:
                 yield f"{group}: trained, but in no step"
 
 
-def _group_row(row: tuple[Any, ...]) -> GroupRow:
-    kept = tuple((int(sample), int(attempt)) for sample, attempt in json.loads(row[8]))
-    rewards = tuple(float(reward) for reward in json.loads(row[9]))
-    group, stage, number, purpose, opened, state, reason, step = row[:8]
-    return GroupRow(group, stage, number, purpose, opened, state, reason, step, kept, rewards, row[10], row[11])
+def _group_row(
+    group: str,
+    stage: int,
+    number: int,
+    purpose: str,
+    opened: bytes,
+    state: str,
+    reason: str,
+    step: int | None,
+    kept: str,
+    rewards: str,
+    oldest: int,
+    decided_order: int,
+    *_: float,
+) -> GroupRow:
+    chosen = tuple((int(sample), int(attempt)) for sample, attempt in json.loads(kept))
+    given = tuple(float(reward) for reward in json.loads(rewards))
+    return GroupRow(
+        group, stage, number, purpose, bytes(opened), state, reason, step, chosen, given, oldest, decided_order
+    )
+
+
+def _step_row(version: int, stage: int, trained: int, *texts: str) -> StepRow:
+    groups, decided, figures, learner_figures = map(json.loads, texts)
+    return StepRow(
+        version, stage, trained > 0, tuple(groups), tuple(decided), figures, learner_figures, trained == SKIPPED
+    )

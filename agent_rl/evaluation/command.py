@@ -163,7 +163,7 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
 def _finished(journal: Path) -> bool:
     if not journal.exists():
         return False
-    opened = Journal(journal)
+    opened = Journal(journal, read_only=True)
     try:
         return bool(opened.evaluations())
     finally:

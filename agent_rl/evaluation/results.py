@@ -77,7 +77,7 @@ def read_results(
     journal: Path, asked: Sequence[AskedProblem], samples: int, decode: Callable[[bytes], Any]
 ) -> list[ProblemResult]:
     """What the journal of an evaluation holds, one by one in the order asked. Raises EvaluationError when some are missing."""
-    opened = Journal(journal)
+    opened = Journal(journal, read_only=True)
     try:
         results = [
             _problem_result(asked[row.number], decode(row.opened).problem, opened.trajectories(row.id), samples, decode)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -98,6 +97,8 @@ class Records:
     kept_rewards: dict[int, float] = field(default_factory=dict)
     audit: Audit | None = None
     notes: list[str] = field(default_factory=list)
+    journal_fault: str = ""
+    """Why the journal cannot be read."""
 
     @property
     def finished(self) -> bool:
@@ -123,12 +124,13 @@ def read_records(directory: Path) -> Records:
         records.notes.append(f"There is no {JOURNAL}: what became of the groups, and trajectories, cannot be shown.")
         return records
     try:
-        journal = Journal(directory / JOURNAL)
+        journal = Journal(directory / JOURNAL, read_only=True)
         try:
             _read_journal(journal, records)
         finally:
             journal.close()
-    except (JournalError, sqlite3.DatabaseError) as error:
+    except JournalError as error:
+        records.journal_fault = str(error)
         records.notes.append(f"The journal cannot be read: {error}")
     return records
 

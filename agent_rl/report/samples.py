@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -115,13 +114,15 @@ def read_samples(directory: Path, records: Records, decode: Decode) -> Samples:
     if to_text is None:
         samples.notes.append("The run's tokenizer was not found: trajectories show only what the model wrote.")
     try:
-        journal = Journal(directory / JOURNAL)
+        journal = Journal(directory / JOURNAL, read_only=True)
         try:
             samples.comparison = _compare(journal, records, decode, to_text)
             samples.first, samples.last = _ends(journal, records, decode, to_text)
         finally:
             journal.close()
-    except (JournalError, sqlite3.DatabaseError, ValueError) as error:
+    except (JournalError, ValueError) as error:
+        if isinstance(error, JournalError):
+            records.journal_fault = records.journal_fault or str(error)
         samples.notes.append(f"Trajectories cannot be read from the journal: {error}")
     return samples
 

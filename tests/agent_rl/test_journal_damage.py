@@ -1,0 +1,166 @@
+"""A journal that is damaged, locked or no journal: one message and exit code 2, whoever reads it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent_rl import journal_file
+from agent_rl.cli import main
+from agent_rl.journal import Journal, JournalError
+from tests.agent_rl.report_runs import SyntheticRun
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return SyntheticRun(tmp_path / "made").whole().close()
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def other_text(path: Path) -> None:
+    path.write_bytes(b"no database at all " * 1000)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def another_database(path: Path) -> None:
+    path.unlink()
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE recipes (name TEXT)")
+    other.close()
+
+
+def zeros_within(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096 : len(content) // 2] = bytes(len(content) // 2 - 4096)
+    path.write_bytes(content)
+
+
+DAMAGES = (truncated, other_text, empty, another_database, zeros_within)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        holder.close()
+
+
+def read_everything(path: Path) -> None:
+    journal = Journal(path, read_only=True)
+    try:
+        for stage in range(4):
+            for row in journal.groups(stage=stage, states=("trained", "evaluated", "dropped")):
+                journal.trajectories(row.id)
+    finally:
+        journal.close()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("command", ["audit", "report"])
+def test_a_damaged_journal_is_one_message(
+    directory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], command: str
+) -> None:
+    path = directory / "journal.sqlite"
+    damage(path)
+    line = refused(capsys, command, str(directory))
+    assert f"{path}: not a usable journal (" in line
+    assert "put back a whole copy" in line
+
+
+@pytest.mark.parametrize("command", ["audit", "report"])
+def test_a_locked_journal_is_said_to_be(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(journal_file, "BUSY_SECONDS", 0.1)
+    with locked(directory / "journal.sqlite"):
+        assert "is locked by another program" in refused(capsys, command, str(directory))
+        with pytest.raises(JournalError, match="is locked by another program"):
+            Journal(directory / "journal.sqlite")
+
+
+def test_a_journal_that_another_program_locks_while_it_is_written(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_file, "BUSY_SECONDS", 0.1)
+    journal = Journal(directory / "journal.sqlite")
+    holder = sqlite3.connect(directory / "journal.sqlite", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(JournalError, match="is locked by another program"):
+        journal.set_fact("a", "b")
+    with pytest.raises(JournalError, match="is locked"):  # nothing may follow
+        journal.set_fact("c", "d")
+    holder.close()
+    journal.close()
+
+
+def test_who_reads_leaves_the_run_directory_as_it_was(directory: Path) -> None:
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in directory.iterdir())
+    Journal(directory / "journal.sqlite", read_only=True).close()
+    assert main(["audit", str(directory)]) == 0
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in directory.iterdir()) == before
+
+
+def test_who_reads_sees_what_a_living_writer_has_committed(tmp_path: Path) -> None:
+    writer = Journal(tmp_path / "journal.sqlite")
+    writer.set_fact("stage", "7")
+    writer.commit()
+    reader = Journal(tmp_path / "journal.sqlite", read_only=True)
+    assert reader.fact("stage") == "7"
+    reader.close()
+    writer.set_fact("stage", "8")
+    writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
+
+
+def test_a_flipped_byte_of_a_payload_is_not_handed_out(directory: Path) -> None:
+    path = directory / "journal.sqlite"
+    content = path.read_bytes()
+    at = content.rindex(b"yes")
+    path.write_bytes(content[:at] + b"yEs" + content[at + 3 :])
+    with pytest.raises(JournalError, match=r"of the table (trajectories|groups) is not what was written"):
+        read_everything(path)
+
+
+def test_a_journal_of_the_layout_before_is_read_and_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    old = sqlite3.connect(path)
+    old.executescript(journal_file.SCHEMA)
+    old.execute("INSERT INTO facts VALUES ('layout', '1')")
+    old.execute(
+        "INSERT INTO groups (id, stage, number, purpose, opened, state) VALUES ('g', 0, 0, 'train', 'o', 'open')"
+    )
+    old.execute("INSERT INTO trajectories VALUES ('g', 0, 0, 'finished', 1.0, 'payload')")
+    old.commit()
+    old.close()
+    reader = Journal(path, read_only=True)
+    assert (reader.fact("layout"), len(reader.trajectories("g")), reader.opened_count(0)) == ("1", 1, 1)
+    reader.close()
+    journal = Journal(path)
+    assert (journal.fact("layout"), journal.fact("adopted")) == (journal_file.LAYOUT, "1")
+    assert len(str(journal.fact("run"))) == 16
+    assert len(journal.trajectories("g")) == 1
+    journal.reward("g", 0, 0, 0.0)
+    journal.close()
+    again = Journal(path)
+    assert again.trajectories("g")[0][3] == 0.0
+    again.close()
