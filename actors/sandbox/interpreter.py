@@ -256,7 +256,6 @@ class Interpreter:
             "server_filter": filter_program(config.level, may_continue=True).hex(),
             "plan": seen.plan,
             "readable": seen.readable,
-            "kept": seen.kept,
             "outer_user": outer_user(),
             "scratch": config.scratch.options,
             "groups": config.groups.to_join,

@@ -41,11 +41,6 @@ class Visible:
     plan: tuple[tuple[str, str], ...]
     readable: tuple[str, ...]
 
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """What lies where each call has a /tmp of its own, and must be shown there again."""
-        return tuple(path for path in self.readable if _within(path, ["/tmp"]))  # noqa: S108
-
 
 def levels_to_try(isolation: Isolation) -> tuple[Level, ...]:
     """From the strongest on."""

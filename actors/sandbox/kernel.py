@@ -22,8 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_MODE_FILTER = 2
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
-OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+SYS_MOUNT_SETATTR = 442
 SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
@@ -126,18 +125,6 @@ def make_read_only(path: str) -> None:
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     result = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(attributes), size)
     _checked(result, "mount_setattr")
-
-
-def clone_mount(path: str) -> int:
-    """A descriptor of a copy of what is mounted at and below ``path``, shown nowhere yet (Linux 5.2)."""
-    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
-    return _checked(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, path.encode(), flags), f"open_tree of {path}")
-
-
-def attach_mount(fd: int, path: str) -> None:
-    """Show the copy at ``path``."""
-    result = libc.syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, path.encode(), MOVE_MOUNT_F_EMPTY_PATH)
-    _checked(result, f"move_mount to {path}")
 
 
 def pivot_root(path: str) -> None:

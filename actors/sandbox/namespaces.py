@@ -12,7 +12,7 @@ nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it i
 """
 
 # pathlib is memory that every fork would pay for:
-# ruff: noqa: PTH102, PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
+# ruff: noqa: PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from typing import Any, NoReturn
 
 from actors.sandbox import kernel
@@ -30,6 +31,8 @@ FIRST_SLOT_FD = 512
 INSIDE = 1000
 """The user and group that calls are in their own namespace."""
 HOME = "/tmp"  # noqa: S108  a call's own
+ELSEWHERE = "/host"
+"""Below which the interpreter's root shows what the host has below HOME and /dev: these are not the host's there."""
 STAGING = "/proc"
 """Where the new root is put together: a directory that every host has, and that nothing is bound from."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -72,13 +75,13 @@ def write_maps(proc: int, user: int, group: int) -> None:
 def build_root(plan: list[list[str]]) -> None:
     """Mount what ``plan`` says, read-only, and make that the root.
 
-    Each step is (kind, path): ``bind`` shows the host's path, ``hide`` puts an empty directory over one, ``link`` copies a
-    symbolic link.
+    Each step is (kind, path): ``bind`` shows the host's path (see ``shown_at``), ``hide`` puts an empty directory over one,
+    ``link`` copies a symbolic link.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
     for kind, path in plan:
-        target = STAGING + path
+        target = STAGING + shown_at(path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if kind == "link":
             os.symlink(os.readlink(path), target)
@@ -98,6 +101,23 @@ def build_root(plan: list[list[str]]) -> None:
     kernel.pivot_root(STAGING)
 
 
+def shown_at(path: str) -> str:
+    """Where the interpreter's root shows a path of the host."""
+    return ELSEWHERE + path if path.startswith((f"{HOME}/", "/dev/")) else path
+
+
+def import_from_where_shown() -> None:
+    """Import from now on from where the new root shows what was imported from so far."""
+    sys.path[:] = map(shown_at, sys.path)
+    sys.path_importer_cache.clear()
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        setattr(sys, name, shown_at(getattr(sys, name)))
+    for module in list(sys.modules.values()):
+        folders = getattr(module, "__path__", None)
+        if isinstance(folders, list):
+            folders[:] = map(shown_at, folders)
+
+
 def bind(path: str, target: str) -> None:
     """Show ``path``, and all that is mounted in it, at ``target``."""
     if os.path.isdir(path):
@@ -110,10 +130,10 @@ def bind(path: str, target: str) -> None:
 class Maker:
     """The small process that makes slots, and the link to it."""
 
-    def __init__(self, proc: int, scratch: str, kept: list[str]) -> None:
+    def __init__(self, proc: int, scratch: str) -> None:
         """Fork it, from a process with a single thread and before anything large is loaded.
 
-        ``scratch``: options of a slot's /tmp. ``kept``: directories below the interpreter's /tmp that slots see too.
+        ``scratch``: options of a slot's /tmp.
         """
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server = os.getpid()
@@ -125,7 +145,7 @@ class Maker:
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
                 if os.getppid() == server:
                     close_all_but(theirs.fileno(), proc)
-                    make_slots(theirs, proc, scratch, kept)
+                    make_slots(theirs, proc, scratch)
             finally:
                 os._exit(0)
         theirs.close()
@@ -153,7 +173,7 @@ def close_all_but(*fds: int) -> None:
     os.closerange(low, 1 << 20)
 
 
-def make_slots(link: socket.socket, proc: int, scratch: str, kept: list[str]) -> None:
+def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
     """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits."""
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -167,22 +187,20 @@ def make_slots(link: socket.socket, proc: int, scratch: str, kept: list[str]) ->
         if pid == 0:
             try:
                 os.close(held)
-                make_slot(link, lifeline, proc, scratch, kept)
+                make_slot(link, lifeline, proc, scratch)
             except OSError as error:
                 link.send(str(error).encode()[:500])
             finally:
                 os._exit(0)
 
 
-def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, kept: list[str]) -> None:
+def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str) -> None:
     """Enter new namespaces and leave a process there as their init. The middleman ends; the slot lives with the maker."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(SLOT_NAMESPACES)
     write_maps(proc, user, group)
     os.umask(0o077)
-    copies = [(path, kernel.clone_mount(path)) for path in kept]
     kernel.mount("tmpfs", HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME, f"mode=700,{scratch}")
-    show_again(copies)
     os.chdir(HOME)
     pid = os.fork()
     if pid == 0:
@@ -193,20 +211,6 @@ def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, kept:
         os.open(f"{pid}/task/{pid}/children", os.O_RDONLY, dir_fd=proc),
     ]
     socket.send_fds(link, [b"s"], fds)
-
-
-def show_again(copies: list[tuple[str, int]]) -> None:
-    """Show what a fresh /tmp hides, at the same paths. What leads there is read-only too, so that no call can leave a trace in it."""
-    for path, mount in copies:
-        top = "/".join(path.split("/")[:3])
-        if not os.path.lexists(top):
-            os.mkdir(top)
-            if path != top:
-                kernel.mount("tmpfs", top, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
-        os.makedirs(path, exist_ok=True)
-        kernel.attach_mount(mount, path)
-    for top in {"/".join(path.split("/")[:3]) for path, _ in copies}:
-        kernel.make_read_only(top)
 
 
 def be_init(lifeline: int) -> NoReturn:

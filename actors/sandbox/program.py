@@ -20,7 +20,7 @@ from actors.sandbox import kernel
 from actors.sandbox.child import CONTROL, MAIN, check_answer, run_code
 from actors.sandbox.directories import Directories, open_files_limit, remove_tree
 from actors.sandbox.forks import WARM, Forker, ForkerGone, Forks
-from actors.sandbox.namespaces import FIRST_SLOT_FD, Maker, NamespaceSlots, enter_namespaces
+from actors.sandbox.namespaces import FIRST_SLOT_FD, Maker, NamespaceSlots, enter_namespaces, import_from_where_shown
 from actors.sandbox.server import Farewell, OwnerGone, Server
 from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
 from actors.sandbox.wire import FAILED, READY
@@ -53,9 +53,10 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
     if config["namespaces"]:
         most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FIRST_SLOT_FD) // 8)
         proc = enter_namespaces(config["plan"], config["outer_user"])
+        import_from_where_shown()
         os.close(server.proc)
         server.proc = proc
-        server.slots = NamespaceSlots(Maker(proc, config["scratch"], config["kept"]), most, server.epoll)
+        server.slots = NamespaceSlots(Maker(proc, config["scratch"]), most, server.epoll)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
         server.slots.want(1)
         server.slots.arrive()  # the first, to see that it can be had
