@@ -2,9 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Plain "torch" would bring gigabytes of CUDA wheels to a machine without a GPU. With a GPU: make install TORCH=torch
-HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocm-smi >/dev/null 2>&1 && echo yes)
-TORCH ?= $(if $(HAS_GPU),torch,torch==2.13.0)
+# Which PyTorch is installed; docs/install.md has a table. Plain "torch" brings gigabytes of CUDA packages to a machine without a GPU.
+# TORCH= (empty) takes the PyTorch of $(PYTHON), as in AMD's and NVIDIA's containers. TORCH_INDEX names another package index.
+on_path = $(shell command -v $(1) 2>/dev/null)
+TORCH ?= $(if $(call on_path,nvidia-smi),torch,$(if $(call on_path,rocm-smi)$(call on_path,amd-smi),ROCm,torch==2.13.0))
+define NO_ROCM_BUILD
+This machine has AMD's ROCm tools, and PyPI has no ROCm build of PyTorch. Choose one of:
+  make install TORCH=torch TORCH_INDEX=ADDRESS   where ADDRESS is the index that pytorch.org names for your version of ROCm
+  make install TORCH=                            in a container whose Python has PyTorch already
+  make install TORCH=torch==2.13.0               to leave the GPUs unused
+docs/install.md has the details.
+endef
+export NO_ROCM_BUILD
+environment = test -x $(1)/bin/python || $(PYTHON) -m venv $(if $(TORCH),,--system-site-packages) $(1)
+import_torch = $(1)/bin/python -c "import torch"
+install_torch = $(1)/bin/python $(PIP) $(TORCH_INDEX:%=--index-url %) "$(TORCH)"
+no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exit 2; }
+torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: install train test test-all test-oldest test-vllm test-vllm-sample bench-trl check format clean
@@ -14,8 +28,8 @@ PIP := -m pip install --quiet --no-compile
 compile = $(1)/bin/python -m compileall -q -j 0 $(1)/lib >/dev/null || true
 
 $(VENV)/installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) "$(TORCH)"
+	$(call environment,$(VENV))
+	$(call torch,$(VENV))
 	$(BIN)/python $(PIP) -e ".[dev]"
 	$(call compile,$(VENV))
 	touch $@
@@ -36,8 +50,9 @@ test-all: install test-oldest test-vllm
 # The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
 OLDEST := .venv-oldest
 $(OLDEST)/installed: pyproject.toml
-	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python $(PIP) "$(TORCH)" "transformers==5.16.*"
+	$(call environment,$(OLDEST))
+	$(call torch,$(OLDEST))
+	$(OLDEST)/bin/python $(PIP) "transformers==5.16.*"
 	$(OLDEST)/bin/python $(PIP) -e ".[dev]" "transformers==5.16.*"
 	$(call compile,$(OLDEST))
 	touch $@
@@ -66,8 +81,9 @@ test-vllm-sample: $(VLLM)/installed
 # TRL, which one benchmark compares with, in an environment of its own: it is no dependency of anything here.
 TRL := .venv-trl
 $(TRL)/installed: pyproject.toml
-	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
-	$(TRL)/bin/python $(PIP) "$(TORCH)" "trl==1.16.*"
+	$(call environment,$(TRL))
+	$(call torch,$(TRL))
+	$(TRL)/bin/python $(PIP) "trl==1.16.*"
 	$(TRL)/bin/python $(PIP) -e .
 	$(call compile,$(TRL))
 	touch $@

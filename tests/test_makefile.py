@@ -1,0 +1,67 @@
+"""Which PyTorch the Makefile installs on which machine: read from the commands that `make --dry-run` prints."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def commands(tmp_path, tools=(), settings=(), *, dry=True):
+    """What ``make install`` does in a new environment, on a machine with these tools."""
+    for tool in tools:
+        path = tmp_path / tool
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    for tool in ("make", "touch"):
+        (tmp_path / tool).unlink(missing_ok=True)
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    make = [
+        tmp_path / "make",
+        *(["--dry-run"] if dry else []),
+        "install",
+        f"VENV={tmp_path / 'environment'}",
+        *settings,
+    ]
+    return subprocess.run(
+        make, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("tools", "settings", "expected"),
+    [
+        ((), (), '"torch==2.13.0"'),
+        (("nvidia-smi",), (), '"torch"'),
+        (("nvidia-smi", "rocm-smi"), (), '"torch"'),
+        (("nvidia-smi",), ("TORCH=torch==2.9.0",), '"torch==2.9.0"'),
+        (("rocm-smi",), ("TORCH=torch", "TORCH_INDEX=the-index"), '--index-url the-index "torch"'),
+    ],
+)
+def test_the_build_of_pytorch_is_that_of_the_machine_or_the_one_that_is_asked_for(tmp_path, tools, settings, expected):
+    printed = commands(tmp_path, tools, settings).stdout
+    (line,) = (line for line in printed.splitlines() if '"torch' in line)
+    assert line.endswith(f" {expected}")
+
+
+def test_an_empty_torch_takes_that_of_the_python(tmp_path):
+    printed = commands(tmp_path, ("rocm-smi",), ("TORCH=",)).stdout
+    assert "--system-site-packages" in printed
+    assert '"torch' not in printed
+
+
+@pytest.mark.parametrize("tool", ["rocm-smi", "amd-smi"])
+def test_no_cuda_build_is_installed_beside_rocm(tmp_path, tool):
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")  # an environment without torch
+    python.chmod(0o755)
+    done = commands(tmp_path, (tool,), dry=False)
+    assert done.returncode == 2
+    assert "make install TORCH=torch TORCH_INDEX=ADDRESS" in done.stderr
+    python.write_text("#!/bin/sh\nexit 0\n")  # one with it
+    assert commands(tmp_path, (tool,), dry=False).returncode == 0
