@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from actors.stored import decode_stored
-from agent_rl.group_instructions import STALE, Instruction
+from agent_rl.group_instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.grouping import DecidedGroup, GroupBook
 from agent_rl.journal import Journal, interim_stage
 from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup
@@ -24,7 +24,7 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
         [DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row.id)) for row in waiting],
         opened=journal.opened_count(stage),
         last_order=max((row.decided_order for row in rows), default=0),
-        surplus=surplus + journal.dropped_count(stage, STALE),
+        surplus=surplus + sum(journal.uncounted(stage, reason) for reason in (STALE, TOO_FEW_ROLLOUTS)),
     )
     for row in journal.groups(stage=stage, states=("evaluated",)):
         for figures in _figures(journal, row.id):

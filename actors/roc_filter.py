@@ -34,6 +34,7 @@ from agent_rl.group_instructions import (
     Evaluated,
     EvaluationGroupDone,
     Instruction,
+    Outage,
     Ready,
     Rewarded,
 )
@@ -56,6 +57,7 @@ from agent_rl.messages import (
     Verdict,
     VerifyAnswer,
 )
+from agent_rl.outages import OutageError
 from agent_rl.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
 from agent_rl.topology import Topology
 from transport import CallRefused
@@ -302,6 +304,11 @@ class RoCFilter(Actor):
                     self._training.send_nowait(StepReady(stage, step.version, step.trained, figures))
                 case EvaluationGroupDone(group):
                     self._journal.evaluated(group)
+                case Outage(message, again):
+                    self._journal.ask_again(again)
+                    self._records.write_summary(self.context.wall())
+                    self._commit()
+                    raise OutageError(message)
                 case Evaluated(stage, figures, number) if number:
                     assert self._book.interim is not None
                     self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))

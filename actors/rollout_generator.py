@@ -252,7 +252,10 @@ class RolloutGenerator(Actor):
                     seed=episode.request.seed,
                 )
             )
-            calls = episode.wrote(result.tokens, result.logprobs, result.policies, stopped=result.finish == "stop")
+            turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
+            if wrong := episode.rubbish(*turn, stopped=stopped, stop=self._chat.stop_tokens):
+                raise EngineError(f"the engine returned {wrong}")
+            calls = episode.wrote(*turn, stopped=stopped)
             if calls:
                 responses, records = await self._answer(episode, calls)
                 episode.responded(responses, records, self._engine.policy)

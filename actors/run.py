@@ -34,6 +34,7 @@ from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError, load_topology
 from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus
+from agent_rl.outages import OutageError
 from agent_rl.prompts import PromptError
 from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
@@ -64,6 +65,7 @@ MISTAKES = (
     PromptError,
     DiskError,
     TrainingStoppedError,
+    OutageError,
     BindError,
     InsecureLink,
 )

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from agent_rl.messages import Verdict, VerifyAnswer
+from agent_rl.outages import CONTROL, UNAVAILABLE, CheckerTrust, OutageError
 from transport import CallFailed, CallTimeout, PeerLost
 
 if TYPE_CHECKING:
     from agent_rl.group_instructions import Check
+
+CAME_TO_NOTHING = frozenset({"crashed", "timeout", "memory_limit"})
+"""Methods of verdicts that no checker reached: the answers count as not equal."""
 
 
 class Judged(Protocol):
@@ -41,6 +45,8 @@ class Verdicts:
         self._ask, self._judged, self._log = ask, judged, log
         self._timeout, self._attempts = timeout, attempts
         self._wanted, self._to_ask = trio.open_memory_channel["Check"](math.inf)
+        self._trust = CheckerTrust()
+        self._trying = trio.Lock()
         self.under_way = 0
         self.failed = 0
         """Checks that came to nothing, all attempts counted."""
@@ -50,7 +56,7 @@ class Verdicts:
         self._wanted.send_nowait(check)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises OutageError when the checkers do not work."""
         async with trio.open_nursery() as nursery:
             async for check in self._to_ask:
                 nursery.start_soon(self._judge, check)
@@ -64,12 +70,24 @@ class Verdicts:
     async def verdict(self, check: Check) -> bool:
         """Whether the answer is right, however long it takes until there is a checker to say so.
 
-        One whose checkers die of it again and again is the answer's doing: it counts as not equal, loudly.
+        One whose checkers die of it again and again is the answer's doing: it counts as not equal, loudly. When that happens to
+        several answers in a row, the checkers are tried with an answer that they must know. Raises OutageError when they do not.
         """
         name = f"{check.group}/{check.sample}/{check.attempt}"
-        message = VerifyAnswer(name, check.gold, check.prediction, check.group)
-        deaths = 0
-        while deaths < self._attempts:
+        verdict = await self._verdict(VerifyAnswer(name, check.gold, check.prediction, check.group))
+        if verdict is None:
+            self._log.error("answer counted as not equal: its check kept dying", check=name)
+        elif verdict.method not in CAME_TO_NOTHING:
+            self._trust.judged()
+            return verdict.equal
+        if self._trust.doubted():
+            await self._try_checkers()
+        return False
+
+    async def _verdict(self, message: VerifyAnswer) -> Verdict | None:
+        """A checker's verdict, perhaps that it crashed or took too long; None when none of several attempts came to one."""
+        deaths = unavailable = 0
+        while deaths < self._attempts and unavailable < UNAVAILABLE:
             try:
                 verdict: Verdict = await self._ask(message, timeout=self._timeout)
             except (CallTimeout, PeerLost) as error:
@@ -78,9 +96,23 @@ class Verdicts:
                 failure, deaths = str(error), deaths + 1
             else:
                 if not verdict.failure:
-                    return verdict.equal
-                failure, deaths = verdict.failure, deaths + (verdict.method != "unavailable")
-            self._log.warning("check failed", check=name, deaths=deaths, error=failure)
+                    return verdict
+                failure = verdict.failure
+                if verdict.method == "unavailable":
+                    unavailable += 1
+                else:
+                    deaths += 1
+            self._log.warning("check failed", check=message.check, deaths=deaths, error=failure)
             self.failed += 1
-        self._log.error("answer counted as not equal: its check kept dying", check=name)
-        return False
+        return None
+
+    async def _try_checkers(self) -> None:
+        """Have an answer judged that is equal beyond doubt. Raises OutageError when no attempt finds it so."""
+        async with self._trying:
+            found = None
+            for _ in range(self._attempts):
+                found = await self._verdict(VerifyAnswer("control", *CONTROL, "control"))
+                if found is not None and found.equal:
+                    self._trust.judged()
+                    return
+        raise OutageError(CheckerTrust.message("their checks keep dying" if found is None else found.method))

@@ -176,10 +176,12 @@ def _show_results(topology: Topology, options: argparse.Namespace, before: int |
     from math import isfinite
 
     from agent_rl.live import SteadyConsole, summary_table
-    from agent_rl.run_directory import read_summary
+    from agent_rl.run_directory import add_end, read_end, read_summary
 
     print(end="", flush=True)  # what could not be shown earlier fails here
     summary = read_summary(topology.run.directory, before)
+    if summary is not None and exit_code and (reason := read_end(topology.run.directory)):
+        summary = add_end(topology.run.directory, summary, reason)
     done = summary is not None and any(
         name.startswith("success_") or (value and name in {"steps", "groups_opened"}) for name, value in summary.items()
     )
@@ -191,6 +193,8 @@ def _show_results(topology: Topology, options: argparse.Namespace, before: int |
         SteadyConsole().print(summary_table(summary))
         for remark in summary.get("remarks", []):
             print(f"note: {remark}")
+        if "stopped" in summary:
+            print(f"stopped: {summary['stopped']}")
         # NaN, a figure there was nothing to compute from, is not JSON
         unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
         print(json.dumps(summary | unknown, allow_nan=False), flush=True)

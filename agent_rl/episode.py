@@ -129,6 +129,23 @@ class Episode:
             calls = ()
         return calls
 
+    def rubbish(
+        self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool, stop: frozenset[int]
+    ) -> str:
+        """What is wrong with a turn that an engine returned, shapes as of `wrote`; empty for a sound one. ``stop``: its stop tokens."""
+        count = len(tokens)
+        if tokens.shape != (count,) or logprobs.shape != (count,) or policies.shape != (count, 2):
+            return f"shapes {tokens.shape}, {logprobs.shape} and {policies.shape}, not [n], [n] and [n, 2]"
+        if not 0 < count <= self.budget:
+            return f"{count} tokens, where 1 to {self.budget} were asked for"
+        if tokens.min() < 0:
+            return f"the token {tokens.min()}"
+        if not np.isfinite(logprobs).all():
+            return "log-probabilities that are not finite"
+        if stopped and int(tokens[-1]) not in stop:
+            return f"a turn that is said to have stopped, and ends in the token {tokens[-1]}"
+        return ""
+
     def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: Policy) -> None:
         """The turn's tool responses are there, in the order of the calls. One that overflows the budget ends the rollout."""
         self._records.extend(records)

@@ -92,4 +92,12 @@ class EvaluationGroupDone:
     group: str
 
 
-Instruction: TypeAlias = Check | Rewarded | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Instruction: end the run with this message; evaluation groups named in ``again`` are asked anew by the next start."""
+
+    message: str
+    again: tuple[str, ...]
+
+
+Instruction: TypeAlias = Check | Rewarded | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Outage

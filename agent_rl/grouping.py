@@ -26,6 +26,7 @@ from agent_rl.group_instructions import (
     Evaluated,
     EvaluationGroupDone,
     Instruction,
+    Outage,
     Ready,
     Rewarded,
 )
@@ -39,11 +40,12 @@ from agent_rl.messages import (
     Trajectory,
     UnfinishedGroup,
 )
+from agent_rl.outages import LostGroups
 from agent_rl.resampling import Candidate, Select, candidate, has_signal, sound_selection
 from agent_rl.rewards import exactly_equal, final_answer
 from agent_rl.staleness import StepAssembler
 from agent_rl.statistics import LOST, RolloutFigures, evaluation_figures, step_figures
-from agent_rl.topology import Algorithm, RlStage, Stage
+from agent_rl.topology import Algorithm, EvaluateStage, RlStage, Stage
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class _Rollout:
 class _Group:
     opened: GroupOpened
     rollouts: list[_Rollout]
-    lost: list[RolloutFigures] = field(default_factory=list)
+    lost: list[Trajectory] = field(default_factory=list)
     """Attempts that came to nothing."""
 
     def rewarded(self) -> list[_Rollout]:
@@ -101,6 +103,9 @@ class GroupBook:
     """Groups dropped while open, with the samples whose rollouts may still be in flight."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _evaluated: list[RolloutFigures] = field(default_factory=list)
+    _lost: list[RolloutFigures] = field(default_factory=list)
+    """Attempts of groups that no step counts; the figures of the next step tell them."""
+    _lost_groups: LostGroups | None = None
     interim: InterimEvaluations | None = None
     """Those within the stage, when it is an rl stage that has any."""
 
@@ -121,7 +126,8 @@ class GroupBook:
         self._dropped.clear()  # of another stage: its rollouts are cancelled for that reason alone
         self._step_rollouts.clear()
         self._evaluated.clear()
-        self._assembler = self.interim = None
+        self._lost.clear()
+        self._assembler = self.interim = self._lost_groups = None
         if entered.stage < len(self.stages) and self.stages[entered.stage].kind == "rl":
             self._assembler = StepAssembler(
                 version=next_version,
@@ -132,8 +138,11 @@ class GroupBook:
                 max_refill=self.algorithm.max_refill,
             )
             stage = self.stages[entered.stage]
+            self._lost_groups = LostGroups(self.algorithm.groups_per_step, trains=True)
             if isinstance(stage, RlStage) and stage.evaluate is not None:
                 self.interim = InterimEvaluations(stage)
+        elif entered.stage < len(self.stages) and isinstance(evaluation := self.stages[entered.stage], EvaluateStage):
+            self._lost_groups = LostGroups(evaluation.groups, trains=False)
         return instructions
 
     def restore(self, decided: Sequence[DecidedGroup], *, opened: int, last_order: int, surplus: int) -> None:
@@ -183,7 +192,7 @@ class GroupBook:
         key = (trajectory.group, trajectory.sample)
         self._retries.pop(key, None)
         if trajectory.status in LOST:
-            group.lost.append(RolloutFigures.of(trajectory))
+            group.lost.append(trajectory)
             rollout.attempt = trajectory.attempt + 1
             rollout.prompt_too_long = trajectory.status == "prompt_too_long"  # and would be so again
             if rollout.attempt < self.algorithm.rollout_attempts and not rollout.prompt_too_long:
@@ -285,17 +294,21 @@ class GroupBook:
         assert self._assembler is not None
         name = group.opened.group
         usable = group.rewarded()
+        too_few = len(usable) < self.algorithm.minimum_samples
+        too_long = any(rollout.prompt_too_long for rollout in group.rollouts)
+        outage = self._lost_or_not(group, lost=too_few)
+        lost = tuple(RolloutFigures.of(attempt) for attempt in group.lost)
+        if too_few and not too_long:  # not the model's doing: no step counts it, and another is opened in its place
+            self._assembler.forgotten(name)
+            self._lost.extend(lost)
+            return [self._drop(name, TOO_FEW_ROLLOUTS), *outage, *self.close_steps()]
         self._decided += 1
-        self._step_rollouts[name] = (
-            *(r.trajectory.judged(r.reward or 0.0) for r in usable if r.trajectory),
-            *group.lost,
-        )
+        self._step_rollouts[name] = (*(r.trajectory.judged(r.reward or 0.0) for r in usable if r.trajectory), *lost)
         candidates = [_with_reward(rollout) for rollout in usable]
         instruction: Instruction
         kept: tuple[int, ...] = ()
-        if len(usable) < self.algorithm.minimum_samples:
-            too_long = any(rollout.prompt_too_long for rollout in group.rollouts)
-            reason = PROMPT_TOO_LONG if too_long else TOO_FEW_ROLLOUTS
+        if too_few:
+            reason = PROMPT_TOO_LONG
         elif not has_signal([c.reward for c in candidates]):
             reason = EQUAL_REWARDS
         else:
@@ -312,7 +325,16 @@ class GroupBook:
             rewards = tuple(float(usable[index].reward or 0.0) for index in kept)
             instruction = Ready(name, pairs, rewards, oldest, self._decided)
             self._assembler.decided(name, oldest, signal=True)
-        return [instruction, *self.close_steps()]
+        return [instruction, *outage, *self.close_steps()]
+
+    def _lost_or_not(self, group: _Group, *, lost: bool) -> list[Instruction]:
+        """What a group that has enough rollouts, or is lost, says of what they come from."""
+        assert self._lost_groups is not None
+        if not lost:
+            self._lost_groups.usable()
+            return []
+        message = self._lost_groups.lost(group.opened.group, group.lost)
+        return [Outage(message, self._lost_groups.in_a_row)] if message else []
 
     def close_steps(self) -> list[Instruction]:
         """Close every step that is complete; the shell calls it once after a restore, else it follows from events."""
@@ -321,7 +343,8 @@ class GroupBook:
         instructions: list[Instruction] = []
         while (step := self._assembler.close()) is not None:
             instructions.extend(self._drop(group, STALE) for group in step.dropped_open)
-            rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())]
+            rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())] + self._lost
+            self._lost.clear()
             figures = step_figures(rollouts, step)
             instructions.append(Closed(self.entered.stage, step, figures))
         return instructions
@@ -329,7 +352,8 @@ class GroupBook:
     def _decide_evaluation(self, group: _Group) -> list[Instruction]:
         assert self.entered is not None
         del self._groups[group.opened.group]
-        instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group)]
+        outage = self._lost_or_not(group, lost=not group.rewarded())
+        instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group), *outage]
         judged = [r.trajectory.judged(r.reward or 0.0, group.opened.purpose) for r in group.rewarded() if r.trajectory]
         if self.interim is not None:
             done = self.interim.group_done(group.opened.number, judged)

@@ -110,6 +110,12 @@ class Journal(JournalFile):
         """Open -> evaluated."""
         self._write("UPDATE groups SET state = 'evaluated' WHERE id = ? AND state = 'open'", (group,))
 
+    def ask_again(self, groups: Sequence[str]) -> None:
+        """Evaluated -> open, of those groups that are: no rollout of them counts, and each is to be sampled anew."""
+        for group in groups:
+            if self._write("UPDATE groups SET state = 'open' WHERE id = ? AND state = 'evaluated'", (group,)):
+                self._write("DELETE FROM trajectories WHERE group_id = ?", (group,))
+
     def leave_stages(self, *, but: int, reason: str) -> int:
         """Drop what other stages left ready, and forget their closed steps that were not trained; returns how many groups."""
         self._write("DELETE FROM steps WHERE trained = 0 AND stage != ?", (but,))
@@ -143,9 +149,9 @@ class Journal(JournalFile):
         """How many group numbers of the stage were opened (numbers are dense)."""
         return int(self._read("SELECT COALESCE(MAX(number) + 1, 0) FROM groups WHERE stage = ?", (stage,))[0][0])
 
-    def dropped_count(self, stage: int, reason: str) -> int:
-        """How many groups of the stage were dropped for a reason."""
-        query = "SELECT COUNT(*) FROM groups WHERE stage = ? AND state = 'dropped' AND reason = ?"
+    def uncounted(self, stage: int, reason: str) -> int:
+        """How many groups of the stage, which no step counts, were dropped for a reason."""
+        query = "SELECT COUNT(*) FROM groups WHERE stage = ? AND state = 'dropped' AND reason = ? AND decided_order = 0"
         return int(self._read(query, (stage, reason))[0][0])
 
     # Steps -------------------------------------------------------------------------------------------------------------

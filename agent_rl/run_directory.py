@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from agent_rl.disk import writing
+from agent_rl.disk import DiskError, whole, writing
 from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
 
 DYING_SECONDS = 5.0
@@ -103,6 +103,34 @@ def summary_file(directory: Path) -> int | None:
         return (directory / "summary.json").stat().st_ino
     except FileNotFoundError:
         return None
+
+
+END = "end.json"
+"""Why the newest start of the run ended before its recipe did; there is none while it runs, or when nothing was wrong."""
+
+
+def record_end(directory: Path, exit_code: int, reason: str) -> None:
+    """Leave why the run was stopped, for summary and report. Raises DiskError."""
+    with whole(directory / END) as partial:
+        partial.write_text(json.dumps({"exit_code": exit_code, "reason": reason}) + "\n", encoding="utf-8")
+
+
+def read_end(directory: Path) -> str:
+    """Why the newest start of the run was stopped; empty when nothing was wrong, or nobody could say."""
+    try:
+        end = json.loads((directory / END).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    reason = end.get("reason") if isinstance(end, dict) else None
+    return reason if isinstance(reason, str) else ""
+
+
+def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The summary with why the run was stopped; on disk too, if the disk takes it."""
+    summary = {**summary, "stopped": reason}
+    with contextlib.suppress(DiskError), whole(directory / "summary.json") as partial:
+        partial.write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    return summary
 
 
 def read_summary(directory: Path, before: int | None) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ from agent_rl import messages
 from agent_rl.actor_process import ActorProcess, stop_in_order
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.continuing import remember
+from agent_rl.disk import DiskError
 from agent_rl.incarnations import RESTARTS, next_start, read_epoch, run_clock
 from agent_rl.leftovers import Janitor, sweep
 from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
@@ -41,7 +42,7 @@ from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus, RunState
 from agent_rl.metrics import MetricsBoard
 from agent_rl.other_hosts import OtherHosts, is_supervisor, link_notice
-from agent_rl.run_directory import RunRefused, run_lock, socket_directory
+from agent_rl.run_directory import END, RunRefused, record_end, run_lock, socket_directory
 from agent_rl.scraping import listen, serve_metrics
 from agent_rl.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
 from agent_rl.timeline import FILE as TIMELINE
@@ -85,6 +86,7 @@ async def run_topology(
         received = stack.enter_context(trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
         stack.enter_context(run_lock(directory, hosts))
         remember(topology, directory)
+        (directory / END).unlink(missing_ok=True)
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0])))
         stack.callback(sweep)
         for swept in sweep():
@@ -149,6 +151,8 @@ class Supervisor:
         self._ending = trio.Event()
         self._exit_code = 0
         self._reason = ""
+        self._fault = ""
+        """Why the run could not go on."""
         self._final_words: list[str] = []
         self._signals = 0
         self._others = OtherHosts(topology, hosts)
@@ -187,6 +191,7 @@ class Supervisor:
                     nursery.start_soon(actor.keep, lifeline, janitor, self._log.info)
                 await self._ending.wait()
                 await self._drain()
+                self._record_end()
                 for line in self._final_words:
                     self.say(line)
                 if self._timeline.lost:
@@ -325,6 +330,7 @@ class Supervisor:
     def fail(self, reason: str, exit_code: int) -> None:
         """The run cannot go on."""
         self._log.error("run stopped", reason=reason)
+        self._fault = self._fault or reason
         if self._ending.is_set() and not self._exit_code:  # it was to end well, and something could not be saved
             self._exit_code = exit_code
             self.say(f"the run did not end in order: {reason}")
@@ -354,6 +360,14 @@ class Supervisor:
         unheard = await self._others.leave(self._exit_code, self._reason, patient=patient)
         if unheard:
             self.say(f"not heard that {', '.join(unheard)} stopped; look at these hosts")
+
+    def _record_end(self) -> None:
+        """Leave for summary and report why the run could not go on; the host that hears of all does."""
+        if self._exit_code and self._fault and self._topology.main_host in self._hosts:
+            try:
+                record_end(self._topology.run.directory, self._exit_code, self._fault)
+            except DiskError as error:
+                self._log.warning("why the run ended is not on disk", error=str(error))
 
     def _end_silence(self, actor: ActorProcess) -> None:
         """A silent actor would hold up everyone who still has something for it: a new process lets them end in order."""

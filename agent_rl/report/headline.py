@@ -50,6 +50,8 @@ def headline(records: Records, activity: Activity) -> Headline:
         details = ["No RL step was trained and nothing was evaluated: this says nothing about success on problems."]
     else:
         sentence, details = "Nothing was measured yet.", []
+    if records.stopped:
+        details.insert(0, f"The run was stopped: {records.stopped}")
     details += _work(records)
     details += _load(activity)
     return Headline(sentence, tuple(details), state(records), records.finished)

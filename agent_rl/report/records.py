@@ -13,6 +13,7 @@ from typing import Any
 from agent_rl.audit import Audit, audit_journal
 from agent_rl.continuing import FILE as TOPOLOGY
 from agent_rl.journal import Journal, JournalError
+from agent_rl.run_directory import read_end
 from agent_rl.timeline import FILE as TIMELINE
 
 JOURNAL, METRICS = "journal.sqlite", "metrics.jsonl"
@@ -88,6 +89,8 @@ class Records:
     stages: list[Stage] = field(default_factory=list)
     stage: int | None = None
     """Where the run stands: an index of ``stages``, or their number when it is finished."""
+    stopped: str = ""
+    """Why the run was stopped before its end, when something was wrong."""
     seconds: float = math.nan
     steps: list[Row] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -113,6 +116,7 @@ def read_records(directory: Path) -> Records:
     if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
         raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
     records = Records(directory.resolve().name)
+    records.stopped = read_end(directory)
     _read_settings(directory, records)
     _read_metrics(directory, records)
     records.timeline = [
