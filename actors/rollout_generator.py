@@ -21,7 +21,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors import transfer
 from actors.base import Actor, Announce, Call, Push, Settings
-from actors.engines.base import Engine, EngineError, EngineRefusedError, TurnRequest
+from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError, TurnRequest
+from actors.engines.checking import engine_faults
 from actors.rates import Rate
 from actors.serving import ServedPolicy
 from actors.tool_calls import ToolCaller, ToolsUnavailableError
@@ -110,15 +111,26 @@ class RolloutGenerator(Actor):
 
     @classmethod
     def check(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
-        """The KV cache must hold a single rollout of every stage."""
+        """The engine must take its settings, and the KV cache must hold a single rollout of every stage."""
+        found = list(
+            engine_faults(
+                settings.engine,
+                settings.engine_settings,
+                max_rollouts=settings.max_rollouts,
+                kv_tokens=settings.kv_tokens,
+            )
+        )
         if settings.kv_tokens is None:
-            return []
-        return [
-            f"kv_tokens: the KV cache holds {settings.kv_tokens} tokens, and one rollout of stage {stage.name} may take "
-            f"{stage.max_response_tokens} for its response besides its prompt; give it more, or lower the stage's max_response_tokens"
-            for stage in topology.stages
-            if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens >= settings.kv_tokens
-        ][:1]
+            return found
+        return (
+            found
+            + [
+                f"kv_tokens: the KV cache holds {settings.kv_tokens} tokens, and one rollout of stage {stage.name} may take "
+                f"{stage.max_response_tokens} for its response besides its prompt; give it more, or lower the stage's max_response_tokens"
+                for stage in topology.stages
+                if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens >= settings.kv_tokens
+            ][:1]
+        )
 
     @classmethod
     def probe(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
@@ -131,15 +143,14 @@ class RolloutGenerator(Actor):
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
         directory = await self.context.in_thread(model_directory, topology, self.context.directory)
-        tokenizer = await self.context.in_thread(load_tokenizer, directory, topology, self.context.base)
-        self._chat = self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
+        self._chat = await self.context.in_thread(self._make_format, directory)
         for difference in self._chat.differences():
             self.log.warning("conversations are not as the chat template writes them", where=difference)
         self._engine = self._make_engine(directory, settings)
         try:
             await self.context.nursery.start(self._engine.run)
-        except EngineError as error:
-            if self.context.first:
+        except EngineError as error:  # what no restart mends, or the run has just begun and was never any better
+            if self.context.first or isinstance(error, ModelError):
                 raise EngineRefusedError(f"the engine cannot be started: {error}") from error
             raise
         if topology.tasks.files:
@@ -152,6 +163,16 @@ class RolloutGenerator(Actor):
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
         self.context.nursery.start_soon(self._served.run, self._announce_load)
+
+    def _make_format(self, directory: Path) -> ChatFormat:
+        topology = self.context.topology
+        try:
+            tokenizer = load_tokenizer(directory, topology, self.context.base)
+        except Exception as error:  # transformers raises what it likes; a restart would read the same files
+            reason = " ".join(str(error).split())
+            remedy = "save the tokenizer again, or copy it whole"
+            raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
+        return self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""
@@ -174,21 +195,31 @@ class RolloutGenerator(Actor):
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         module, _, name = settings.engine.partition(":")
-        engine_class = getattr(importlib.import_module(module), name)
+        try:
+            engine_class = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise EngineRefusedError(
+                f"engine: {settings.engine} cannot be had: {error}; install it, or name another"
+            ) from error
         if way := transfer.way_of(self.context.topology):
             files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} takes weights from files alone"
             if fault := files_alone or transfer.unavailable(way):
                 raise EngineRefusedError(f'weights_in = "{way}": {fault}; choose another way, or mend that')
-        engine: Engine = engine_class(
-            directory,
-            max_rollouts=settings.max_rollouts,
-            kv_tokens=settings.kv_tokens,
-            threads=settings.threads,
-            device=settings.device,
-            dtype=self.context.topology.model.dtype,
-            initial_policy=Policy(0, 0),
-            **settings.engine_settings,
-        )
+        try:
+            engine: Engine = engine_class(
+                directory,
+                max_rollouts=settings.max_rollouts,
+                kv_tokens=settings.kv_tokens,
+                threads=settings.threads,
+                device=settings.device,
+                dtype=self.context.topology.model.dtype,
+                initial_policy=Policy(0, 0),
+                **settings.engine_settings,
+            )
+        except (TypeError, ValueError) as error:
+            raise EngineRefusedError(
+                f"engine_settings: {settings.engine} does not take them: {error}; change them"
+            ) from error
         return engine
 
     async def handle(self, message: Any) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from agent_rl.checkpoints import CheckpointError, Position, read_position
 from agent_rl.disk import remove, sweep_partial, whole, writing
 from agent_rl.finite import TrainingStoppedError
+from agent_rl.hub import HubError, is_hub_name, model_files
 from agent_rl.messages import Policy
 from agent_rl.topology import Topology
 
@@ -41,8 +42,13 @@ def model_directory(topology: Topology, run_directory: Path) -> Path:
 
     It is a function of the topology and the run's seed, so that actors on hosts without a shared disk make the same.
     """
+    if topology.model.path is not None and is_hub_name(topology.model.path):
+        try:
+            return model_files(topology.model.path)  # in the cache: who starts the run on this host has fetched it
+        except HubError as error:
+            raise TrainingStoppedError(str(error)) from error
     if topology.model.path is not None:
-        return Path(topology.model.path)
+        return Path(topology.model.path).expanduser()
     assert topology.model.initialise is not None
     directory = run_directory / "model"
     with writing(run_directory):

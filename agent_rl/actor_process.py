@@ -26,6 +26,9 @@ from agent_rl.topology import ActorEntry, Topology
 USER_MISTAKE = 3
 """The exit status by which an actor says that starting it again would not help; the message it leaves says why."""
 
+EARLY_SECONDS = 5.0
+"""An actor that dies of itself so soon after it has started has done nothing."""
+
 FAILED_DRAIN_SECONDS = 10.0
 """A run that has failed waits no longer than this for each role: what they wait for themselves may be gone."""
 
@@ -70,6 +73,8 @@ class ActorProcess:
         """What it last said of its own failure."""
         self._killed_for = ""
         self._died_at: float | None = None
+        self._ready_at: float | None = None
+        """When its present process was first heard as started."""
         self.drain_seconds = drain_seconds(role, self.entry)
         self.incarnation = incarnation
         self._reports = reports
@@ -111,8 +116,8 @@ class ActorProcess:
         if status == USER_MISTAKE:
             self._reports.fail(f"{self.name}: {self._why(child)}", 2)
             return False
-        if not self._budget.spend(trio.current_time()):
-            budget = f"{self.entry.restarts} restarts in {self.entry.restart_window_seconds:g} s are spent"
+        if not self._budget.spend(trio.current_time(), early=self._died_early(status)):
+            budget = f"{self.entry.restarts} restarts {self._budget.within} are spent"
             said = [f"it said: {self.failure}"] if self.failure else []
             lines = [f"{ended}, and its {budget}", *said, *last_words, f"more in {child.stderr}"]
             self._reports.fail("\n  ".join(lines), 1)
@@ -123,6 +128,12 @@ class ActorProcess:
         self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
         return True
 
+    def _died_early(self, status: int) -> bool:
+        """Whether its process ended by itself, which nobody killed, before it was started or soon after."""
+        if status == -signal.SIGKILL:
+            return False
+        return self._ready_at is None or trio.current_time() - self._ready_at < EARLY_SECONDS
+
     @staticmethod
     def _why(child: Child) -> str:
         """Why a process ended with USER_MISTAKE."""
@@ -130,6 +141,7 @@ class ActorProcess:
 
     def _start(self, lifeline: int) -> Child:
         self.failure = self._killed_for = ""
+        self._ready_at = None
         self.child = start_child(
             self._entry_module,
             [*self._arguments, "--incarnation", str(self.incarnation)],
@@ -145,7 +157,9 @@ class ActorProcess:
             return
         if status.state == "failed":
             self.failure = status.detail
-        elif status.state != "starting" and self._died_at is not None:
+        elif status.state != "starting" and self._ready_at is None:
+            self._ready_at = trio.current_time()
+        if self._ready_at is not None and self._died_at is not None:
             seconds = trio.current_time() - self._died_at
             self._died_at = None
             self._reports.say(f"{self.name} runs again, {seconds:.1f} s after it ended")

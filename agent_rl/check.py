@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from agent_rl.check_contracts import class_findings, declaration, objections, option_findings
 from agent_rl.check_files import file_faults
 from agent_rl.check_hosts import host_faults
+from agent_rl.check_model import device_faults, model_faults
 from agent_rl.contracts import described, place_of
 from agent_rl.data.conversations import conversations
 from agent_rl.load import Fault, Source, suggest, validation_faults
@@ -88,6 +89,8 @@ def check_topology(
     if topology.tasks.generator is not None:
         _import(topology.tasks.generator, ("tasks", "generator"), source, faults)
     faults += file_faults(topology, path, source)
+    faults += model_faults(topology, path, source)
+    faults += device_faults(topology, source, host)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
         faults += _task_faults(topology, path, source)
     faults += host_faults(topology, path, source, host)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from glob import glob
 from os.path import normpath
@@ -20,13 +19,9 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 """File systems whose locks or shared memory SQLite's write-ahead log cannot rely on."""
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-
 
 def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
-    """Missing task files, model files or id lists; a run directory that is no local directory."""
+    """Missing task files, templates or id lists; a run directory that is no local directory."""
     faults = _task_file_faults(topology, path.parent, source)
     for index, stage in enumerate(topology.stages):
         ids = stage.filter.ids if isinstance(stage, RlStage) else None
@@ -42,7 +37,6 @@ def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         message = f"there is no file {template}"
         ours = " or ".join(f'"{name}"' for name in OURS)
         faults.append(source.fault(("model", "chat_template"), message, f"{_RELATIVE}; or take ours, {ours}"))
-    faults += _model_faults(topology, source)
     faults += _directory_faults(topology, source)
     return faults
 
@@ -70,41 +64,6 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
 
 def _is_there(pattern: Path) -> bool:
     return pattern.is_file() or bool(glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob refuses absolute ones
-
-
-def _model_faults(topology: Topology, source: Source) -> list[Fault]:
-    """Look at what is a path; a name like ``Qwen/Qwen3-14B`` is for the hub to know."""
-    name = topology.model.path
-    if name is None:
-        return []
-    place = ("model", "path")
-    path = Path(name).expanduser()
-    looks_like_path = name.startswith((".", "/", "~")) or path.is_dir() or name.count("/") != 1
-    if not looks_like_path:
-        return []
-    if not path.is_dir():
-        return [source.fault(place, f"there is no directory {path}", "it is relative to the working directory")]
-    faults = []
-    config = path / "config.json"
-    if not config.is_file():
-        faults.append(source.fault(place, f"{path} has no config.json", "it must be a Hugging Face model directory"))
-    elif not _is_json(config):
-        faults.append(source.fault(place, f"{config} is not JSON", "save the model again, or copy it whole"))
-    if not any(found for pattern in WEIGHT_FILES for found in path.glob(pattern)):
-        message = f"{path} has no weights ({' or '.join(WEIGHT_FILES)})"
-        faults.append(source.fault(place, message, "save the model's weights beside its config.json"))
-    if not any((path / file).is_file() for file in TOKENIZER_FILES):
-        message = f"{path} has no tokenizer ({' or '.join(TOKENIZER_FILES)})"
-        faults.append(source.fault(place, message, "save the tokenizer beside the model"))
-    return faults
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _directory_faults(topology: Topology, source: Source) -> list[Fault]:

@@ -125,10 +125,17 @@ def _run(options: argparse.Namespace) -> int:
     topology = _sound_topology(options.file, options.overrides, options.host)
     if topology is None:
         return MISTAKE
+    from agent_rl.hub import HubError, is_hub_name, model_files
     from agent_rl.live import LiveView
     from agent_rl.run_directory import summary_file
 
     before = summary_file(topology.run.directory)
+    name = topology.model.path
+    if name is not None and is_hub_name(name):  # before actors with deadlines wait for it
+        try:
+            model_files(name, lambda text: print(text, file=sys.stderr))
+        except HubError as error:
+            return _mistake(str(error))
     exit_code = _supervise(topology, options.file, options.overrides, options.host, LiveView)
     try:
         _show_results(topology, options, before, exit_code)

@@ -130,7 +130,13 @@ class Episode:
         return calls
 
     def rubbish(
-        self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool, stop: frozenset[int]
+        self,
+        tokens: Int32Vector,
+        logprobs: Float32Vector,
+        policies: Int32Matrix,
+        *,
+        stopped: bool,
+        stop: frozenset[int],
     ) -> str:
         """What is wrong with a turn that an engine returned, shapes as of `wrote`; empty for a sound one. ``stop``: its stop tokens."""
         count = len(tokens)

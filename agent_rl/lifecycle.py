@@ -17,17 +17,29 @@ from agent_rl.topology import ActorEntry, Topology
 
 @dataclass
 class RestartBudget:
-    """So many restarts within so many seconds."""
+    """So many restarts within so many seconds, and so many in a row of a process that dies before it has done anything.
+
+    The second bound holds however long the process takes to start: one that loads a model for minutes and then dies would keep
+    within the first for ever.
+    """
 
     restarts: int
     seconds: float
+    within: str = ""
+    """What the restarts are counted in, once there is none left: of a message's words."""
     _spent: deque[float] = field(default_factory=deque)
+    _early: int = 0
 
-    def spend(self, now: float) -> bool:
-        """Take one restart at time ``now``; False when there is none left."""
+    def spend(self, now: float, *, early: bool = False) -> bool:
+        """Take one restart at time ``now``; False when there is none left. ``early``: the process died of itself, without work."""
+        self._early = self._early + 1 if early else 0
         while self._spent and self._spent[0] <= now - self.seconds:
             self._spent.popleft()
         if len(self._spent) >= self.restarts:
+            self.within = f"in {self.seconds:g} s"
+            return False
+        if self._early > self.restarts:
+            self.within = "in a row, before it did anything,"
             return False
         self._spent.append(now)
         return True

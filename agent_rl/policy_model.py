@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -52,11 +51,11 @@ class PolicyModel:
         try:
             self.device = usable_device(device)
             loaded = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
-        except (OSError, ValueError, SafetensorError) as error:
+            self.module: Any = loaded.to(self.device)
+        except Exception as error:  # transformers raises what it likes of a model it cannot make
             raise TrainingStoppedError(
-                f"{path} cannot be loaded to be trained: {' '.join(str(error).split())}"
+                f"{path} cannot be loaded to be trained: {' '.join(str(error).split())[:500]}"
             ) from error
-        self.module: Any = loaded.to(self.device)
         self.module.config.use_cache = False
         config = self.module.config.get_text_config()
         self._refuse_other_kinds(path, config)

@@ -19,6 +19,10 @@ class EngineError(Exception):
     """The engine cannot do what it was asked, through no fault of the model's output; the message says why."""
 
 
+class ModelError(EngineError):
+    """The model cannot be served by this engine on this machine, however often it is tried; the message says why, and what helps."""
+
+
 class TransferError(Exception):
     """Weights that were to be sent have not come; the engine serves what it served, and they may be asked for again."""
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from actors.engines.base import EngineError
+from actors.engines.base import EngineError, ModelError
 from actors.engines.fused import FusedDecoder, can_fuse
 from actors.engines.kv_cache import ATTENTION, KVCache, Step
 
@@ -62,9 +62,17 @@ class CausalModel:
     def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise EngineError(f"cannot load a model from {path}: {error}") from error
-        self._model = model.to(device).eval().requires_grad_(requires_grad=False)
+            self._model = model.to(device).eval().requires_grad_(requires_grad=False)
+        except (
+            torch.OutOfMemoryError,
+            MemoryError,
+        ) as error:  # a process that has just died may still hold what is missing
+            remedy = "serve a smaller model, or free memory on the device"
+            raise EngineError(f"no memory on {device} for the model {path}: {error}; {remedy}") from error
+        except Exception as error:  # transformers raises what it likes of a model it cannot make
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            remedy = "name a model that this transformers can load, or save it again"
+            raise ModelError(f"cannot load a model from {path}: {reason}; {remedy}") from error
         available: bool = torch.backends.mkldnn.is_available()
         one_dnn = device.type == "cpu" and dtype == "float32" and available
         config = model.config.get_text_config()

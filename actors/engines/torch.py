@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
+from actors.engines.base import EngineError, EngineFigures, ModelError, TurnRequest, TurnResult
 from actors.engines.decode import Decoder
 from actors.engines.model import CausalModel, TensorSpec, check_offer, check_ties, read_weights
 from actors.engines.sequences import Turn
@@ -171,7 +171,7 @@ class TorchEngine:
                 nursery.cancel_scope.cancel()
             if error is not None:
                 reason = f"the engine died: {error}"
-                raise EngineError(reason) from error
+                raise (ModelError if isinstance(error, ModelError) else EngineError)(reason) from error
         finally:
             self._limits = None
             for reply in self._replies.values():
@@ -288,7 +288,7 @@ class TorchEngine:
         try:
             with suppress(trio.RunFinishedError), torch.inference_mode():
                 torch.set_num_threads(self._threads)
-                device = usable_device(self._device)
+                device = self._usable_device()
                 decoder = Decoder(
                     CausalModel(self._model_path, dtype=self._dtype, device=device),
                     max_rollouts=self._max_rollouts,
@@ -307,6 +307,12 @@ class TorchEngine:
         except Exception as error:  # noqa: BLE001 - handed to run(), which raises from it
             return error
         return None
+
+    def _usable_device(self) -> torch.device:
+        try:
+            return usable_device(self._device)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
 
     def _decode(self, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
         busy = 0.0

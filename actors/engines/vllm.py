@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, TransferError, TurnRequest, TurnResult
+from actors.engines.base import EngineError, EngineFigures, ModelError, TransferError, TurnRequest, TurnResult
 from actors.engines.vllm_load import VllmLoad
 from actors.engines.vllm_start import VllmStart
 from actors.engines.vllm_weights import VllmWeights
@@ -121,7 +121,7 @@ class VllmEngine:
             self._limits = None
             nursery.cancel_scope.cancel()
         if error is not None:
-            raise EngineError(f"vLLM: {error}") from error
+            raise (ModelError if isinstance(error, ModelError) else EngineError)(f"vLLM: {error}") from error
 
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write one turn. Cancelling the call aborts the request in vLLM.
@@ -254,7 +254,11 @@ class VllmEngine:
 
     async def _serve_asyncio(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        llm = self._make()
+        try:
+            llm = self._make()
+        except (ValueError, TypeError, NotImplementedError, ImportError) as error:  # it looked at model and arguments
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{reason}; change engine_settings, or choose a model that vLLM serves") from error
         try:
             self._llm = llm
             await llm.update_weight_version(_version(self._policy))

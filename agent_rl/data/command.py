@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -20,6 +21,9 @@ from agent_rl.evaluation.results import load_results
 from agent_rl.live import SteadyConsole
 from agent_rl.task_files import problem_of
 from agent_rl.tasks import TaskError
+
+if TYPE_CHECKING:
+    from agent_rl.prompts import ChatFormat
 
 
 def prepare(options: argparse.Namespace, mistake: Callable[[str], int]) -> int:
@@ -82,7 +86,7 @@ def sft(options: argparse.Namespace) -> dict[str, int]:
     """Conversations in the one form that an sft stage trains on; with ``--model``, those that fit, with their tokens."""
     tally = Tally()
     turns = calls = tokens = trained = 0
-    encode = _encoder(options.model) if options.model else None
+    encode = _chat_format(options.model).conversation_tokens if options.model else None
     if options.max_tokens and encode is None:
         raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
     with writer(options.out) as write:
@@ -108,15 +112,21 @@ def sft(options: argparse.Namespace) -> dict[str, int]:
     return tally.figures() | counted | ({"tokens": tokens, "tokens_trained_on": trained} if encode else {})
 
 
-def _encoder(model: str) -> Callable[[list[dict[str, str]]], tuple[list[int], list[int]]]:
+def _chat_format(model: str) -> ChatFormat:
+    """How the model's tokenizer writes conversations. Raises DataError."""
     from transformers import AutoTokenizer
 
+    from agent_rl.hub import HubError, is_hub_name, metadata
     from agent_rl.prompts import ChatFormat, PromptError
 
-    if not Path(model).is_dir():
+    try:
+        directory = metadata(model) if is_hub_name(model) else Path(model).expanduser()
+    except HubError as error:
+        raise DataError(f"--model {model}: {error}") from error
+    if not directory.is_dir():
         raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
     try:
-        return ChatFormat(AutoTokenizer.from_pretrained(model), "plain").conversation_tokens
+        return ChatFormat(AutoTokenizer.from_pretrained(directory), "plain")
     except (OSError, ValueError, PromptError) as error:
         raise DataError(f"--model {model}: {' '.join(str(error).split())[:300]}") from error
 

@@ -15,9 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        type=Path,
         metavar="MODEL",
-        help="a Hugging Face directory, a checkpoint, or a run (its newest)",
+        help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub, as in organisation/name",
     )
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="FILE", help="problems: JSONL (also .gz) or parquet, or globs"

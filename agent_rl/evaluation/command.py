@@ -76,7 +76,7 @@ def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], A
     for override in options.overrides:
         if override.startswith(OPTIONS):
             raise EvaluationError(f"--set {override}: what is asked, and how, is said by the command's own options")
-    model, name, prompt = model_of(options.model)
+    model, name, prompt = model_of(options.model, lambda text: print(text, file=sys.stderr))
     if options.topology is not None:
         _find_modules_beside(options.topology)
     problems = chosen_problems(options.data, options.topology, options.problems)

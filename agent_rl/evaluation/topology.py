@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from agent_rl.chat_templates import OURS
 from agent_rl.checkpoints import state_file
 from agent_rl.evaluation.errors import EvaluationError
+from agent_rl.hub import HubError, is_hub_name, model_files
 from agent_rl.load import Source
+from agent_rl.model_files import ModelFiles, Unreadable
 
 EVALUATOR = "actors.evaluator:Evaluator"
 LEARNER = "learner"
@@ -63,14 +65,22 @@ class Asked:
     prompt: str
 
 
-def model_of(path: Path) -> tuple[Path, str, str | None]:
+def model_of(named: str | Path, told: Callable[[str], object] = lambda _: None) -> tuple[Path, str, str | None]:
     """The Hugging Face directory of a model, a checkpoint or a run, a name for it, and the prompt that run was made with.
 
-    Of a run the newest checkpoint is taken. Raises EvaluationError when there is none.
+    Of a run the newest checkpoint is taken; a name on the hub is taken from the cache, or fetched, which ``told`` is called
+    about. Raises EvaluationError when there is none.
     """
+    if is_hub_name(str(named)):
+        try:
+            return model_files(str(named), told), str(named).replace("/", "--"), None
+        except HubError as error:
+            raise EvaluationError(str(error)) from error
+    path = Path(named).expanduser()
     if not path.is_dir():
         raise EvaluationError(
-            f"there is no directory {path}: name a Hugging Face model, a checkpoint or a run directory"
+            f"there is no directory {path}: name a Hugging Face model (its directory, or organisation/name on the hub), a "
+            "checkpoint or a run directory"
         )
     run = path if (path / "checkpoints").is_dir() else path.parent.parent
     prompt = _prompt_of(run)
@@ -116,13 +126,10 @@ def _prompt_of(run: Path) -> str | None:
 def model_config(model: Path) -> tuple[int | None, str]:
     """By its config.json: how many tokens the model's sequences may have (None: unknown), and its data type."""
     try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EvaluationError(f"{model / 'config.json'} cannot be read ({error}); save the model again") from error
-    config = config if isinstance(config, dict) else {}
-    length = config.get("text_config", config).get("max_position_embeddings")
-    stored = config.get("dtype", config.get("torch_dtype"))
-    return (length if isinstance(length, int) else None), ("bfloat16" if stored == "bfloat16" else "float32")
+        files = ModelFiles.read(model)
+    except Unreadable as error:
+        raise EvaluationError(f"{error}; save the model again") from error
+    return files.length, files.dtype
 
 
 def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from actors.base import ask
 from actors.roc_filter import RoCFilter
+from actors.run import user_mistake
 from actors.testing import Stage, running, stand_ins
 from agent_rl.audit import audit
 from agent_rl.disk import DiskError, disk_error
@@ -423,3 +424,110 @@ def test_a_prompt_too_long_is_named_once_counted_in_step_and_summary_and_survive
     assert balance.balanced, balance.faults
     assert balance.dropped == {"prompt_too_long": 2}
     assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_prompt_too_long"] == 2
+
+
+async def push_failures(stage: Stage, number: int, *, samples: int = 4) -> None:
+    """A group of which every attempt of every sample fails."""
+    group = builders.opened(number, stage=RL, version=5)
+    opened = stage["kv_scheduler"].push("groups", FILTER)
+    await opened.send(group)
+    await opened.drained()
+    for sample in range(samples):
+        for attempt in range(3):
+            failed = builders.trajectory(group, sample, status="failed", attempt=attempt)
+            failed = replace(failed, reason="tools unavailable: nobody answered")
+            await stage["rollout_generator"].push("trajectories", FILTER).send(failed)
+
+
+def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_samples_it_anew(tmp_path: Path) -> None:
+    async def fail() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                await push_failures(stage, 0)
+                await push_failures(stage, 1)
+                await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(fail)
+    said = user_mistake(caught.value)  # what the supervisor is told, with the exit code 2
+    assert said is not None
+    assert "rollout_generator.0: tools unavailable: nobody answered; look at logs/rollout_generator.0.log" in said
+    assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_too_few_rollouts"] == 2
+
+    async def go_on() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                await enter(stage)
+                for number in (2, 3):
+                    await settle_group(stage, number, ["4", "5", "4", "5"])
+                step = await stage["learner"].receive(StepReady)
+                assert (step.version, step.groups) == (5, ("s2-g000002", "s2-g000003"))
+                announced = [each for each in stage["kv_scheduler"].log if isinstance(each, GroupsProgress)]
+                assert announced[-1].uncounted == 2
+        assert audit(tmp_path).balanced
+
+    simulate(go_on)
+
+
+def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -> None:
+    evaluation = 1
+    status = ["failed"]
+
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=1 + (status[0] != "failed"))
+            async with cls:
+                await enter(stage, index=evaluation, version=0)
+                for number in range(6):  # three problems, sampled and greedily
+                    purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
+                    group = builders.opened(number, stage=evaluation, samples=1, purpose=purpose)
+                    opened = stage["kv_scheduler"].push("groups", FILTER)
+                    await opened.send(group)
+                    await opened.drained()
+                    for attempt in range(3 if status[0] == "failed" else 1):
+                        each = builders.trajectory(group, 0, status=status[0], attempt=attempt)
+                        await stage["rollout_generator"].push("trajectories", FILTER).send(each)
+                result = await stage["learner"].receive(EvaluationReady)
+                assert result.figures["success_before_sampled"] == 1.0
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(main)
+    assert "too few rollouts of the last 6 groups" in (user_mistake(caught.value) or "")
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert journal.evaluations() == {}
+    assert len(list(journal.groups(stage=evaluation, states=("open",)))) == 6
+    journal.close()
+    status[0] = "finished"
+    simulate(main)
+
+
+@pytest.mark.parametrize(("knows", "ended"), [(True, False), (False, True)])
+def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
+    tmp_path: Path, knows: bool, ended: bool
+) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+
+            def judge(check: Any) -> Verdict:
+                if check.check == "control" and knows:
+                    return Verdict(check.check, equal=True, method="symbolic", failure="", seconds=0.01)
+                return Verdict(check.check, equal=False, method="crashed", failure="", seconds=0.01)
+
+            stage["tool_executor"].reply = judge
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                for number in range(3):
+                    await settle_group(stage, number, ["\\sqrt{16}"] * 4)
+                await trio.sleep(100)
+
+    if not ended:
+        simulate(main)
+        return
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(main)
+    assert "they cannot tell that 0.5 equals 1/2 (crashed)" in (user_mistake(caught.value) or "")

@@ -271,13 +271,8 @@ def test_a_model_directory_needs_config_weights_and_tokenizer(folder):
         "tokenizer",
     ]
     (model / "config.json").write_text("{")
-    (model / "model-00001-of-00002.safetensors").touch()
-    (model / "tokenizer.json").write_text("{}")
     (fault,) = check(folder, text)
-    assert fault.message == f"{model / 'config.json'} is not JSON"
-    (model / "config.json").write_text("{}")
-    assert check(folder, text) == []
-    assert check(folder, SOUND.replace("initialise = {}", 'path = "Qwen/Qwen3-14B"')) == []
+    assert fault.message.startswith(f"{model / 'config.json'} cannot be read as JSON (")
 
 
 def test_the_run_directory_may_not_be_a_file(folder):

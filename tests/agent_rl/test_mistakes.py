@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,12 @@ from pyarrow import parquet
 
 from agent_rl.check import check_topology
 from agent_rl.cli import main
+from agent_rl.devices import Machine, device_fault
 from agent_rl.load import load_topology
+from agent_rl.model_files import ModelFiles, Unreadable
 from agent_rl.run_directory import run_lock
+from agent_rl.tiny import initialise_model
+from agent_rl.topology import InitialiseModel
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 
@@ -153,8 +159,55 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "a model without tokenizer": (
         "[model.initialise]",
-        '[model]\npath = "FOLDER/untold"\n[unused]',
-        ["model.path: ", "untold has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
+        '[model]\npath = "FOLDER/models/no tokenizer"\n[unused]',
+        ["model.path: ", "has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
+    ),
+    "a chat template that cannot be compiled": (
+        "[model.initialise]",
+        '[model]\npath = "FOLDER/models/sound"\nchat_template = "held_out.jsonl.jinja"\n[unused]',
+        ["model.chat_template: the chat template cannot be compiled"],
+    ),
+    "responses longer than the model's sequences": (
+        "max_response_tokens = 40",
+        "max_response_tokens = 400",
+        [
+            "stages.1.max_response_tokens: asks for 400 tokens of a response, and a sequence has 256, its prompt included"
+        ],
+    ),
+    "a device that is none": (
+        "max_rollouts = 8",
+        'max_rollouts = 8, device = "gpu"',
+        ["rollout_generator.settings.device: 'gpu' is no device; write", '"cuda:1"'],
+    ),
+    "a learner's device that is none": (
+        'class = "actors.learner:Learner"',
+        'class = "actors.learner:Learner"\nsettings = { device = "cuda:" }',
+        ["actors.learner.settings.device: 'cuda:' is no device"],
+    ),
+    "an engine that is no class": (
+        "max_rollouts = 8",
+        'engine = "vllm"',
+        ["engine: 'vllm' is no class; write it as module:Class"],
+    ),
+    "an engine of an unknown module": (
+        "max_rollouts = 8",
+        'engine = "mine:Engine"',
+        ["engine: there is no module 'mine'"],
+    ),
+    "an engine of an unknown name": (
+        "max_rollouts = 8",
+        'engine = "actors.engines.torch:TorchEngin"',
+        ["engine: actors.engines.torch has no class 'TorchEngin'; did you mean 'TorchEngine'?"],
+    ),
+    "an unknown setting of the engine": (
+        "max_rollouts = 8",
+        "engine_settings = { kv_on_updat = 'keep' }",
+        ["engine_settings.kv_on_updat is no setting of actors.engines.torch:TorchEngine; did you mean 'kv_on_update'?"],
+    ),
+    "a wrong value of an engine's setting": (
+        "max_rollouts = 8",
+        "engine_settings = { kv_on_update = 'drop' }",
+        ["engine_settings.kv_on_update: Input should be 'keep' or 'recompute', not 'drop'"],
     ),
     "a chat template that is not there": (
         "[model.initialise]",
@@ -169,12 +222,113 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
 }
 
 
+def edit(name: str, **changes: Any) -> Callable[[Path], None]:
+    """Change keys of a JSON file; None removes one."""
+
+    def apply(model: Path) -> None:
+        value = {**json.loads((model / name).read_text()), **changes}
+        (model / name).write_text(json.dumps({key: given for key, given in value.items() if given is not None}))
+
+    return apply
+
+
+def write(name: str, text: str) -> Callable[[Path], Any]:
+    return lambda model: (model / name).write_text(text)
+
+
+def cut(name: str) -> Callable[[Path], Any]:
+    return lambda model: (model / name).write_bytes((model / name).read_bytes()[:-7])
+
+
+def remove(*names: str) -> Callable[[Path], Any]:
+    return lambda model: [(model / name).unlink() for name in names]
+
+
+MODELS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    # what is wrong with a model's directory: how it comes about, and what the message holds
+    "no weights": (
+        remove("model.safetensors"),
+        ["has no weights (*.safetensors or ", "save the model's weights beside"],
+    ),
+    "no tokenizer": (
+        remove("tokenizer.json", "tokenizer_config.json"),
+        ["has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
+    ),
+    "cut weights": (cut("model.safetensors"), ["bytes long, and its header says", "save the model again"]),
+    "weights that are none": (write("model.safetensors", "x" * 99), ["model.safetensors is no safetensors file"]),
+    "an unsupported architecture": (
+        edit("config.json", model_type="mystery"),
+        ["model_type 'mystery', and transformers", "choose another model, or install a newer transformers"],
+    ),
+    "no architecture": (edit("config.json", model_type=None), ["config.json has no model_type"]),
+    "wrong sizes": (
+        edit("config.json", hidden_size=64),
+        ["model.embed_tokens.weight has shape [", "config.json says [", "save the model again"],
+    ),
+    "heads that do not share": (
+        edit("config.json", num_key_value_heads=3),
+        ["do not share 3 num_key_value_heads evenly"],
+    ),
+    "a size that is text": (
+        edit("config.json", num_hidden_layers="one"),
+        ["num_hidden_layers is 'one'", "whole number"],
+    ),
+    "a size that is NaN": (
+        edit("config.json", max_position_embeddings=float("nan")),
+        ["max_position_embeddings is nan"],
+    ),
+    "a size of thousands of digits": (
+        write("config.json", '{"vocab_size": 1' + "0" * 5000 + "}"),
+        ["cannot be read as JSON"],
+    ),
+    "a configuration that is an array": (write("config.json", "[]"), ["holds a JSON list, not an object"]),
+    "a configuration nested too deeply": (write("config.json", "[" * 99999), ["cannot be read as JSON"]),
+    "another model's tokenizer": (
+        edit("tokenizer.json", added_tokens=[{"id": 9999, "content": "<far>"}]),
+        ["has tokens up to 9999, and the model's vocab_size is", "save the tokenizer that belongs to the model"],
+    ),
+    "a tokenizer that is not JSON": (
+        cut("tokenizer.json"),
+        ["tokenizer.json cannot be read as JSON", "save the tokenizer again"],
+    ),
+    "no chat template": (
+        remove("chat_template.jinja"),
+        ["has no chat template", "name a template as chat_template in [model]"],
+    ),
+    "a chat template that is not Jinja": (
+        write("chat_template.jinja", "{% for %}"),
+        ["the chat template cannot be compiled: line 1", "mend it, or name another"],
+    ),
+    "a chat template without a system's turn": (
+        write("chat_template.jinja", "{{ raise_exception('System role not supported') }}"),
+        ["refuses a conversation of system, user, assistant and user: System role not supported"],
+    ),
+    "a template of transformers' own kind": (
+        write("chat_template.jinja", "{% generation %}{{ strftime_now('%d') }}{% endgeneration %}"),
+        [],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound model, and what can be wrong with one."""
+    made = tmp_path_factory.mktemp("models")
+    tiny = InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16)
+    initialise_model(tiny, made / "sound", seed=0)
+    for name, (damage, _) in MODELS.items():
+        shutil.copytree(made / "sound", made / name)
+        damage(made / name)
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
+    (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")
     (tmp_path / "held_out.jsonl").write_text('{"problem": "5 + 5?", "answer": 10}\n')
     malformed = SOUND_ROW + "\n" + '{"problem": "2 + 2?", "answer": "4"\n'
     (tmp_path / "malformed.jsonl").write_text(malformed)
@@ -186,10 +340,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "plain.parquet").write_text(SOUND_ROW)
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "tasks.csv").write_text("problem,answer\n")
-    model = tmp_path / "untold"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").touch()
+    (tmp_path / "models").symlink_to(models)
     return tmp_path
 
 
@@ -228,6 +379,50 @@ def test_a_mistake_is_one_message_with_its_place_and_remedy(
         assert part in said, said
     assert len(said.splitlines()) == 1, said
     assert not directory.exists() or directory.is_file()
+
+
+@pytest.mark.parametrize("wrong", MODELS)
+def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(models: Path, wrong: str) -> None:
+    told = MODELS[wrong][1]
+    try:
+        said = [f"{message}; {remedy}" for message, remedy in ModelFiles.read(models / wrong).faults()]
+    except Unreadable as error:
+        said = [str(error)]
+    assert len(said) == bool(told), said
+    for part in told:
+        assert part in said[0]
+
+
+def test_a_sound_model_has_no_fault(models: Path) -> None:
+    assert list(ModelFiles.read(models / "sound").faults()) == []
+
+
+CARD = Machine("cuda", ["nvidia0"], None)
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "told"),
+    [
+        ("cpu", Machine("", [], None), ""),
+        ("mps", Machine("", [], None), ""),
+        ("cuda", CARD, ""),
+        ("cuda:0", CARD, ""),
+        ("cuda:1", CARD, "there is 1 of them, counted from cuda:0"),
+        ("cuda:1", Machine("cuda", ["nvidia0", "nvidia1"], "1"), "there is 1 of them"),
+        ("cuda", Machine("cuda", ["nvidia0"], ""), "CUDA_VISIBLE_DEVICES hides all GPUs"),
+        ("cuda", Machine("", ["nvidia0"], None), "was built for processors alone"),
+        ("cuda", Machine("cuda", [], None), "this machine has no GPU"),
+        ("cuda:3", Machine("hip", ["kfd"], None), ""),
+        ("cuda", Machine("unknown", ["dxg"], None), ""),
+        ("CUDA", CARD, "is no device"),
+        ("cuda:x", CARD, "is no device"),
+        ("", CARD, "is no device"),
+    ],
+)
+def test_devices_that_are_not_there_are_told_without_torch(device: str, machine: Machine, told: str) -> None:
+    said = device_fault(device, machine)
+    assert told in said
+    assert bool(said) == bool(told)
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
@@ -288,8 +483,9 @@ def test_weights_in_the_memory_of_one_host_reach_another_over_links_alone(tmp_pa
     ],
 )
 def test_weights_can_be_sent_to_who_has_the_link_and_by_nccl_between_gpus(
-    tmp_path: Path, changes: list[str], told: list[str]
+    tmp_path: Path, changes: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Machine, "here", lambda: Machine("cuda", ["nvidia0"], None))
     path, _ = write_micro(tmp_path)
     link = "actors.rollout_generator.links.transfer=learner"
     settings = [link if change == "LINK" else f"actors.learner.settings.{change}" for change in changes]

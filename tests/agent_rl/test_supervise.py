@@ -259,6 +259,14 @@ def test_a_restart_budget_counts_within_its_window():
     assert not RestartBudget(restarts=0, seconds=10).spend(0.0)
 
 
+def test_a_process_that_dies_before_it_did_anything_is_not_started_for_ever_however_long_it_starts():
+    budget = RestartBudget(restarts=2, seconds=10)
+    assert [budget.spend(100.0 * turn, early=True) for turn in range(3)] == [True, True, False]
+    assert budget.within == "in a row, before it did anything,"
+    budget = RestartBudget(restarts=2, seconds=10)
+    assert all(budget.spend(100.0 * turn, early=turn % 3 != 2) for turn in range(30))
+
+
 def test_exit_statuses_in_words():
     assert describe_exit(1) == "exited with status 1"
     assert describe_exit(-9) == "was killed by SIGKILL"
