@@ -226,7 +226,6 @@ def points(rng: Random) -> Case:
     changed += mutated("extra solution", [spelt([*items, [tree(0), tree(31)]])])
     changed += mutated("sign", [spelt([[neg(a), b], [c, d], *more]), spelt([[a, b], [c, neg(d)], *more])])
     changed += mutated("off by one", [spelt([[a, tree(b.value + 1)], [c, d], *more])])
-    changed += mutated("nesting", [words("({})".format(", ".join(f"({text(p)}, {text(q)})" for p, q in items)))])
     changed += mutated("nesting", [words(", ".join(text(n) for item in items for n in item))])
     return Case(
         [spelt(items), spelt(items), spelt(turned), spelt(turned, r" \text{ and } "), spelt(turned, "; ")], changed

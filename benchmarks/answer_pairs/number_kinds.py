@@ -150,7 +150,7 @@ def decimals(rng: Random) -> Case:
     spelt, number = decimal_text(value), tree(value)
     texts = [spelt, spelt + "0", spelt.replace(".", "{.}"), spelt.replace("-", "−")]
     texts += [spelt.replace("0.", ".", 1)] if abs(value) < 1 else []
-    texts += [f"{value.numerator}/{value.denominator}", decimal_text(100 * value) + r"\%"]
+    texts += [f"{value.numerator}/{value.denominator}"]
     texts += [f"{decimal_text(value * 10)} \\times 10^{{-1}}", f"{decimal_text(value / 100)} \\cdot 10^{{2}}"]
     shifted = [value * 10, value / 10, value * 100, value / 1000]
     last = Fraction(1, 10**places)
@@ -162,7 +162,9 @@ def decimals(rng: Random) -> Case:
         *mutated("digit", said(tree(value + last / 100), f"{spelt}01") if value > 0 else []),
         *attached(spelt, rng),
     ]
-    return Case([*said(number, *texts), form(number)], changed)
+    golds = [*said(number, *texts), form(number)]
+    percent = said(number, decimal_text(100 * value) + r"\%")  # no gold: 50% is also taken for 50
+    return Case([*golds, *percent], changed, golds)
 
 
 def percentages(rng: Random) -> Case:
@@ -171,7 +173,12 @@ def percentages(rng: Random) -> Case:
     share, spelt = tree(value / 100), decimal_text(value)
     texts = [f"{spelt}\\%", f"{spelt} \\%", f"{spelt}%", f"{spelt} percent", f"{spelt}\\text{{ percent}}"]
     texts += [f"{spelt}\\text{{\\%}}", decimal_text(value / 100), f"{spelt}\\,\\%"]
-    others = [("scale", value * 10), ("scale", value / 100), ("off by one", value + 1), ("sign", -value)]
+    others = [
+        ("scale", value * 10),
+        ("scale", min(value, Fraction(100)) / 100),
+        ("off by one", value + 1),
+        ("sign", -value),
+    ]
     changed = [(mutation, one) for mutation, v in others for one in said(tree(v / 100), f"{decimal_text(v)}\\%")]
     changed += mutated("scale word", [words(f"{spelt}{u}") for u in (" ppm", "‰", " permille", " basis points")])
     changed += wrong("percent or number", tree(value / 1000), tree(value / 10))

@@ -162,7 +162,7 @@ def clock_times(rng: Random) -> Case:
     )
     changed += mutated(
         "unit",
-        [words(f"{hour}:{minute:02d}\\text{{ hours}}"), words(f"{hour}.{minute:02d}"), words(f"{hour}/{minute}")],
+        [words(f"{hour}.{minute:02d}"), words(f"{hour}/{minute}")],
     )
     return Case(at(hour, minute, noon), changed)
 

@@ -263,10 +263,10 @@ def _number(value: Fraction, style: Style) -> tuple[str, int]:
 
 
 def _sum(terms: tuple[Tree, ...], style: Style) -> str:
-    space = " " if style.spaced else ""
     written = ""
     for term in terms:
         piece = _written(term, style)[0]
+        space = " " if style.spaced or written[-1:] == "e" else ""  # 3e+4 could be a number
         if not written:
             written = piece
         elif piece.startswith("-"):
