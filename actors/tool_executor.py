@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
 from actors.rates import Rate
 from actors.sandbox.client import ExecutionLimits, Sandbox
-from actors.sandbox.control_groups import Wanted
+from actors.sandbox.control_groups import WEIGHT, Wanted
 from actors.sandbox.interpreter import Scratch
 from actors.sandbox.isolation import Isolation
 from agent_rl.declared import tool_faults
@@ -45,6 +45,9 @@ class ToolExecutorSettings(Settings):
     calls_memory_mib: PositiveInt | None = None
     """Memory of all calls and their interpreters together; by default half of what the machine, or the groups around the executor,
     have. The checkers have half as much, in a group of their own."""
+    calls_weight: Annotated[int, Field(ge=1, le=10000)] = WEIGHT
+    """Processor time of all calls and their interpreters together, where there is not enough for all who want some: against 100 for each
+    group beside theirs, and in version 1 for each process of the executor's own group. The checkers have as much."""
     output_bytes: PositiveInt = 65536
     file_mib: PositiveInt = 16
     """Size of a file."""
@@ -99,6 +102,7 @@ class ToolExecutor(Actor):
             scratch=Scratch(settings.scratch_mib * 2**20),
             control_groups=settings.control_groups,
             memory_bytes=settings.calls_memory_mib and settings.calls_memory_mib * 2**20,
+            weight=settings.calls_weight,
         )
         self._limits = limits
         checks = ExecutionLimits(
@@ -115,6 +119,7 @@ class ToolExecutor(Actor):
             isolation=self._tools.level,
             control_groups=settings.control_groups,
             memory_bytes=memory_bytes and memory_bytes // 2,
+            weight=settings.calls_weight,
         )
         await self.context.nursery.start(self._checks.run)
         log = self.log.info if self._tools.level == "strong" else self.log.warning
@@ -257,7 +262,12 @@ class ToolExecutor(Actor):
             counter("tool_calls_retried_total", tools["retries"], "Calls run again after their interpreter died."),
             gauge("tool_isolation", 1, "How model code is isolated.", level=str(self._tools.level)),
             *(
-                gauge("tool_control_group_limit", one.limit, "Of all calls: bytes or tasks.", controller=one.controller)
+                gauge(
+                    "tool_control_group_limit",
+                    one.limit,
+                    "Of all calls: bytes, tasks, weight.",
+                    controller=one.controller,
+                )
                 for one in self._tools.groups.groups
             ),
         )

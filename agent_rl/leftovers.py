@@ -159,17 +159,14 @@ def remove_groups(directory: Path) -> bool:
 
 
 def remove_group(group: Path) -> bool:
-    """Remove a control group and kill what is in it; whether it is gone."""
+    """Remove a control group with those below it, and kill what is in them; whether it is gone."""
     deadline = time.monotonic() + GROUP_SECONDS
     while group.exists():
+        below = [path for path in group.iterdir() if path.is_dir()]
+        pids = [pid for one in (group, *below) for pid in _members(one)]
         try:
-            pids = [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
-        except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ENODEV}:  # it goes at this moment, or is no control group
-                return True
-            raise
-        try:
-            group.rmdir()
+            for one in (*below, group):
+                one.rmdir()
         except OSError as error:
             if error.errno != errno.EBUSY or not any(pids) or time.monotonic() > deadline:
                 return False
@@ -182,6 +179,16 @@ def remove_group(group: Path) -> bool:
                 finally:
                     os.close(process)
     return True
+
+
+def _members(group: Path) -> list[int]:
+    """The processes in a control group; none where it goes at this moment, or is no control group, or its parent counts them."""
+    try:
+        return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP}:
+            return []
+        raise
 
 
 class Janitor:

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from actors.fair_queue import FairQueue
-from actors.sandbox.control_groups import ControlGroups, Wanted, control_groups
+from actors.sandbox.control_groups import WEIGHT, ControlGroups, Wanted, control_groups
 from actors.sandbox.interpreter import (
     Ended,
     Interpreter,
@@ -83,6 +83,7 @@ class Sandbox:
         scratch: Scratch = DEFAULT_SCRATCH,
         control_groups: Wanted = "host",
         memory_bytes: int | None = None,
+        weight: int = WEIGHT,
     ) -> None:
         self._interpreters = interpreters
         self._weights = Weights(warm_modules)
@@ -91,7 +92,7 @@ class Sandbox:
         self._warm_seconds = warm_seconds
         self._isolation = isolation
         self._scratch = scratch
-        self._wanted_groups, self._memory_bytes = control_groups, memory_bytes
+        self._wanted_groups, self._memory_bytes, self._weight = control_groups, memory_bytes, weight
         self._queue = FairQueue(interpreters * children)
         self._most_children = interpreters * children + (0 if checker else sessions)
         self._sessions = SessionTable(sessions)
@@ -116,7 +117,7 @@ class Sandbox:
                 raise WarmUpError(f"No module named {module!r}: it is among the warm modules")
         self._needed[0].set()
         async with (
-            control_groups(self._wanted_groups, self._memory_bytes, self._most_tasks()) as self.groups,
+            control_groups(self._wanted_groups, self._memory_bytes, self._most_tasks(), self._weight) as self.groups,
             trio.open_nursery() as nursery,
         ):
             await nursery.start(self._keep_one, 0)  # it finds the level

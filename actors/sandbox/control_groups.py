@@ -1,12 +1,17 @@
-"""Control groups for all calls of a sandbox together, where the host lets us make any: their memory, and their number of processes.
+"""Control groups for all calls of a sandbox together, where the host lets us make any: memory, number of processes, processor time.
 
 ::
 
     the executor's own group (its processes are in agent-rl.rest below it, with version 2)
       `- agent-rl.groups-x: a sandbox's warm interpreters, which join it before anything else, and so all of their children
+           |- interpreters: the processor time of those who serve calls
+           `- call-0, call-1, ...: the processor time of one call at a time
 
-One group for a sandbox, not one per call: moving a process costs 8 % of what a call costs, being born in a group
-nothing. So where the total is exceeded the kernel ends the largest process of any call, and nothing else of the host.
+Memory and processes are limited in one group for a sandbox, not one per call: to move a process costs 8 % of what a call costs, to be born
+in a group nothing. So where the total is exceeded the kernel ends the largest process of any call, and nothing else of the host.
+
+Processor time is shared in a group for each call, so that a call gets no more for having many processes, threads or sessions. These groups are
+made with their interpreter. A child with a single thread moves itself, which is the one move that takes no lock of all forks of the host.
 
 Each group has a link in a claimed directory before it is made: whoever sweeps that (``agent_rl.leftovers``) removes it too.
 """
@@ -26,9 +31,9 @@ import trio
 from agent_rl.leftovers import Claim, claimed_directory, remove_group, remove_tree
 
 Wanted: TypeAlias = Literal["host", "required", "off"]
-"""What is configured. ``host``: those the host allows. ``required``: both, or the sandbox refuses to start. ``off``: none."""
-Controller: TypeAlias = Literal["memory", "pids"]
-CONTROLLERS: tuple[Controller, ...] = ("memory", "pids")
+"""What is configured. ``host``: those the host allows. ``required``: all, or the sandbox refuses to start. ``off``: none."""
+Controller: TypeAlias = Literal["memory", "pids", "cpu"]
+CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 REST = "agent-rl.rest"
 """Where processes go that were in a version 2 group which is to have groups below it: the kernel allows only one of the two."""
 MOVING_ROUNDS = 10
@@ -38,10 +43,19 @@ LIMITS: dict[tuple[int, Controller], tuple[str, ...]] = {
     (2, "memory"): ("memory.max",),
     (1, "pids"): ("pids.max",),
     (2, "pids"): ("pids.max",),
+    (1, "cpu"): ("cpu.shares",),
+    (2, "cpu"): ("cpu.weight",),
 }
 """The files of a limit, by version and controller; the first must be there. The second counts memory and swap together."""
 SWAP = "memory.swap.max"
 """Version 2 counts swap by itself: there is to be none."""
+WEIGHT = 100
+"""The weight of a group of which nothing is said, and so of each call; in version 1 it is called 1,024 shares."""
+INTERPRETERS = "interpreters"
+INTERPRETERS_WEIGHT = 1000
+"""Calls wait for those who fork, watch and end them."""
+ALONE = {1: "tasks", 2: "cgroup.threads"}
+"""The file in which a task writes itself down, and not its process."""
 KILLS = {1: "memory.oom_control", 2: "memory.events"}
 """Where the kernel counts the processes that it has ended for want of memory in the group."""
 
@@ -102,7 +116,7 @@ def half_of_memory(own: Path, top: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of ours, and the limit in force: bytes or processes."""
+    """A group of ours, and the limit in force: bytes, processes, or the weight against other groups (100: as much as each of them)."""
 
     controller: Controller
     version: int
@@ -119,8 +133,12 @@ class ControlGroups:
         self._held: tuple[Path, Claim] | None = None
         self._made: list[Path] = []
         self._kills, self._seen = 0, 0.0
+        self._shared: Group | None = None
+        """The group that is divided among calls."""
+        self._calls_made = 0
+        self._free: list[Path] = []
 
-    def make(self, memory_bytes: int | None, processes: int) -> None:
+    def make(self, memory_bytes: int | None, processes: int, weight: int = WEIGHT) -> None:
         """Make what the host allows. ``memory_bytes`` of None is half of the memory there is."""
         try:
             found = hierarchies(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
@@ -134,7 +152,7 @@ class ControlGroups:
                 if hierarchy is None:
                     self.lacking.append(f"{controller}: no mounted hierarchy has this controller")
                     continue
-                limit = processes
+                limit = weight if controller == "cpu" else processes
                 if controller == "memory":
                     limit = memory_bytes or half_of_memory(hierarchy.own, hierarchy.top)
                 self._make_one(hierarchy, controller, limit, self._held[0])
@@ -149,24 +167,68 @@ class ControlGroups:
             directory.mkdir()
             self._made.append(directory)
         first, *others = LIMITS[hierarchy.version, controller]
-        (directory / first).write_text(str(limit))
+        (directory / first).write_text(str(limit if controller != "cpu" else in_units(limit, hierarchy.version)))
         for name in (*others, *([SWAP] if controller == "memory" else [])):
             if (directory / name).exists():  # neither where the kernel does not count swap
                 (directory / name).write_text("0" if name == SWAP else str(limit))
         self.groups.append(Group(controller, hierarchy.version, directory, limit))
+        if controller == "cpu":
+            self._divide(self.groups[-1])
+
+    def _divide(self, group: Group) -> None:
+        """Make the group of those who serve calls, and a first one for a call. In version 2 they divide nothing but the processor."""
+        interpreters = group.directory / INTERPRETERS
+        for directory in (interpreters, self._call_group(group)):
+            directory.mkdir()
+            if group.version == 2:
+                (directory / "cgroup.type").write_text("threaded")
+        if group.version == 2:
+            (group.directory / "cgroup.subtree_control").write_text("+cpu")
+        share = LIMITS[group.version, "cpu"][0]
+        (interpreters / share).write_text(str(in_units(INTERPRETERS_WEIGHT, group.version)))
+        self._shared = group
+        self._free.append(self._call_group(group))
+        self._calls_made = 1
+
+    def _call_group(self, group: Group) -> Path:
+        return group.directory / f"call-{self._calls_made}"
+
+    def take_calls(self, count: int) -> list[Path]:
+        """Groups for so many calls at once, each with the weight of one; none where the processor is not divided. Raises OSError."""
+        if self._shared is None:
+            return []
+        while len(self._free) < count:
+            directory = self._call_group(self._shared)
+            directory.mkdir()
+            if self._shared.version == 2:
+                (directory / "cgroup.type").write_text("threaded")
+            self._calls_made += 1
+            self._free.append(directory)
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def give_back(self, calls: list[Path]) -> None:
+        """Groups that were taken, once nothing is in them."""
+        self._free += calls
+
+    @property
+    def alone(self) -> str:
+        """The name of the file in which a child writes itself down in a call's group."""
+        return ALONE[self._shared.version] if self._shared is not None else ""
 
     @property
     def to_join(self) -> list[str]:
-        """The files in which an interpreter writes itself down."""
-        return [str(path / "cgroup.procs") for path in dict.fromkeys(group.directory for group in self.groups)]
+        """The files in which an interpreter writes itself down, one after the other."""
+        files = [path / "cgroup.procs" for path in dict.fromkeys(group.directory for group in self.groups)]
+        if self._shared is not None:
+            files.append(self._shared.directory / INTERPRETERS / self.alone)
+        return list(map(str, files))
 
     @property
     def limits(self) -> dict[str, str]:
         """In words, by controller."""
-        return {
-            group.controller: f"{group.limit >> 20} MiB" if group.controller == "memory" else f"{group.limit} tasks"
-            for group in self.groups
-        }
+        words = {"memory": lambda limit: f"{limit >> 20} MiB", "pids": "{} tasks".format, "cpu": "weight {}".format}
+        return {group.controller: words[group.controller](group.limit) for group in self.groups}
 
     @property
     def memory_bytes(self) -> int | None:
@@ -197,12 +259,14 @@ class ControlGroups:
 
 
 @contextlib.asynccontextmanager
-async def control_groups(wanted: Wanted, memory_bytes: int | None, processes: int) -> AsyncIterator[ControlGroups]:
+async def control_groups(
+    wanted: Wanted, memory_bytes: int | None, processes: int, weight: int = WEIGHT
+) -> AsyncIterator[ControlGroups]:
     """Groups that are there for as long as the context is. Raises ControlGroupsError."""
     groups = ControlGroups()
     try:
         if wanted != "off":
-            await trio.to_thread.run_sync(groups.make, memory_bytes, processes)
+            await trio.to_thread.run_sync(groups.make, memory_bytes, processes, weight)
         if wanted == "required" and groups.lacking:
             raise ControlGroupsError(
                 f'control_groups = "required" can\'t be had on this host: {"; ".join(groups.lacking)}. Give the executor a '
@@ -213,6 +277,11 @@ async def control_groups(wanted: Wanted, memory_bytes: int | None, processes: in
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(groups.remove)
+
+
+def in_units(weight: int, version: int) -> int:
+    """A weight as the file of a group of that version has it."""
+    return weight if version == 2 else max(2, weight * 1024 // WEIGHT)
 
 
 def _has(hierarchy: Hierarchy, controller: Controller) -> bool:

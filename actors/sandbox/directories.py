@@ -14,13 +14,14 @@ import resource
 import signal
 
 from actors.sandbox import kernel
+from actors.sandbox.shares import Share, Shares
 
 
 class Directory:
     """One place for a call: a directory of its own."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, share: Share) -> None:
+        self.path, self.share = path, share
         os.mkdir(path, 0o700)
         self.door = os.open(path, os.O_PATH | os.O_DIRECTORY)
 
@@ -41,8 +42,8 @@ class Directories:
     spares = 0
     """No child waits here for its call: other calls could reach it."""
 
-    def __init__(self, parent: str, most: int, readable: list[str], *, filtered: bool) -> None:
-        self._parent, self._room, self._filtered = parent, most, filtered
+    def __init__(self, parent: str, most: int, readable: list[str], shares: Shares, *, filtered: bool) -> None:
+        self._parent, self._room, self._filtered, self._shares = parent, most, filtered, shares
         self._made = 0
         self._landlock_version = landlock_version = kernel.landlock_version() if filtered else 0
         self.keep = tuple(os.open(path, os.O_PATH) for path in readable) if landlock_version else ()
@@ -56,9 +57,15 @@ class Directories:
         """A new directory; None when there are as many as may be."""
         if not self._room:
             return None
-        self._room -= 1
         self._made += 1
-        return Directory(f"{self._parent}/{self._made}")
+        share = self._shares.get()
+        try:
+            directory = Directory(f"{self._parent}/{self._made}", share)
+        except OSError:
+            self._shares.put_back(share)
+            raise
+        self._room -= 1
+        return directory
 
     def want(self, count: int) -> None:
         """Nothing can be had that ``get`` would not give."""
@@ -69,6 +76,7 @@ class Directories:
     def put_back(self, slot: Directory) -> bool:
         """A call has ended: remove its directory. Says whether it was empty."""
         self._room += 1
+        self._shares.put_back(slot.share)
         os.close(slot.door)
         empty = False
         try:

@@ -44,13 +44,14 @@ from actors.sandbox.children import Child, Place
 from actors.sandbox.kernel import fork
 from actors.sandbox.namespaces import close_all_but
 from actors.sandbox.rlimits import Bounds, ceilings, pack, unchanged
+from actors.sandbox.shares import joining
 from actors.sandbox.warm_up import REHEARSALS, rehearsals
 from actors.sandbox.wire import DONE_SAID, memory_file, receive, send
 
 WARM = b"."
 """The forker's first message, unless it says why it can't be."""
 AT_ONCE = 2
-"""Children that one order may have forked: what the forker copies after it is copied once for them. Their links and doors are four descriptors."""
+"""Children that one order may have forked: what the forker copies after it is copied once for them. Their links, doors and shares are six descriptors."""
 DONE = struct.Struct("!iiid")
 """The answer: the numbers of the new children (-1: there could be none), status and CPU seconds of the last that was reaped, where none was new."""
 PACKED = 16
@@ -126,7 +127,7 @@ class Forks:
             fds = []
             for place in places:
                 links.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                fds += [links[-1][1].fileno(), place.door]
+                fds += [links[-1][1].fileno(), place.door, place.share.members]
             *pids, _, _ = self._order(fds)
         except BaseException:
             for ours, _ in links:
@@ -191,8 +192,8 @@ class Forker:
 
     def __init__(self, link: socket.socket, slots: Any, null: int, work: Work) -> None:
         self.link, self.slots, self.work = link, slots, work
-        self.child_link, self.door = ctypes.c_int(), ctypes.c_int()
-        self.sealing = [*slots.entering(self.door), *leaving(self.child_link)]
+        self.child_link, self.door, self.members = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        self.sealing = [joining(self.members), *slots.entering(self.door), *leaving(self.child_link)]
         for target in range(CONTROL):
             os.dup2(null, target, target < REPORT)
         ours, theirs = _socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -226,6 +227,7 @@ class Forker:
     def serve(self) -> None:
         """Do as the server says, until it is gone. Each object that this uses may be a page for every fork to copy."""
         link, prepare, child_link, door = self.link, self.slots.prepare, self.child_link, self.door
+        members = self.members
         while True:
             data, fds = receive(link, ORDER_BYTES)
             if not data:
@@ -240,9 +242,9 @@ class Forker:
                     _, status, used = os.wait4(pid, 0)
                     seconds = used.ru_utime + used.ru_stime
             pids = [0, 0]
-            for at in range(0, len(fds), 2):
-                child_link.value, door.value = fds[at], fds[at + 1]
-                pid = pids[at // 2] = fork() if prepare(door) else -1
+            for at in range(0, len(fds), 3):
+                child_link.value, door.value, members.value = fds[at], fds[at + 1], fds[at + 2]
+                pid = pids[at // 3] = fork() if prepare(door) else -1
                 if pid == 0:
                     self.be_child()
             for fd in fds:

@@ -20,6 +20,7 @@ import trio
 from actors.sandbox.control_groups import ControlGroups
 from actors.sandbox.isolation import Level, filter_program, outer_user, visible
 from actors.sandbox.limits import ExecutionLimits
+from actors.sandbox.namespaces import NamespaceSlots
 from actors.sandbox.wire import (
     CALL,
     CANCEL,
@@ -127,6 +128,8 @@ class Interpreter:
         self._writable = trio.Event()
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._calls: list[Path] = []
+        """Groups for its calls; see ``ControlGroups.take_calls``."""
         self.ready = False
 
     @property
@@ -146,6 +149,10 @@ class Interpreter:
             raise WarmUpError(f"no directory for the files of calls could be made: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            try:
+                self._calls = self.config.groups.take_calls(self.config.children + NamespaceSlots.spares)
+            except OSError as error:
+                raise WarmUpError(f"no control groups for calls could be made: {error}") from error
             with theirs:
                 self._process = self._start(str(directory or ""), theirs.fileno())
             self._link = ours
@@ -159,6 +166,7 @@ class Interpreter:
                 await _end(self._process)
         finally:
             ours.close()
+            self.config.groups.give_back(self._calls)
             if directory is not None and claim is not None:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(remove_tree, directory)  # what a killed server could not
@@ -259,6 +267,8 @@ class Interpreter:
             "outer_user": outer_user(),
             "scratch": config.scratch.options,
             "groups": config.groups.to_join,
+            "shares": [str(path) for path in self._calls],
+            "alone": config.groups.alone,
         }
         # -I and -S: nothing of the user's and no site-packages hooks; -B: code that is not trusted writes no bytecode.
         boot = BOOT.format(root=ROOT)

@@ -25,6 +25,7 @@ import sys
 from typing import Any, NoReturn
 
 from actors.sandbox import kernel
+from actors.sandbox.shares import Share, Shares
 
 FIRST_SLOT_FD = 512
 """The pidfd of the slot that is being entered: no child may have a descriptor of this number, and the filter lets only such be entered."""
@@ -233,6 +234,7 @@ class Slot:
 
     def __init__(self, pidfd: int, directory: int, children: int) -> None:
         self.pidfd, self.directory, self.children = pidfd, directory, children
+        self.share: Share
         self.made = os.fstat(directory).st_ctime_ns
         self.inodes = self.used()
 
@@ -278,8 +280,8 @@ class NamespaceSlots:
     keep: tuple[int, ...] = ()
     """Descriptors that the forker needs."""
 
-    def __init__(self, maker: Maker, most: int, epoll: select.epoll) -> None:
-        self.maker, self.most = maker, most + self.spares
+    def __init__(self, maker: Maker, most: int, epoll: select.epoll, shares: Shares) -> None:
+        self.maker, self.most, self.shares = maker, most + self.spares, shares
         self.free: list[Slot] = []
         self.made = self.asked = 0
         epoll.register(maker.link, select.EPOLLIN)
@@ -302,7 +304,9 @@ class NamespaceSlots:
     def arrive(self) -> None:
         """Take a slot that was asked for. Raises OSError where none can be made."""
         self.asked -= 1
-        self.free.append(self.maker.take())
+        slot = self.maker.take()
+        slot.share = self.shares.get()
+        self.free.append(slot)
         self.made += 1
 
     def prepare(self, door: int) -> bool:
@@ -329,6 +333,7 @@ class NamespaceSlots:
     def discard(self, slot: Slot) -> None:
         """End a slot and all in it."""
         slot.end()
+        self.shares.put_back(slot.share)
         self.made -= 1
 
     def process_limit(self, limit: int) -> int | None:

@@ -22,6 +22,7 @@ from actors.sandbox.directories import Directories, open_files_limit, remove_tre
 from actors.sandbox.forks import WARM, Forker, ForkerGone, Forks
 from actors.sandbox.namespaces import FIRST_SLOT_FD, Maker, NamespaceSlots, enter_namespaces, import_from_where_shown
 from actors.sandbox.server import Farewell, OwnerGone, Server
+from actors.sandbox.shares import Shares
 from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
 from actors.sandbox.wire import FAILED, READY
 
@@ -56,7 +57,7 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
         import_from_where_shown()
         os.close(server.proc)
         server.proc = proc
-        server.slots = NamespaceSlots(Maker(proc, config["scratch"]), most, server.epoll)
+        server.slots = NamespaceSlots(Maker(proc, config["scratch"]), most, server.epoll, server.shares)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
         server.slots.want(1)
         server.slots.arrive()  # the first, to see that it can be had
@@ -65,7 +66,9 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
         server.slots.put_back(slot)
     else:
         filtered = bool(config["filter"])
-        server.slots = Directories(config["directory"], server.most, config["readable"], filtered=filtered)
+        server.slots = Directories(
+            config["directory"], server.most, config["readable"], server.shares, filtered=filtered
+        )
 
 
 def seal(program: str) -> None:
@@ -124,6 +127,7 @@ def main() -> None:
             for procs in config["groups"]:  # before there is anything that would not be in them
                 with open(procs, "w") as members:
                     members.write("0")
+            server.shares = Shares(config["shares"], config["alone"])
             stage = "isolation"
             isolate(server, config)
             server.forks = Forks(server.proc, [server.null, *server.slots.keep], partial(be_forker, server, config))

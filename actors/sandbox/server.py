@@ -82,6 +82,7 @@ class Server:
         self.link, self.farewell, self.most = link, farewell, most
         self.slots: Any = None  # NamespaceSlots or Directories, once isolated
         self.forks: Any = None  # once isolated
+        self.shares: Any = None  # of processor.Shares, before
         self.waiting: list[Call] = []
         self.spares: list[Child] = []
         self.next_spare = 0.0

@@ -29,7 +29,7 @@ REPLY = struct.Struct("!BQBid")
 CALL, CANCEL, END_SESSION, NEXT_CELL = range(4)
 """CALL starts a process, a session's first one too; NEXT_CELL goes to a session's live process, or is not run."""
 READY, FAILED, DONE = range(3)
-FOUR_FDS = socket.CMSG_LEN(16)
+SIX_FDS = socket.CMSG_LEN(24)
 NO_VERDICT, TIMEOUT, CANCELLED, NOT_RUN, SESSION_GOES_ON, SESSION_LEFT_PROCESSES, CPU_TIMEOUT = range(7)
 """What the interpreter decided about a call; without a verdict the exit status and the child's report do."""
 
@@ -53,8 +53,8 @@ def send(link: _socket.socket, data: bytes, fds: list[int]) -> None:
 
 
 def receive(link: _socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """The next datagram and its descriptors, four at most; empty at the end of the link. Raises OSError."""
-    data, rest, _, _ = link.recvmsg(size, FOUR_FDS)
+    """The next datagram and its descriptors, six at most; empty at the end of the link. Raises OSError."""
+    data, rest, _, _ = link.recvmsg(size, SIX_FDS)
     fds: list[int] = []
     for _, _, sent in rest:
         fds += memoryview(sent).cast("i")

@@ -1,0 +1,193 @@
+"""Hostile tool calls: what they break through, and what they take from honest neighbours.
+
+    agent-rl bench hostile
+    agent-rl bench hostile --only spin-32 sessions
+
+Two parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for every attack on what calls
+share, 8 hostile calls at once go on, on 2 interpreters of 8 children, while 4 honest callers run plain snippets: how long these take, beside
+how long they take when nobody else is there. The exit code is 1 if an attack succeeded, a neighbour timed out, or an answer was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from actors.sandbox.client import ExecutionLimits, Sandbox
+from actors.sandbox.control_groups import Wanted
+from benchmarks.hostile import Attack, shares
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.tool_snippets import PLAIN
+
+QUIET_SECONDS = 0.5
+"""How long the neighbours run alone between two classes."""
+SETTLING_SECONDS = 0.3
+"""Until what hostile calls have left is gone."""
+AHEAD_SECONDS = 0.3
+"""How long hostile calls run before the neighbours begin."""
+WORST_RATIO = 10.0
+"""A class of attacks that makes neighbours wait longer than this counts as one that succeeded."""
+LIMITS = ExecutionLimits(output_bytes=65536)
+
+
+@dataclass
+class Heard:
+    """What honest callers have got: seconds of each call, and how calls ended that did not end as they do alone."""
+
+    seconds: list[float] = field(default_factory=list)
+    harmed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def p95(self) -> float:
+        """Seconds."""
+        return statistics.quantiles(self.seconds, n=20)[18] if len(self.seconds) > 1 else sum(self.seconds)
+
+
+class Neighbours:
+    """Honest callers. Each runs snippet after snippet and knows what each prints."""
+
+    def __init__(self, sandbox: Sandbox, callers: int) -> None:
+        self.sandbox, self.callers = sandbox, callers
+        self.expected: list[str] = []
+
+    async def prepare(self) -> None:
+        """Learn what the snippets print. Raises RuntimeError where one fails alone."""
+        for code in PLAIN:
+            result = await self.sandbox.execute(code)
+            if result.outcome != "success":
+                raise RuntimeError(f"a snippet ended as {result.outcome}: {result.stderr}\n{code}")
+            self.expected.append(result.stdout)
+
+    async def heard(self, seconds: float) -> Heard:
+        """What they get in that time; a call that has begun is waited for."""
+        heard, until = Heard(), trio.current_time() + seconds
+
+        async def caller(number: int) -> None:
+            at = number
+            while trio.current_time() < until:
+                at = (at + 1) % len(PLAIN)
+                asked = time.perf_counter()
+                result = await self.sandbox.execute(PLAIN[at], name=f"honest-{number}")
+                heard.seconds.append(time.perf_counter() - asked)
+                if (result.outcome, result.stdout) != ("success", self.expected[at]):
+                    heard.harmed[result.outcome if result.outcome != "success" else "wrong"] += 1
+
+        async with trio.open_nursery() as nursery:
+            for number in range(self.callers):
+                nursery.start_soon(caller, number)
+        return heard
+
+
+@asynccontextmanager
+async def hostile_calls(sandbox: Sandbox, attack: Attack, count: int, ended: Counter[str]) -> AsyncIterator[None]:
+    """So many calls of an attack at once, each begun again when it ends; they are gone afterwards. Counts their outcomes."""
+
+    async def go_on(number: int) -> None:
+        while True:
+            ended[(await sandbox.execute(attack.code, name=f"hostile-{number}")).outcome] += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(go_on, number)
+        await trio.sleep(AHEAD_SECONDS)
+        yield
+        nursery.cancel_scope.cancel()
+    await trio.sleep(SETTLING_SECONDS)
+
+
+class Bench:
+    """Both parts, on one sandbox."""
+
+    def __init__(self, sandbox: Sandbox, options: argparse.Namespace) -> None:
+        self.sandbox, self.options = sandbox, options
+        self.neighbours = Neighbours(sandbox, options.callers)
+        self.quiet: list[float] = []
+        self.broken: list[str] = []
+
+    async def shares(self, attacks: Sequence[Attack]) -> dict[str, float | str | None]:
+        """Neighbours beside each class of hostile calls."""
+        classes: list[tuple[Attack, Heard, Counter[str]]] = []
+        await self.neighbours.heard(QUIET_SECONDS)  # until the children that wait are there
+        for attack in attacks:
+            self.quiet.append((await self.neighbours.heard(min(QUIET_SECONDS, self.options.seconds))).p95)
+            ended: Counter[str] = Counter()
+            async with hostile_calls(self.sandbox, attack, self.options.hostile, ended):
+                heard = await self.neighbours.heard(self.options.seconds)
+            classes.append((attack, heard, ended))
+        if not classes:
+            return {}
+        quiet = statistics.median(self.quiet)
+        ratios = {attack.name: heard.p95 / quiet for attack, heard, _ in classes}
+        rows = []
+        for attack, heard, ended in classes:
+            ends = ", ".join(f"{count} {outcome}" for outcome, count in ended.most_common())
+            harm = ", ".join(f"{count} {outcome}" for outcome, count in heard.harmed.items())
+            median = 1e3 * statistics.median(heard.seconds)
+            row = (attack.name, len(heard.seconds), median, 1e3 * heard.p95, ratios[attack.name], harm, ends)
+            rows.append(row)
+            if harm or ratios[attack.name] > WORST_RATIO:
+                self.broken.append(attack.name)
+        header = ("class", "honest calls", "median ms", "p95 ms", "of quiet p95", "harmed", "hostile calls ended")
+        print_table(f"{self.options.hostile} hostile calls beside {self.options.callers} callers", header, rows)
+        worst = max(ratios, key=lambda name: ratios[name])
+        return {
+            "quiet_p95_ms": 1e3 * quiet,
+            "neighbour_p95_ratio": ratios[worst],
+            "worst_class": worst,
+            "neighbour_timeouts": sum(heard.harmed["timeout"] for _, heard, _ in classes),
+            "neighbours_harmed": sum(heard.harmed.total() for _, heard, _ in classes),
+        }
+
+
+async def measure(options: argparse.Namespace) -> dict[str, float | str | None]:
+    """Both parts. Raises (in groups) ControlGroupsError, IsolationError."""
+    taking = [attack for attack in shares.ATTACKS if not options.only or attack.name in options.only]
+    groups: Wanted = options.groups
+    sandbox = Sandbox(
+        interpreters=options.interpreters,
+        children=options.children,
+        limits=LIMITS,
+        sessions=0,
+        isolation=options.isolation,
+        control_groups=groups,
+        memory_bytes=options.memory_mib << 20,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(sandbox.run)
+        bench = Bench(sandbox, options)
+        await bench.neighbours.prepare()
+        figures = await bench.shares(taking)
+        restarts = sandbox.figures["restarts"]
+        nursery.cancel_scope.cancel()
+    return {
+        "isolation": sandbox.level,
+        "attacks": len(taking),
+        "broken": len(bench.broken),
+        "broken_names": ", ".join(bench.broken),
+        **figures,
+        "interpreters_restarted": restarts,
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="agent-rl bench hostile", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long neighbours run beside each class (3)")
+    parser.add_argument("--hostile", type=int, default=8, help="hostile calls at once (8)")
+    parser.add_argument("--callers", type=int, default=4, help="honest callers (4)")
+    parser.add_argument("--interpreters", type=int, default=2, help="warm interpreters (2)")
+    parser.add_argument("--children", type=int, default=8, help="calls running at once, times interpreters (8)")
+    parser.add_argument("--memory-mib", type=int, default=2048, help="memory of all calls together (2048)")
+    parser.add_argument("--groups", choices=("host", "required", "off"), default="host", help="control groups (host)")
+    parser.add_argument("--isolation", choices=("host", "strong", "filtered", "limits"), default="host")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="these attacks alone")
+    figures = trio.run(measure, parser.parse_args(arguments))
+    print_figures(figures)
+    return 0
