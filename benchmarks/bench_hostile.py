@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -121,6 +122,7 @@ class Bench:
             async with hostile_calls(self.sandbox, attack, self.options.hostile, ended):
                 heard = await self.neighbours.heard(self.options.seconds)
             classes.append((attack, heard, ended))
+            print(f"{attack.name}: p95 {1e3 * heard.p95:.1f} ms, alone {1e3 * self.quiet[-1]:.1f}", file=sys.stderr)
         if not classes:
             return {}
         quiet = statistics.median(self.quiet)

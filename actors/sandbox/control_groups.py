@@ -219,9 +219,13 @@ class ControlGroups:
     @property
     def to_join(self) -> list[str]:
         """The files in which an interpreter writes itself down, one after the other."""
-        files = [path / "cgroup.procs" for path in dict.fromkeys(group.directory for group in self.groups)]
-        if self._shared is not None:
-            files.append(self._shared.directory / INTERPRETERS / self.alone)
+        shared = self._shared
+        directories = dict.fromkeys(
+            group.directory for group in self.groups if group is not shared or group.version == 2
+        )
+        files = [path / "cgroup.procs" for path in directories]
+        if shared is not None:  # in version 2 from the group above, where memory and processes are counted
+            files.append(shared.directory / INTERPRETERS / self.alone)
         return list(map(str, files))
 
     @property

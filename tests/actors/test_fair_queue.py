@@ -1,0 +1,97 @@
+"""Who gets a place, and when: turns between names, and places that a name alone does not take."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from actors.fair_queue import FairQueue
+
+
+class Holders:
+    """Tasks that hold a place until they are told to end."""
+
+    def __init__(self, places: int, nursery: trio.Nursery) -> None:
+        self.queue, self.nursery = FairQueue(places), nursery
+        self.holding: list[str] = []
+        self.ends: list[tuple[str, trio.CancelScope]] = []
+
+    async def ask(self, *names: str) -> list[str]:
+        """More tasks, in this order; who holds a place then."""
+        for name in names:
+            self.nursery.start_soon(self._hold, name)
+            await wait_all_tasks_blocked()
+        return self.holding
+
+    async def end(self, name: str) -> list[str]:
+        """One holder of that name ends; who holds a place then."""
+        next(scope for other, scope in self.ends if other == name and not scope.cancel_called).cancel()
+        await wait_all_tasks_blocked()
+        return self.holding
+
+    async def _hold(self, name: str) -> None:
+        async with self.queue.place(name):
+            self.holding.append(name)
+            with trio.CancelScope() as scope:
+                self.ends.append((name, scope))
+                await trio.sleep_forever()
+        self.holding.remove(name)
+
+
+async def with_places(places: int, check: object) -> None:
+    async with trio.open_nursery() as nursery:
+        await check(Holders(places, nursery))  # type: ignore[operator]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("places", "alone"), [(1, 1), (2, 1), (8, 4), (16, 8)])
+def test_a_name_alone_leaves_as_many_places_as_it_holds(places: int, alone: int) -> None:
+    async def check(holders: Holders) -> None:
+        assert await holders.ask(*["storm"] * 2 * places) == ["storm"] * alone
+        if places > 1:
+            assert (await holders.ask("other"))[-1] == "other"
+
+    trio.run(with_places, places, check)
+
+
+def test_storms_of_many_names_leave_a_place_to_who_comes_then() -> None:
+    async def check(holders: Holders) -> None:
+        for storm in "abc":
+            await holders.ask(*[storm] * 16)
+        assert [holders.holding.count(storm) for storm in "abc"] == [8, 4, 2]
+        assert (await holders.ask("late"))[-1] == "late"
+
+    trio.run(with_places, 16, check)
+
+
+def test_who_has_no_name_may_have_all_places() -> None:
+    async def check(holders: Holders) -> None:
+        assert await holders.ask(*[""] * 20) == [""] * 16
+
+    trio.run(with_places, 16, check)
+
+
+def test_names_take_turns_and_a_place_goes_to_who_may_have_it() -> None:
+    async def check(holders: Holders) -> None:
+        await holders.ask("a", "a", "a", "b", "b", "c")
+        assert holders.holding == ["a", "a", "b", "c"]
+        assert holders.queue.waiting == 2
+        assert await holders.end("c") == ["a", "a", "b"]  # a place is free; both hold one already
+        assert await holders.end("a") == ["a", "b", "a"]
+        assert await holders.end("b") == ["a", "a", "b"]
+
+    trio.run(with_places, 4, check)
+
+
+def test_who_gives_up_waiting_is_not_given_a_place() -> None:
+    async def check(holders: Holders) -> None:
+        await holders.ask("a")
+        with trio.move_on_after(0.01):
+            async with holders.queue.place("b"):
+                raise AssertionError("there is one place only")
+        await holders.ask("c")
+        assert holders.queue.waiting == 1
+        assert await holders.end("a") == ["c"]
+
+    trio.run(with_places, 1, check)
