@@ -1,0 +1,147 @@
+"""Processor time: a call's share is its own whatever it has of processes and sessions, and calls have theirs against the actors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from actors.sandbox.client import ExecutionLimits, Sandbox
+from actors.sandbox.control_groups import ControlGroups, Group, Hierarchy, in_units
+from actors.sandbox.shares import Shares
+from tests.actors.sandbox.running import eventually, groups_or_skip, named, pids, require, run_with
+
+COUNTED = """
+import os, resource, time
+until = time.perf_counter() + 1
+def work():
+    while time.perf_counter() < until: pass
+children = []
+for _ in range({others}):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+        except OSError:
+            pass
+        work()
+        os._exit(0)
+    children.append(pid)
+work()
+for pid in children: os.waitpid(pid, 0)
+print(sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+"""
+"""Uses all the processor time that it gets, in so many sessions beside its own, and prints how much that was."""
+
+
+def cpu_group(pid: int) -> str:
+    """The group of a process that its processor time is counted in: below the sandbox's own."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    places = [line.split(":", 2) for line in lines]
+    found = next((place for _, names, place in places if "cpu" in names.split(",")), places[-1][2])
+    return found.rpartition("/")[2]
+
+
+def test_weights_in_the_units_of_each_version() -> None:
+    assert [in_units(weight, 2) for weight in (1, 100, 10000)] == [1, 100, 10000]
+    assert [in_units(weight, 1) for weight in (0, 1, 100, 10000)] == [2, 10, 1024, 102400]
+
+
+def test_version_2_divides_the_processor_alone(tmp_path: Path) -> None:
+    top, links = tmp_path / "groups", tmp_path / "ours"
+    own = top / "agent-rl.rest"
+    own.mkdir(parents=True)
+    links.mkdir()
+    groups, hierarchy = ControlGroups(), Hierarchy(2, (), own, top)
+    for controller, limit in (("memory", 1 << 30), ("pids", 700), ("cpu", 250)):
+        groups._make_one(hierarchy, controller, limit, links)  # type: ignore[arg-type]
+    made = top / "ours"
+    assert (top / "cgroup.subtree_control").read_text() == "+cpu"
+    texts = {str(path.relative_to(made)): path.read_text() for path in made.rglob("*") if path.is_file()}
+    assert texts == {
+        "memory.max": str(1 << 30),
+        "pids.max": "700",
+        "cpu.weight": "250",
+        "cgroup.subtree_control": "+cpu",
+        "interpreters/cgroup.type": "threaded",
+        "interpreters/cpu.weight": "1000",
+        "call-0/cgroup.type": "threaded",
+    }
+    assert groups.limits == {"memory": "1024 MiB", "pids": "700 tasks", "cpu": "weight 250"}
+    assert groups.to_join == [f"{made}/cgroup.procs", f"{made}/interpreters/cgroup.threads"]
+    assert [path.name for path in groups.take_calls(3)] == ["call-0", "call-1", "call-2"]
+    assert (made / "call-2" / "cgroup.type").read_text() == "threaded"
+    assert groups.alone == "cgroup.threads"
+
+
+def test_groups_of_an_interpreter_that_has_ended_are_used_again(tmp_path: Path) -> None:
+    groups = ControlGroups()
+    assert groups.take_calls(5) == []  # there are none
+    groups._divide(Group("cpu", 1, tmp_path, 100))
+    first = groups.take_calls(2)
+    second = groups.take_calls(2)
+    assert not {*first} & {*second}
+    groups.give_back(first)
+    assert groups.take_calls(2) == first
+    assert groups.to_join == [f"{tmp_path}/interpreters/tasks"]
+
+
+def test_the_share_that_was_used_last_is_given_out_last(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tasks").touch()
+    shares = Shares([str(tmp_path / name) for name in "ab"], "tasks")
+    a, b = shares.get(), shares.get()
+    shares.put_back(a)
+    shares.put_back(b)
+    assert [shares.get(), shares.get()] == [a, b]
+    without = Shares([], "")
+    assert os.fstat(without.get().members).st_rdev == os.stat(os.devnull).st_rdev
+
+
+@pytest.mark.parametrize("level", ["strong", "filtered"])
+def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level: str) -> None:
+    async def main(sandbox: Sandbox) -> None:
+        code = "import os, time\nif os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\ntime.sleep(60)"
+        async with trio.open_nursery() as nursery:
+            for name in ("share-one", "share-two"):
+                nursery.start_soon(sandbox.execute, named(name) + code)
+            assert await eventually(lambda: len(pids("share-one")) == len(pids("share-two")) == 2)
+            [one], [two] = ({cpu_group(pid) for pid in pids(name)} for name in ("share-one", "share-two"))
+            nursery.cancel_scope.cancel()
+        assert one != two
+        assert one.startswith("call-")
+        assert two.startswith("call-")
+        interpreter = sandbox._ready[0]._process
+        assert interpreter is not None
+        assert cpu_group(interpreter.pid) == "interpreters"
+
+    require(level)
+    groups_or_skip("cpu")
+    run_with(Sandbox(isolation=level), main)  # type: ignore[arg-type]
+
+
+def test_a_call_with_many_sessions_gets_no_more_than_one_without() -> None:
+    async def main(sandbox: Sandbox) -> tuple[float, float]:
+        used: dict[int, float] = {}
+
+        async def call(others: int) -> None:
+            used[others] = float((await sandbox.execute(COUNTED.format(others=others))).stdout)
+
+        async with trio.open_nursery() as nursery:
+            for others in (0, 12):
+                nursery.start_soon(call, others)
+        return used[0], used[12]
+
+    groups_or_skip("cpu")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(
+        0, {min(allowed)}
+    )  # and so the interpreters: with a processor for each there is nothing to share
+    try:
+        alone, many = run_with(Sandbox(limits=ExecutionLimits(wall_seconds=20)), main)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert many < 3 * alone  # 13 times as much, were it sessions, or processes, that get the same
