@@ -161,7 +161,7 @@ def remove_groups(directory: Path) -> bool:
 def remove_group(group: Path) -> bool:
     """Remove a control group with those below it, and kill what is in them; whether it is gone."""
     deadline = time.monotonic() + GROUP_SECONDS
-    while group.exists():
+    while (group / "cgroup.procs").exists():  # else it is gone, or is no control group
         below = [path for path in group.iterdir() if path.is_dir()]
         pids = [pid for one in (group, *below) for pid in _members(one)]
         try:

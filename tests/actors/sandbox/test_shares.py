@@ -98,7 +98,7 @@ def test_the_share_that_was_used_last_is_given_out_last(tmp_path: Path) -> None:
     shares.put_back(b)
     assert [shares.get(), shares.get()] == [a, b]
     without = Shares([], "")
-    assert os.fstat(without.get().members).st_rdev == os.stat(os.devnull).st_rdev
+    assert os.fstat(without.get().members).st_rdev == Path(os.devnull).stat().st_rdev
 
 
 @pytest.mark.parametrize("level", ["strong", "filtered"])
