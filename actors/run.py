@@ -45,8 +45,10 @@ from transport import (
     Delivery,
     DeliveryKind,
     InsecureLink,
+    LinkEvent,
     Network,
     Node,
+    PeerLeft,
     Registry,
     ZmqNetwork,
     keep_freed_memory,
@@ -197,9 +199,11 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
         _network(topology, path),
         Registry.of(messages),
         incarnation=arguments.incarnation,
-        on_event=lambda event: log.warning("link", link_event=type(event).__name__, detail=str(event)),
+        on_event=lambda event: _log_event(log, event),
     )
-    with open_log(directory, arguments.actor, actor=arguments.actor, incarnation=arguments.incarnation) as log:
+    limit = topology.run.log_mib * 2**20
+    bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
+    with open_log(directory, arguments.actor, limit=limit, **bound) as log:
         supervisors = dict.fromkeys([supervisor_node(entry.host), supervisor_node(topology.main_host)])
         status_link = node.announce(STATUS_LINK, list(supervisors))
         stopping = trio.Event()
@@ -230,6 +234,11 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
             except Exception:
                 log.exception("failed")
                 raise
+
+
+def _log_event(log: structlog.typing.FilteringBoundLogger, event: LinkEvent) -> None:
+    ordinary = isinstance(event, PeerLeft)
+    (log.info if ordinary else log.warning)("link", link_event=type(event).__name__, detail=str(event))
 
 
 def _network(topology: Topology, path: Path) -> Network:

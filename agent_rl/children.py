@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import trio
 
-from agent_rl.disk import writing
+from agent_rl.disk import rotate_open, writing
 from agent_rl.silence import ProcessSeen
 
 MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
@@ -96,6 +96,11 @@ class Child:
             with self._message:
                 self._message.seek(0)
                 self.message = self._message.read().decode(errors="replace").strip()
+
+    def rotate_stderr(self, limit: float) -> None:
+        """Keep what it wrote apart, and let it go on in an emptied file, once there are ``limit`` bytes of it."""
+        if rotate_open(self.stderr, limit):
+            self._stderr_start = 0
 
     def last_words(self, lines: int = 20) -> list[str]:
         """The last non-empty lines this process wrote to its stderr file."""

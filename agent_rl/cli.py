@@ -9,9 +9,7 @@ import argparse
 import importlib
 import importlib.metadata
 import json
-import os
 import pkgutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +18,12 @@ from agent_rl.data import arguments as data_arguments
 from agent_rl.evaluation import arguments as evaluation_arguments
 from agent_rl.example_files import topology_file
 from agent_rl.interrupts import INTERRUPTED, raise_from_now_on
+from agent_rl.output import complain, drop_output, hold_standard_files, showing
 from agent_rl.user_modules import look_in_working_directory
 
 if TYPE_CHECKING:
     from agent_rl.live import LiveView
+    from agent_rl.run_directory import SummaryFile
     from agent_rl.topology import Topology
 
 MISTAKE = 2
@@ -31,6 +31,7 @@ MISTAKE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``agent-rl``; returns the exit code."""
+    hold_standard_files()
     look_in_working_directory()
     options = _parser().parse_args(arguments)
     if options.command not in {_run, _eval}:  # which have something to end in order, and say when
@@ -38,17 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except KeyboardInterrupt:
-        print("agent-rl: interrupted", file=sys.stderr)
+        complain("agent-rl: interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        _drop_output()
+        drop_output()
         return 1
-
-
-def _drop_output() -> None:
-    """Nobody can read our output: what is left of it goes nowhere, or the interpreter would fail on it at its end."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,12 +132,7 @@ def _run(options: argparse.Namespace) -> int:
         except HubError as error:
             return _mistake(str(error))
     exit_code = _supervise(topology, options.file, options.overrides, options.host, LiveView)
-    try:
-        _show_results(topology, options, before, exit_code)
-    except OSError as error:
-        _drop_output()
-        where = topology.run.directory / "summary.json"
-        print(f"agent-rl: the results could not be shown ({error.strerror}); they are in {where}", file=sys.stderr)
+    _show_results(topology, options, before, exit_code)
     return exit_code
 
 
@@ -178,14 +168,13 @@ def _supervise(
         return _mistake("; ".join(str(error) for error in leaves))
 
 
-def _show_results(topology: Topology, options: argparse.Namespace, before: int | None, exit_code: int) -> None:
+def _show_results(topology: Topology, options: argparse.Namespace, before: SummaryFile | None, exit_code: int) -> None:
     """What the run came to; nothing for one that was refused, or ended before it did anything."""
     from math import isfinite
 
     from agent_rl.live import SteadyConsole, summary_table
     from agent_rl.run_directory import add_end, read_end, read_summary
 
-    print(end="", flush=True)  # what could not be shown earlier fails here
     summary = read_summary(topology.run.directory, before)
     if summary is not None and exit_code and (reason := read_end(topology.run.directory)):
         summary = add_end(topology.run.directory, summary, reason)
@@ -194,9 +183,13 @@ def _show_results(topology: Topology, options: argparse.Namespace, before: int |
     )
     if not done and (summary is not None or exit_code == MISTAKE):
         return
-    if exit_code != INTERRUPTED and options.host in {None, topology.main_host}:
-        _leave_report(topology.run.directory)
-    if summary is not None:
+    report = exit_code != INTERRUPTED and options.host in {None, topology.main_host}
+    said = _leave_report(topology.run.directory) if report else ""
+    with showing(topology.run.directory / "summary.json"):
+        if said:
+            print(said)
+        if summary is None:
+            return
         SteadyConsole().print(summary_table(summary))
         for remark in summary.get("remarks", []):
             print(f"note: {remark}")
@@ -207,20 +200,18 @@ def _show_results(topology: Topology, options: argparse.Namespace, before: int |
         print(json.dumps(summary | unknown, allow_nan=False), flush=True)
 
 
-def _leave_report(directory: Path) -> None:
-    """The report at a run's end. A run that went well does not fail by its report, whatever is wrong with that."""
+def _leave_report(directory: Path) -> str:
+    """The report at a run's end, and a line about it. A run that went well does not fail by its report, whatever is wrong with that."""
     if not (directory / "journal.sqlite").is_file():
-        return
+        return ""
     from agent_rl.report import write_report
 
     try:
-        print(f"report: {write_report(directory, _decode_stored)}")
+        return f"report: {write_report(directory, _decode_stored)}"
     except Exception as error:  # noqa: BLE001 - said, with what to do; the run's results are not the report's to lose
         reason = f"{type(error).__name__}: {error}"
-        print(
-            f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again",
-            file=sys.stderr,
-        )
+        complain(f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again")
+        return ""
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -325,12 +316,12 @@ def _sound_topology(file: Path, overrides: Sequence[str], host: str | None = Non
         if not faults:
             return topology
     for fault in faults:
-        print(fault.render(file), file=sys.stderr)
+        complain(fault.render(file))
     return None
 
 
 def _mistake(message: str) -> int:
-    print(f"agent-rl: {message}", file=sys.stderr)
+    complain(f"agent-rl: {message}")
     return MISTAKE
 
 

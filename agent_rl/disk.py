@@ -4,13 +4,14 @@ Who writes what, and what happens when it cannot:
 
 - journal, checkpoints, weights, metrics, summary: the run stops with `DiskError`; what was there before stays as it was, and
   nothing was acknowledged that is not in the journal. Starting the run again, once there is room, goes on.
-- logs and the timeline: the lines are left out and counted, and the run goes on.
+- logs and the timeline: the lines are left out and counted, and the run goes on. Of each there is at most one older file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import shutil
@@ -128,6 +129,11 @@ class LineFile:
             os.ftruncate(self._file, size)
             raise
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self._file).st_size
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
@@ -146,11 +152,37 @@ class LineFile:
             os.ftruncate(self._file, place)
 
 
-class LossyLines:
-    """Lines whose loss is no harm: what cannot be written is left out and counted, never raised."""
+def older(path: Path) -> Path:
+    """Where a file that grew too long is kept, until the next one takes its place."""
+    return path.with_name(f"{path.name}.1")
 
-    def __init__(self, path: Path) -> None:
+
+def rotate_open(path: Path, limit: float) -> bool:
+    """Keep a copy of a file that others hold open for appending, and empty it, once it has reached ``limit`` bytes.
+
+    Whether it was. What is written between the two is lost. A disk that cannot take the copy leaves all as it was.
+    """
+    try:
+        if path.stat().st_size < limit:
+            return False
+        with whole(older(path)) as partial:
+            shutil.copyfile(path, partial)
+        os.truncate(path, 0)
+    except (OSError, DiskError):
+        return False
+    return True
+
+
+class LossyLines:
+    """Lines whose loss is no harm: what cannot be written is left out and counted, never raised.
+
+    A file that has reached ``limit`` bytes becomes the older one, in place of the one that was: so both together take at most
+    twice as much, and a line each. One writer at a time.
+    """
+
+    def __init__(self, path: Path, limit: float = math.inf) -> None:
         self._path = path
+        self._limit = limit
         self._file: LineFile | None = None
         self.lost = 0
         """Lines left out since one was last written."""
@@ -159,6 +191,9 @@ class LossyLines:
     def append(self, line: str, *, about_lost: str = "") -> bool:
         """Write a line if it can be; before the first after a loss ``about_lost``, if given. Whether it was written."""
         try:
+            if self._file is not None and self._file.size >= self._limit:
+                self.close()
+                self._path.replace(older(self._path))
             if self._file is None:
                 self._file = LineFile(self._path)
             if self.lost and about_lost:

@@ -27,3 +27,9 @@ def raise_from_now_on() -> None:
     """From now on an interrupt raises KeyboardInterrupt, where it had ended the process at once."""
     if signal.getsignal(signal.SIGINT) is leave_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals by which a run is stopped in order. SIGHUP is not among them where it is ignored, as ``nohup`` has it."""
+    hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hung_up]

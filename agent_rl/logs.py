@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -34,9 +35,9 @@ class _LineLogger:
 
 @contextlib.contextmanager
 def open_log(
-    run_directory: Path, name: str, *, level: int = logging.INFO, **bound: Any
+    run_directory: Path, name: str, *, limit: float = math.inf, level: int = logging.INFO, **bound: Any
 ) -> Iterator[structlog.typing.FilteringBoundLogger]:
-    """A logger that appends JSON lines to ``<run>/logs/<name>.jsonl``, each with ``bound`` in it.
+    """A logger that appends JSON lines to ``<run>/logs/<name>.jsonl``, each with ``bound`` in it; of ``limit`` bytes, see `LossyLines`.
 
     Times are UTC in ISO 8601; an exception's traceback is structured (``exception``). Nothing global is configured. Lines that
     the disk does not take are left out; the next that it takes is preceded by one that says how many.
@@ -44,7 +45,7 @@ def open_log(
     directory = log_directory(run_directory)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(LossyLines(directory / f"{name}.jsonl")) as lines:
+    with contextlib.closing(LossyLines(directory / f"{name}.jsonl", limit)) as lines:
         logger = structlog.wrap_logger(
             _LineLogger(lines),
             processors=[

@@ -80,12 +80,14 @@ class OtherHosts:
 
 def link_notice(event: LinkEvent) -> str:
     """What the user is told of a link: another host's supervisor is silent, or heard again."""
-    from transport import PeerBack, PeerSilent
+    from transport import PeerBack, PeerLeft, PeerSilent
 
     if isinstance(event, PeerSilent) and is_supervisor(event.peer):
         return f"{event.peer} has been silent for {event.seconds:.0f} s; look at its host, and at the way there"
     if isinstance(event, PeerBack) and is_supervisor(event.peer):
         return f"{event.peer} is heard again, after {event.seconds:.0f} s"
+    if isinstance(event, PeerLeft) and is_supervisor(event.peer):
+        return f"{event.peer} has stopped in order, and its actors with it; start its host again, and the run goes on"
     return ""
 
 

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from agent_rl.disk import DiskError, whole, writing
 from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
@@ -97,12 +97,17 @@ def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
         sweep_one(directory)
 
 
-def summary_file(directory: Path) -> int | None:
-    """Which file the summary is now, by its number on the disk: each is written whole, as a new file. None: there is none."""
+SummaryFile: TypeAlias = tuple[int, int]
+"""Number on the disk, which each summary that is written whole has of its own, and time of change in ns."""
+
+
+def summary_file(directory: Path) -> SummaryFile | None:
+    """Which file the summary is now; None: there is none."""
     try:
-        return (directory / "summary.json").stat().st_ino
+        found = (directory / "summary.json").stat()
     except FileNotFoundError:
         return None
+    return found.st_ino, found.st_mtime_ns
 
 
 END = "end.json"
@@ -133,7 +138,7 @@ def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, 
     return summary
 
 
-def read_summary(directory: Path, before: int | None) -> dict[str, Any] | None:
+def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] | None:
     """The summary this run wrote, a flat table of figures by name; None when it is the file it was ``before``, or there is none."""
     file = directory / "summary.json"
     try:

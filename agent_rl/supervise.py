@@ -3,10 +3,10 @@
 ::
 
     starting --> running --(an actor says it is finished)--------------> draining --> exit 0
-                    |-----(first SIGINT or SIGTERM)---------------------> draining --> exit 0
+                    |-----(first SIGINT or SIGTERM, or SIGHUP)----------> draining --> exit 0
                     |-----(a restart budget is spent)-------------------> draining --> exit 1
                     |-----(an actor exits with USER_MISTAKE)------------> draining --> exit 2
-                    `-----(second signal, also while draining)----------> all killed --> exit 130
+                    `-----(second SIGINT or SIGTERM, also draining)-----> all killed --> exit 130
 
     an actor is silent:  named, with who waits for it --(heard again)--> named as back
                                                       `-(silent_seconds)--> killed, and restarted within its budget
@@ -35,6 +35,7 @@ from agent_rl.addresses import actor_nodes, addresses, runtime_directory, superv
 from agent_rl.continuing import remember
 from agent_rl.disk import DiskError
 from agent_rl.incarnations import RESTARTS, next_start, read_epoch, run_clock
+from agent_rl.interrupts import stop_signals
 from agent_rl.leftovers import Janitor, sweep
 from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
@@ -53,11 +54,13 @@ if TYPE_CHECKING:
     import structlog
 
     from transport import Delivery, LinkEvent, Network
+    from transport.inbound import Inbound
 
 KILLED = 130
 """The exit code after a second signal."""
 
 REFRESH_SECONDS = 0.5
+MIB = 1 << 20
 
 
 async def run_topology(
@@ -83,18 +86,19 @@ async def run_topology(
     sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
     with ExitStack() as stack:
         # From here on there is something to end in order: signals wait until the supervisor can.
-        received = stack.enter_context(trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM))
+        received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
         stack.enter_context(run_lock(directory, hosts))
         remember(topology, directory)
         (directory / END).unlink(missing_ok=True)
-        log = stack.enter_context(open_log(directory, supervisor_node(hosts[0])))
+        log = stack.enter_context(open_log(directory, supervisor_node(hosts[0]), limit=topology.run.log_mib * MIB))
         stack.callback(sweep)
         for swept in sweep():
             log.info("swept", directory=str(swept))
         stack.enter_context(socket_directory(runtime, sockets))
         stages = [stage.name for stage in topology.stages]
         epoch = read_epoch()
-        timeline = stack.enter_context(closing(TimelineFile(directory, trio.current_time(), run_clock(epoch))))
+        timeline = TimelineFile(directory, trio.current_time(), run_clock(epoch), limit=topology.run.timeline_mib * MIB)
+        stack.enter_context(closing(timeline))
         view = view_class(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")
         display = stack.enter_context(
@@ -155,6 +159,7 @@ class Supervisor:
         """Why the run could not go on."""
         self._final_words: list[str] = []
         self._signals = 0
+        self._hung_up = False
         self._others = OtherHosts(topology, hosts)
         self._silence = Silence(self._look)
         self._movement = Movement(topology.run.report_standstill_seconds)
@@ -196,7 +201,7 @@ class Supervisor:
                     self.say(line)
                 if self._timeline.lost:
                     self.say(f"{self._timeline.lost} rows of {TIMELINE} are missing: the disk did not take them")
-                if self._signals and not self._exit_code:
+                if (self._signals or self._hung_up) and not self._exit_code:
                     self.say(f"stopped; continue with: {self._command()}")
                 nursery.cancel_scope.cancel()
         finally:
@@ -238,7 +243,12 @@ class Supervisor:
             self._others.link(node)
 
     def _link_event(self, event: LinkEvent) -> None:
-        self._log.warning("link", link_event=type(event).__name__, detail=str(event))
+        from transport import PeerLeft
+
+        left = isinstance(event, PeerLeft)
+        (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
+        if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host's, which stopped in order
+            self._silence.forget(event.peer)
         notice = link_notice(event)
         if notice and not self._ending.is_set():
             self.say(notice)
@@ -255,9 +265,9 @@ class Supervisor:
                 if why:
                     self._end(1, why)
             else:
-                self._hear_actor(message, delivery.inbound.incarnation)
+                self._hear_actor(message, delivery.inbound)
 
-    def _hear_actor(self, status: ActorStatus, incarnation: int) -> None:
+    def _hear_actor(self, status: ActorStatus, sender: Inbound) -> None:
         now = trio.current_time()
         self._view.observe(status, now)
         if self._others.is_main:  # which hears of all; hosts may share the directory, and the file has one writer
@@ -265,8 +275,8 @@ class Supervisor:
         self._metrics.observe(status, now)
         actor = self._actors.get(status.actor)
         if actor is not None:
-            actor.heard(status, incarnation)
-        if actor is None or not actor.stopping:
+            actor.heard(status, sender.incarnation)
+        if not sender.gone if actor is None else not actor.stopping:
             self._note(*self._silence.heard(status), *self._movement.observe(status, now))
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)
@@ -282,6 +292,9 @@ class Supervisor:
                 self._note(*self._movement.tick(now))
             self._view.silences = {actor: self._silence.state(actor) for actor in self._silence.silent}
             self._display.refresh(now)
+            for actor in self._actors.values():
+                if actor.child is not None:
+                    actor.child.rotate_stderr(self._topology.run.log_mib * MIB)
             await trio.sleep(REFRESH_SECONDS)  # how often people want to see figures, and how soon silence is noticed
 
     def _note(self, *decided: Notice | Overdue) -> None:
@@ -301,6 +314,12 @@ class Supervisor:
 
     async def _obey(self, received: AsyncIterator[int]) -> None:
         async for number in received:
+            if number == signal.SIGHUP:  # the terminal is gone, which may be told more than once: it never kills
+                if not self._ending.is_set():
+                    self._hung_up = True
+                    self.say("SIGHUP: stopping, since the terminal or its connection was closed")
+                    self._end(0, "")
+                continue
             self._signals += 1
             if self._signals == 1:
                 self.say(f"{signal.Signals(number).name}: stopping; once more kills all actors")

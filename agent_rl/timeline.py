@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.disk import LossyLines
+from agent_rl.disk import LossyLines, older
 from agent_rl.messages import ActorStatus
 
 FILE = "timeline.jsonl"
@@ -96,9 +96,10 @@ class Timeline:
 class TimelineFile:
     """Appends the rows to a run directory's file, as statuses come in."""
 
-    def __init__(self, directory: Path, now: float, wall: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, now: float, wall: Callable[[], float], limit: float = math.inf) -> None:
+        """A file of ``limit`` bytes is followed by a new one, and kept until that is as long (`LossyLines`)."""
         self._timeline = Timeline(now)
-        self._lines = LossyLines(directory / FILE)
+        self._lines = LossyLines(directory / FILE, limit)
         self._wall = wall
         self._cores = len(os.sched_getaffinity(0))
 
@@ -120,10 +121,9 @@ class TimelineFile:
 
 def read_timeline(directory: Path) -> Iterator[dict[str, Any]]:
     """The rows of a run, oldest first; a half-written last line is left out."""
-    path = directory / FILE
-    if not path.exists():
-        return
-    with path.open() as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    for path in (older(directory / FILE), directory / FILE):
+        if path.exists():
+            with path.open() as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield json.loads(line)

@@ -40,6 +40,10 @@ class Run(Part):
     checkpoint_every: PositiveInt = 50
     """Steps between checkpoints; stage ends are always checkpoints."""
     keep_checkpoints: PositiveInt = 3
+    log_mib: PositiveFloat = 16.0
+    """A log or stderr file of this size is kept as ``.1``, in place of the one before: an actor's take at most four times as much."""
+    timeline_mib: PositiveFloat = 64.0
+    """So of ``timeline.jsonl``, which with the one before takes at most twice as much."""
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without anything moving, the run says who waits for what; it goes on."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)

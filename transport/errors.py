@@ -87,6 +87,13 @@ class PeerBack:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerLeft:
+    """A peer said that it leaves: its silence from now on is no news, and is not reported."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReplaced:
     """The peer's process is a new one; what it had not acknowledged is being sent again."""
 
@@ -131,7 +138,7 @@ class Unauthenticated:
 
 
 LinkEvent: TypeAlias = (
-    PeerSilent | PeerBack | PeerReplaced | CreditWait | MalformedFrames | MessageRejected | Unauthenticated
+    PeerSilent | PeerBack | PeerLeft | PeerReplaced | CreditWait | MalformedFrames | MessageRejected | Unauthenticated
 )
 
 

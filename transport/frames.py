@@ -5,7 +5,7 @@ msgpack, and the bodies one after the other. A body is frame 0 of an encoded mes
 any, follow, and then it is the last. A Push may carry many messages; everything else that carries one carries one.
 
 To a peer's inbox go Push, Call, Cancel, Announce, Heartbeat and Goodbye; back over the same connection come Progress,
-Reply, Refused and HeartbeatBack. Whatever is addressed to a process carries its incarnation, so that a frame meant for
+Reply, Refused, HeartbeatBack and Goodbye. Whatever is addressed to a process carries its incarnation, so that a frame meant for
 a dead process is never taken by its successor. Everything that flows back carries totals or sets: losing or
 doubling any one control frame changes nothing that the next heartbeat does not put right.
 """
@@ -68,7 +68,7 @@ class Heartbeat(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    """The connecting side leaves on purpose: its silence is no news."""
+    """The sender leaves on purpose: its silence is no news. Said over every connection, in both directions."""
 
 
 class StreamState(NamedTuple):

@@ -25,6 +25,8 @@ class Inbound:
         self.streams: dict[str, PushReceiver] = {}
         self.calls: dict[int, Delivery] = {}
         self.last_request = 0
+        self.gone = False
+        """Whether the process has left, or was replaced."""
         self.announced: dict[tuple[str, str], int] = {}
         self._on_change = on_change
         self._changed: dict[str, PushReceiver] = {}

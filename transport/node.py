@@ -22,6 +22,7 @@ from transport.errors import (
     DecodeError,
     LinkEvent,
     PeerBack,
+    PeerLeft,
     PeerSilent,
     log_event,
 )
@@ -81,6 +82,7 @@ class Node:
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
         self._liveness = Liveness(self._limits.silent_after)
+        self._left: set[str] = set()
         self._faults = Faults(on_event)
         self._changed: dict[Inbound, None] = {}
         self._announcing: dict[Outbound, None] = {}
@@ -168,6 +170,8 @@ class Node:
             self._flush()
             for outbound in self._outbound.values():
                 self._port.send(outbound.peer, [pack(Goodbye())])
+            for inbound in self._inbound.values():
+                self._send_back(inbound, Goodbye())
             await self._port.close()
 
     async def _flush_forever(self) -> None:
@@ -206,7 +210,8 @@ class Node:
             self._send_back(inbound, inbound.heartbeat(self.incarnation))
         for peer, seconds in self._liveness.tick(now, self._limits.heartbeat_interval):
             silent = self._outbound.get(peer)
-            self._on_event(PeerSilent(peer, seconds, silent.waiting_for if silent is not None else ()))
+            if peer not in self._left:
+                self._on_event(PeerSilent(peer, seconds, silent.waiting_for if silent is not None else ()))
             if silent is not None:
                 silent.silent = True
                 silent.lost()
@@ -259,6 +264,7 @@ class Node:
             self._heartbeat(inbound, envelope)
         elif isinstance(envelope, Goodbye):
             self._forget(inbound)
+            self._leaves(inbound.peer)
         else:
             self._faults.malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
 
@@ -278,12 +284,19 @@ class Node:
         inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
             identity, peer, incarnation, self._mark
         )
+        self._left.discard(peer)
         self._liveness.expect(peer, trio.current_time())
         self._send_back(inbound, inbound.heartbeat(self.incarnation))
         return inbound
 
+    def _leaves(self, peer: str) -> None:
+        if peer not in self._left:
+            self._left.add(peer)
+            self._on_event(PeerLeft(peer))
+
     def _forget(self, inbound: Inbound) -> None:
         """The process left or was replaced: what it waited for is no longer wanted; what it pushed is still handled."""
+        inbound.gone = True
         del self._inbound[inbound.identity], self._inbound_by_name[inbound.peer]
         self._changed.pop(inbound, None)
         for delivery in list(inbound.calls.values()):
@@ -352,10 +365,14 @@ class Node:
         """Something flowed back over the connection to ``peer``."""
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
+            if isinstance(envelope, Goodbye):
+                self._leaves(peer)
+                return
             self._outbound[peer].receive(envelope, [*bodies, *frames[1:]])
         except MalformedFrame as error:
             self._faults.malformed(peer, str(error))
             return
+        self._left.discard(peer)
         self._liveness.heard(peer)
         self._alive(peer)
 

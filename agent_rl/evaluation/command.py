@@ -32,6 +32,7 @@ from agent_rl.evaluation.topology import (
 from agent_rl.interrupts import INTERRUPTED
 from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError
+from agent_rl.output import showing
 from agent_rl.tasks import TaskError
 
 ASKED = "evaluation.json"
@@ -108,9 +109,10 @@ def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], A
             return INTERRUPTED
     results = read_results(journal, problems.asked, _stage(tables)["samples"], decode)
     found = write_results(directory / FILE, settings, results)
-    print_results(name, found, results if options.show_problems else ())
-    print(f"{directory / FILE} holds every problem's answers")
-    print(json.dumps(found["overall"]), flush=True)
+    with showing(directory / FILE):
+        print_results(name, found, results if options.show_problems else ())
+        print(f"{directory / FILE} holds every problem's answers")
+        print(json.dumps(found["overall"]), flush=True)
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_rl.audit import Audit, audit_journal
 from agent_rl.continuing import FILE as TOPOLOGY
+from agent_rl.disk import older
 from agent_rl.journal import Journal, JournalError
 from agent_rl.run_directory import read_end
 from agent_rl.timeline import FILE as TIMELINE
@@ -121,7 +122,7 @@ def read_records(directory: Path) -> Records:
     _read_metrics(directory, records)
     records.timeline = [
         row
-        for row in _rows(directory / TIMELINE, records.notes)
+        for row in (*_older_rows(directory / TIMELINE, records.notes), *_rows(directory / TIMELINE, records.notes))
         if isinstance(row.get("actors"), dict) and figure(row, "seconds") > 0 and math.isfinite(figure(row, "wall"))
     ]
     if not (directory / JOURNAL).is_file():
@@ -145,6 +146,12 @@ def figure(row: Row, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) < LARGEST else math.nan
+
+
+def _older_rows(path: Path, notes: list[str]) -> list[Row]:
+    """The rows of the file before it, when it grew so long that there is one."""
+    before = older(path)
+    return _rows(before, notes) if before.exists() else []
 
 
 def _rows(path: Path, notes: list[str]) -> list[Row]:

@@ -292,3 +292,29 @@ def test_a_class_beside_the_topology_is_found_from_anywhere(file, tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full | true"])
+def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place(file, tmp_path, closed):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, sys, trio, agent_rl.supervise\n"
+        "async def run_topology(topology, *_, **shown):\n"
+        "    await trio.lowlevel.checkpoint()\n"
+        "    topology.run.directory.mkdir(exist_ok=True)\n"
+        "    with open(topology.run.directory / 'summary.json', 'w') as summary:\n"
+        "        assert summary.fileno() > 2\n"
+        "        print('x')\n"
+        "        summary.write(json.dumps({'steps': 3}))\n"
+        "    return 1\n"
+        "agent_rl.supervise.run_topology = run_topology\n"
+        "from agent_rl.cli import main\n"
+        "sys.exit(main(['run', sys.argv[1]]) + 41)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = f'"{sys.executable}" "{script}" "{file}" {closed}'
+    if "|" in closed:
+        command = f"set -o pipefail; {command}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, check=False)
+    assert done.returncode == 42, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == {"steps": 3}

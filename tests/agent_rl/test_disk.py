@@ -12,7 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agent_rl.disk import DiskError, LineFile, LossyLines, disk_errno, disk_error, sweep_partial, whole, writing
+from agent_rl.disk import (
+    DiskError,
+    LineFile,
+    LossyLines,
+    disk_errno,
+    disk_error,
+    older,
+    rotate_open,
+    sweep_partial,
+    whole,
+    writing,
+)
 from agent_rl.journal import Journal, JournalError
 from agent_rl.logs import open_log
 from agent_rl.tiny import build_tokenizer
@@ -151,6 +162,36 @@ def test_lossy_lines_are_counted_and_the_loss_is_told_once_there_is_room(tmp_pat
     assert (lines.lost, lines.lost_in_all) == (0, 2)
     lines.close()
     assert (tmp_path / "rows.jsonl").read_text() == "a\n2 lost\nd\n"
+
+
+def test_lines_take_at_most_twice_their_limit(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for start in range(3):  # the next process goes on where the last one stood
+        lines = LossyLines(path, limit=100)
+        for number in range(50):
+            assert lines.append(f"{1000 * start + number:09}")
+        lines.close()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.1"]
+    kept = older(path).read_text() + path.read_text()
+    assert older(path).stat().st_size == 100
+    assert [int(line) for line in kept.splitlines()] == [2000 + number for number in range(50)][-len(kept) // 10 :]
+
+
+def test_a_file_that_others_write_is_emptied_and_what_it_held_kept(tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    with path.open("ab", buffering=0) as held:
+        held.write(b"x" * 99)
+        assert not rotate_open(path, 100)
+        held.write(b"y")
+        assert rotate_open(path, 100)
+        held.write(b"goes on")
+    assert older(path).read_bytes() == b"x" * 99 + b"y"
+    assert path.read_bytes() == b"goes on"
+    with path.open("ab", buffering=0) as held, no_file_longer_than(3):
+        assert not rotate_open(path, 5)
+    assert path.read_bytes() == b"goes on"
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not rotate_open(tmp_path / "nowhere", 5)
 
 
 def test_a_log_on_a_full_disk_stops_nobody_and_says_what_it_lost(tmp_path: Path) -> None:

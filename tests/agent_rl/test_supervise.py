@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_rl.addresses import addresses, runtime_directory
@@ -26,7 +27,7 @@ from agent_rl.other_hosts import link_notice
 from agent_rl.run_directory import RunRefused, is_supervised, read_summary, run_lock, socket_directory, summary_file
 from agent_rl.supervise import run_topology
 from tests.full_disk import fill, small_disk
-from transport import PeerBack, PeerSilent
+from transport import PeerBack, PeerLeft, PeerSilent
 
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
 ENTRY = """\
@@ -77,7 +78,13 @@ def announce_finished(options, path, state):
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGTERM) as received:
                 await nursery.start(partial(node.run, ignore))
-                link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", {"step": 7.0}, "", 0.0, 0.0))
+
+                async def report():
+                    while True:
+                        link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", {"step": 7.0}, "", 0, 0))
+                        await trio.sleep(0.2)
+
+                nursery.start_soon(report)
                 async for _ in received:
                     nursery.cancel_scope.cancel()
 
@@ -121,6 +128,13 @@ def main():
         tell("up")
         print("first words\\n\\nboom of", options.actor, file=sys.stderr)
         sys.exit(7)
+    elif behaviour == "talkative":
+        tell("up")
+        number = 0
+        while not signal.sigtimedwait({signal.SIGTERM}, 0.001):
+            print("line", number, file=sys.stderr, flush=True)
+            number += 1
+        print("last", file=sys.stderr)
     elif behaviour == "crash_once":
         tell("up")
         marker = path.parent / "crashed"
@@ -171,7 +185,8 @@ from agent_rl.supervise import run_topology
 path = Path(sys.argv[1])
 if sys.argv[2] == "lifeline":  # what the actors themselves do is to be seen
     Janitor.started = lambda janitor, group: None
-sys.exit(trio.run(partial(run_topology, load_topology(path), path, entry_module="fake_entry")))
+host = sys.argv[3] if len(sys.argv) > 3 else None
+sys.exit(trio.run(partial(run_topology, load_topology(path), path, host=host, entry_module="fake_entry")))
 """
 
 
@@ -435,6 +450,74 @@ def test_a_second_signal_kills_at_once(stage):
     assert_gone([pid, int(grandchild)])
 
 
+def test_a_closed_terminal_drains_once_and_never_kills(stage, capsys):
+    topology = stage.topology(a='class = "fake_entry:Slow"')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(1))
+        press(signal.SIGHUP)  # from the shell, and once more from the kernel
+        await trio.lowlevel.checkpoint()
+        press(signal.SIGHUP)
+        heard.extend(await stage.await_news(1))
+
+    assert supervise(stage, topology, during) == 0
+    assert [event for event, *_ in heard] == ["up", "stopped"]
+    said = capsys.readouterr().out
+    assert said.count("SIGHUP: stopping, since the terminal or its connection was closed") == 1
+    assert "stopped; continue with: agent-rl run" in said
+
+
+def test_a_signal_after_a_closed_terminal_is_the_first_of_two(stage):
+    topology = stage.topology(a='class = "fake_entry:Slow"')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(1))
+        press(signal.SIGHUP)
+        await trio.lowlevel.checkpoint()
+        press(signal.SIGTERM)
+        heard.extend(await stage.await_news(1))
+
+    assert supervise(stage, topology, during) == 0
+    assert heard[-1][0] == "stopped"
+
+
+def test_where_sighup_is_ignored_it_stays_so(stage):
+    """As nohup starts a command."""
+    stage.topology(a="")
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = ["nohup", sys.executable, str(script), str(stage.path), "run"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as supervisor:
+        assert stage.heard()[0] == "up"
+        supervisor.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            supervisor.wait(0.3)
+        supervisor.send_signal(signal.SIGTERM)
+        assert stage.heard()[0] == "stopped"
+        assert supervisor.wait(10) == 0
+    assert "SIGHUP" not in (stage.folder / "run" / "logs" / "supervisor.local.jsonl").read_text()
+
+
+def test_what_an_actor_writes_to_stderr_is_bounded(stage):
+    topology = stage.topology(a='settings = { behaviour = "talkative" }')
+    topology = load_topology(stage.path, ["run.log_mib=0.01"])
+    kept = stage.folder / "run" / "logs" / "a.0.stderr.1"
+
+    async def during():
+        await stage.await_news(1)
+        while not kept.exists():  # noqa: ASYNC110 - a file has no event
+            await trio.sleep(0.05)
+        press(signal.SIGTERM)
+
+    assert supervise(stage, topology, during) == 0
+    now = kept.with_name("a.0.stderr").read_text()
+    assert kept.read_text().startswith("line 0\nline 1\n")
+    assert "\0" not in now  # it goes on at the beginning of the emptied file
+    assert now.endswith("last\n")
+
+
 @pytest.mark.parametrize("output", ["a full disk", "a closed pipe"])
 def test_output_that_fails_ends_no_run(stage, output):
     """Nothing can be shown; the supervisor goes on, restarts what dies, and ends as it is told."""
@@ -670,6 +753,37 @@ def test_the_other_hosts_end_with_the_learners(stage, capsys):
     assert "look at these hosts" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys, monkeypatch):
+    """The learner's host goes on, and says once what became of the other."""
+    for name in ("SILENT_SECONDS", "NAMED_SECONDS"):
+        monkeypatch.setattr(f"agent_rl.silence.{name}", 2.0)
+    two_hosts(stage, 'settings = { behaviour = "running" }')
+    text = stage.path.read_text()
+    stage.path.write_text(text.replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "running" }\n'))
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+
+    async def main():
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                command = [sys.executable, str(script), str(stage.path), "run", "b"]
+                other = await nursery.start(partial(trio.run_process, command, stdout=subprocess.DEVNULL))
+                nursery.start_soon(
+                    partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module="fake_entry")
+                )
+                await stage.await_news(2)
+                other.send_signal(signal.SIGTERM)
+                await other.wait()
+                await trio.sleep(4)
+                press(signal.SIGTERM)
+
+    trio.run(main)
+    said = capsys.readouterr().out
+    assert said.count("supervisor.b has stopped in order, and its actors with it; start its host again") == 1
+    assert "silent" not in said
+
+
 def test_a_host_that_gives_up_ends_the_run(stage, capsys):
     topology = two_hosts(stage, "")
     topology = load_topology(stage.path, ["actors.x.restarts=0"])
@@ -700,6 +814,7 @@ def test_a_run_in_which_nothing_moves_says_who_waits_for_what(stage, capsys):
 def test_another_hosts_supervisor_that_falls_silent_is_named():
     assert link_notice(PeerSilent("supervisor.b", 5.2, ())).startswith("supervisor.b has been silent for 5 s; look at")
     assert link_notice(PeerBack("supervisor.b", 61.0)) == "supervisor.b is heard again, after 61 s"
+    assert link_notice(PeerLeft("supervisor.b")).startswith("supervisor.b has stopped in order, and its actors with it")
     assert link_notice(PeerSilent("learner.0", 5.2, ())) == ""  # its statuses tell, and say more
 
 

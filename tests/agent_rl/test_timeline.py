@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.messages import ActorStatus
+from agent_rl.report.records import METRICS, read_records
 from agent_rl.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
 from tests.full_disk import no_file_longer_than
 
@@ -76,6 +77,20 @@ def test_rows_that_a_full_disk_refuses_are_counted_and_the_next_are_written(tmp_
     file.close()
     assert file.lost == 2
     assert len(list(read_timeline(tmp_path))) == 3
+
+
+def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None:
+    file = TimelineFile(tmp_path, 0.0, lambda: 1000.0, limit=1000)
+    for second in range(12):
+        file.observe(status(float(second), 0.0), float(second))
+    file.close()
+    assert (tmp_path / f"{FILE}.1").stat().st_size < 2000
+    rows = list(read_timeline(tmp_path))
+    both = [len((tmp_path / name).read_text().splitlines()) for name in (f"{FILE}.1", FILE)]
+    assert all(both)
+    assert len(rows) == sum(both)
+    (tmp_path / METRICS).touch()
+    assert read_records(tmp_path).timeline == rows
 
 
 def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from transport import BindError, EncodeError, Limits, MemoryNetwork, Node, PeerSilent, UnknownPeer, encode
+from transport import BindError, EncodeError, Limits, MemoryNetwork, Node, PeerLeft, PeerSilent, UnknownPeer, encode
 from transport.codec import size_of
 from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
@@ -248,6 +248,32 @@ def test_a_node_that_leaves_is_not_reported_by_those_it_sent_to():
             await case.heartbeats(20)
             assert not b.told(PeerSilent)
             assert b.node.figures["peers"] == 0
+
+    case.run(main)
+
+
+@pytest.mark.parametrize("sends", ["a to b", "b to a", "both"])
+def test_a_node_that_leaves_in_order_is_told_of_once_and_its_silence_never(sends):
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            a, b = await world.start("a"), await world.start("b")
+            if sends != "b to a":
+                a.node.announce("news", ["b"]).set(Item(1))
+            if sends != "a to b":
+                b.node.announce("news", ["a"]).set(Item(1))
+            await case.heartbeats(2)
+            await b.stop()
+            await case.heartbeats(20)
+            assert a.told(PeerLeft) == [PeerLeft("b")]
+            assert not a.told(PeerSilent)
+            again = await world.start("b")
+            again.node.announce("more", ["a"]).set(Item(2))
+            await case.heartbeats(3)
+            case.memory.cut("a", "b")  # one that says nothing is silent
+            await case.heartbeats(20)
+            assert len(a.told(PeerSilent)) == 1
 
     case.run(main)
 
