@@ -304,7 +304,6 @@ def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place
         "    topology.run.directory.mkdir(exist_ok=True)\n"
         "    with open(topology.run.directory / 'summary.json', 'w') as summary:\n"
         "        assert summary.fileno() > 2\n"
-        "        print('x')\n"
         "        summary.write(json.dumps({'steps': 3}))\n"
         "    return 1\n"
         "agent_rl.supervise.run_topology = run_topology\n"
