@@ -128,7 +128,7 @@ def _run(options: argparse.Namespace) -> int:
     name = topology.model.path
     if name is not None and is_hub_name(name):  # before actors with deadlines wait for it
         try:
-            model_files(name, lambda text: print(text, file=sys.stderr))
+            model_files(name, complain)
         except HubError as error:
             return _mistake(str(error))
     exit_code = _supervise(topology, options.file, options.overrides, options.host, LiveView)
