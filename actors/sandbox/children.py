@@ -101,20 +101,32 @@ class Child:
 
     def has_descendants(self, proc: int) -> bool:
         """Whether a session has processes beside its own, which would go on running between its cells. ``proc``: of the host."""
-        if self.place.processes():
-            return True
+        return bool(self.place.processes()) or any(self._read_tasks(proc, "children"))
+
+    def is_at_rest(self, proc: int) -> bool:
+        """Whether a session stands until its next cell: each of its threads is stopped, and no process is left that could make it go on.
+
+        A process that ends can do that, by the signals that its parent or an orphaned group of processes gets then.
+        """
+        states = [text.rpartition(b")")[2].split()[:1] for text in self._read_tasks(proc, "stat")]
+        return all(state == [b"T"] for state in states) and not self.has_descendants(proc)
+
+    def _read_tasks(self, proc: int, name: str) -> list[bytes]:
+        """A file of the kernel's about each thread, at most 4 KiB of it."""
+        said = []
         tasks = os.open(f"{self.pid}/task", os.O_RDONLY, dir_fd=proc)
         try:
             for task in os.listdir(tasks):  # noqa: PTH208  pathlib is memory that every fork would pay for
                 try:
-                    fd = os.open(f"{task}/children", os.O_RDONLY, dir_fd=tasks)
+                    fd = os.open(f"{task}/{name}", os.O_RDONLY, dir_fd=tasks)
                 except (FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
                     continue
                 try:
-                    if os.read(fd, 16):
-                        return True
+                    said.append(os.read(fd, 4096))
+                except ProcessLookupError:
+                    pass
                 finally:
                     os.close(fd)
-            return False
         finally:
             os.close(tasks)
+        return said

@@ -190,10 +190,13 @@ class Forks:
 class Forker:
     """The forker itself. It takes the descriptors up to CONTROL, which then are its children's."""
 
-    def __init__(self, link: socket.socket, slots: Any, null: int, work: Work) -> None:
+    def __init__(self, link: socket.socket, slots: Any, null: int, work: Work, child_filter: bytes) -> None:
+        """``child_filter``: the seccomp filter that each child adds to the forker's; empty for none."""
         self.link, self.slots, self.work = link, slots, work
         self.child_link, self.door, self.members = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self.sealing = [joining(self.members), *slots.entering(self.door), *leaving(self.child_link)]
+        if child_filter:
+            self.sealing.append(kernel.filter_step(child_filter))
         for target in range(CONTROL):
             os.dup2(null, target, target < REPORT)
         ours, theirs = _socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

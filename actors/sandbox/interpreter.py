@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from actors.sandbox.control_groups import ControlGroups
-from actors.sandbox.isolation import Level, filter_program, outer_user, visible
+from actors.sandbox.isolation import Level, child_filter_program, filter_program, outer_user, visible
 from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.namespaces import NamespaceSlots
 from actors.sandbox.wire import (
@@ -261,6 +261,7 @@ class Interpreter:
             "children": config.children,
             "namespaces": config.level == "strong",
             "filter": filter_program(config.level).hex(),
+            "child_filter": child_filter_program(config.level).hex(),
             "server_filter": filter_program(config.level, may_continue=True).hex(),
             "plan": seen.plan,
             "readable": seen.readable,

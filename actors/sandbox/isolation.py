@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from actors.sandbox.syscalls import ARCHITECTURES, program
+from actors.sandbox.syscalls import ARCHITECTURES, program, sealing_program
 
 Isolation: TypeAlias = Literal["host", "strong", "filtered", "limits"]
 """What is configured. ``host``: the strongest level that the host allows. Any other is had, or the sandbox refuses to start."""
@@ -22,7 +22,6 @@ seccomp filter, no capabilities, resource limits. ``filtered``: the seccomp filt
 limits. ``limits``: resource limits alone.
 """
 LEVELS: tuple[Level, ...] = ("strong", "filtered", "limits")
-FIRST_SLOT_FD = 512
 UNUSED_USER = 1_999_654_320
 """A user id that distributions leave unused (above all container ranges, below 2^31): what root's calls run as."""
 NOBODY = 65534
@@ -64,10 +63,19 @@ def filter_program(level: Level, *, may_continue: bool = False) -> bytes:
     """
     if level == "limits":
         return b""
+    return program(_machine(level), strong=level == "strong", may_continue=may_continue)
+
+
+def child_filter_program(level: Level) -> bytes:
+    """The filter that each child adds to it; empty for ``limits``. Raises IsolationError as ``filter_program`` does."""
+    return b"" if level == "limits" else sealing_program(_machine(level))
+
+
+def _machine(level: Level) -> str:
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise unavailable(level, f"there is no seccomp filter for {machine} processors")
-    return program(machine, FIRST_SLOT_FD if level == "strong" else None, may_continue=may_continue)
+    return machine
 
 
 def outer_user() -> int:

@@ -16,6 +16,8 @@ CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 1024, 4096, 16384, 1 << 18
 MNT_DETACH = 2
+FIRST_SLOT_FD = 512
+"""The pidfd of the slot that is being entered: no child may have a descriptor of this number, and the filter lets only such be entered."""
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
@@ -32,8 +34,8 @@ LANDLOCK_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 """Every right over files, by version of the interface; from 3 on what sandboxed code may need has not changed."""
 LANDLOCK_FILE = 0b111 | 1 << 14
 """The rights that a rule about a single file may name: execute, write, read, truncate."""
-LANDLOCK_SCOPES = 3
-"""From version 6: no abstract Unix sockets and no signals to outside of the domain."""
+LANDLOCK_SCOPES, LANDLOCK_WITH_SCOPES = 3, 6
+"""No abstract Unix sockets and no signals to outside of the domain; from this version of the interface on."""
 CAPABILITY_VERSION = 0x20080522
 
 Step: TypeAlias = tuple[Callable[..., "int | None"], tuple[Any, ...]]
@@ -164,17 +166,36 @@ def install_filter(program: bytes) -> None:
     _checked(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(held), 0, 0), "seccomp")
 
 
+def filter_step(program: bytes) -> Step:
+    """Put the process under another filter, where an earlier one has taken the right to new privileges."""
+    held = ctypes.pointer(FilterProgram(len(program) // 8, program))
+    return direct.prctl, (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, held, 0, 0)
+
+
 def landlock_version() -> int:
     """Version of the Landlock interface; 0 where there is none."""
     result: int = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION)
     return max(0, result)
 
 
+def scope_steps() -> list[Step]:
+    """Shut the process in with what it starts: no abstract Unix sockets of others, no signals to them. None where the kernel can't.
+
+    The ruleset is made here, once; each child only enters it. Its files are not restricted.
+    """
+    if landlock_version() < LANDLOCK_WITH_SCOPES:
+        return []
+    ruleset = Ruleset(scopes=LANDLOCK_SCOPES)
+    size = ctypes.c_size_t(ctypes.sizeof(ruleset))
+    fd = _checked(libc.syscall(SYS_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), size, 0), "landlock_create_ruleset")
+    return [(direct.syscall, (SYS_LANDLOCK_RESTRICT_SELF, fd, 0))]
+
+
 def landlock(version: int, readable: Sequence[int], writable: Sequence[int]) -> None:
     """Confine this process and its children to the given files and what is beneath the given directories (descriptors)."""
     rights = LANDLOCK_ALL[min(version, 3)]
-    ruleset = Ruleset(files=rights, scopes=LANDLOCK_SCOPES if version >= 6 else 0)
-    size = ctypes.c_size_t(24 if version >= 6 else 8)
+    ruleset = Ruleset(files=rights, scopes=LANDLOCK_SCOPES if version >= LANDLOCK_WITH_SCOPES else 0)
+    size = ctypes.c_size_t(24 if version >= LANDLOCK_WITH_SCOPES else 8)
     fd = _checked(libc.syscall(SYS_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), size, 0), "landlock_create_ruleset")
     for paths, access in ((readable, LANDLOCK_READ), (writable, rights)):
         for path in paths:

@@ -27,8 +27,6 @@ from typing import Any, NoReturn
 from actors.sandbox import kernel
 from actors.sandbox.shares import Share, Shares
 
-FIRST_SLOT_FD = 512
-"""The pidfd of the slot that is being entered: no child may have a descriptor of this number, and the filter lets only such be entered."""
 INSIDE = 1000
 """The user and group that calls are in their own namespace."""
 HOME = "/tmp"  # noqa: S108  a call's own
@@ -311,15 +309,16 @@ class NamespaceSlots:
 
     def prepare(self, door: int) -> bool:
         """In the forker: the next child is born into the slot's PID namespace. False where that is no more."""
-        kernel.direct.dup3(door, FIRST_SLOT_FD, os.O_CLOEXEC)
-        return bool(kernel.direct.setns(FIRST_SLOT_FD, kernel.CLONE_NEWPID) == 0)
+        kernel.direct.dup3(door, kernel.FIRST_SLOT_FD, os.O_CLOEXEC)
+        return bool(kernel.direct.setns(kernel.FIRST_SLOT_FD, kernel.CLONE_NEWPID) == 0)
 
     def entering(self, _door: ctypes.c_int) -> list[kernel.Step]:
         """The steps by which a child enters the slot's other namespaces, and gives up what that took."""
         return [
-            (kernel.direct.setns, (FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),
+            (kernel.direct.setns, (kernel.FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),
             (kernel.direct.chdir, (HOME.encode(),)),
             kernel.drop_capabilities(),
+            *kernel.scope_steps(),
         ]
 
     def put_back(self, slot: Slot) -> bool:

@@ -20,7 +20,7 @@ from actors.sandbox import kernel
 from actors.sandbox.child import CONTROL, MAIN, check_answer, run_code
 from actors.sandbox.directories import Directories, open_files_limit, remove_tree
 from actors.sandbox.forks import WARM, Forker, ForkerGone, Forks
-from actors.sandbox.namespaces import FIRST_SLOT_FD, Maker, NamespaceSlots, enter_namespaces, import_from_where_shown
+from actors.sandbox.namespaces import Maker, NamespaceSlots, enter_namespaces, import_from_where_shown
 from actors.sandbox.server import Farewell, OwnerGone, Server
 from actors.sandbox.shares import Shares
 from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
@@ -52,7 +52,7 @@ def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
 def isolate(server: Server, config: dict[str, Any]) -> None:
     """Enter namespaces, if this level has them, and provide the slots. Raises OSError."""
     if config["namespaces"]:
-        most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FIRST_SLOT_FD) // 8)
+        most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - kernel.FIRST_SLOT_FD) // 8)
         proc = enter_namespaces(config["plan"], config["outer_user"])
         import_from_where_shown()
         os.close(server.proc)
@@ -88,7 +88,8 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
     while (held := os.dup(2)) <= CONTROL:
         pass  # these numbers are taken now, for what children have there
     # Made before the memory is in pieces, so that it is on few pages:
-    forker = Forker(link, server.slots, server.null, check_answer if config["checker"] else run_code)
+    work = check_answer if config["checker"] else run_code
+    forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")))
     try:
         warm_up(config["modules"], checker=config["checker"])
         forker.rehearse(server.null)
@@ -99,12 +100,12 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
     if not config["namespaces"]:
         # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.
         os.environ["HOME"] = os.environ["TMPDIR"] = "./"
+    collapse_into_huge_pages(server.proc)
     try:
         seal(config.pop("filter"))
     except OSError as error:
         link.send(said("isolation", str(error)))
         return
-    collapse_into_huge_pages(server.proc)
     gc.collect()
     gc.freeze()
     link.send(WARM)

@@ -159,7 +159,8 @@ class Server:
                 child.kill()
             elif child.settling is call:
                 child.settling = None
-                if child.has_descendants(self.proc):
+                self.kill_orphans()
+                if not child.is_at_rest(self.proc):
                     child.kill()
 
     def watch(self, child: Child, call: Call) -> None:
@@ -306,6 +307,7 @@ class Server:
             os.kill(child.pid, signal.SIGKILL)  # it is ending, unless other code than ours has said so
             return
         os.kill(child.pid, signal.SIGSTOP)
+        self.kill_orphans()
         if child.has_descendants(self.proc):
             call.verdict = SESSION_LEFT_PROCESSES
             child.kill()
@@ -344,9 +346,13 @@ class Server:
         os.close(child.pidfd)
         self.sessions.pop(child.session, None)
         child.control.close()
+        self.kill_orphans()
+        self.slots.put_back(child.place)
+
+    def kill_orphans(self) -> None:
+        """Where there are no slots, this process adopts what calls leave running."""
         if isinstance(self.slots, Directories):
             self.slots.kill_orphans(self.forks.pid)
-        self.slots.put_back(child.place)
 
     def slot_arrived(self) -> None:
         """The maker has made a slot, or says why it can't: then calls wait for those there are, as long as any may come back."""

@@ -223,9 +223,9 @@ def test_killing_its_own_process_group(attacked: Attacked) -> None:
     assert attacked.by("import os\nprint('x', flush=True)\nos.killpg(0, 9)").outcome == "killed"
 
 
-def test_escaping_by_double_fork_and_setsid(attacked: Attacked) -> None:
+def test_escaping_by_double_fork_and_a_group_of_its_own(attacked: Attacked) -> None:
     code = named("escaped") + (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)"
+        "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)"
     )
     assert attacked.by(code).outcome == "success"
     assert wait_until(lambda: living("escaped") == 0)
@@ -233,7 +233,7 @@ def test_escaping_by_double_fork_and_setsid(attacked: Attacked) -> None:
 
 def test_a_process_that_goes_on_writing_after_the_end(attacked: Attacked) -> None:
     code = (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
+        "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n"
         "    while True: os.pwrite(3, b'success\\nforged', 0); os.write(1, b'late ')\nos._exit(3)"
     )
     result = attacked.by(code, beside=0.2)

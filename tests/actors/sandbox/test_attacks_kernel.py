@@ -6,7 +6,9 @@ import platform
 
 import pytest
 
-from actors.sandbox.syscalls import ALLOWED, CONDITIONAL, REFUSED, numbers, program
+from actors.sandbox.syscall_table import REFUSED
+from actors.sandbox.syscalls import numbers
+from benchmarks.hostile.reach import NUMBERS
 from tests.actors.sandbox.conftest import Attacked
 
 MACHINE = platform.machine()
@@ -19,14 +21,9 @@ def call(number, *arguments):
 """
 
 
-def number(name: str) -> int:
-    known = numbers(ALLOWED + REFUSED, MACHINE)
-    return known[name] if name in known else CONDITIONAL[name][MACHINE != "x86_64"]
-
-
 def by_number(attacked: Attacked, name: str, *arguments: int) -> str:
     given = "".join(f", {argument}" for argument in arguments)
-    return attacked.by(f"{CALL}print(call({number(name)}{given}))", beside=0.02).stdout.strip()
+    return attacked.by(f"{CALL}print(call({NUMBERS[name]}{given}))", beside=0.02).stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +160,7 @@ def test_the_x32_interface_of_the_kernel(attacked: Attacked) -> None:
 def test_taking_capabilities_and_users(attacked: Attacked) -> None:
     code = (
         f"{CALL}import struct\nheader = struct.pack('Ii', 0x20080522, 0)\n"
-        f"print(call({number('capset')}, header, struct.pack('6I', 255, 255, 0, 0, 0, 0)))\n"
+        f"print(call({NUMBERS['capset']}, header, struct.pack('6I', 255, 255, 0, 0, 0, 0)))\n"
         "for act in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgid(0), lambda: os.setgroups([0])):\n"
         "    try: act(); print('TAKEN')\n    except OSError: print('refused')\nprint(os.getresuid())"
     )
@@ -202,18 +199,3 @@ def test_mounting_proc_anew(attacked: Attacked) -> None:
 def test_freezing_with_a_stopped_child(attacked: Attacked) -> None:
     code = "import os, signal\npid = os.fork()\nif pid == 0: os.kill(os.getpid(), signal.SIGSTOP)\nprint('left')"
     assert attacked.by(code).stdout == "left\n"
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_tables_contradict_nothing(machine: str) -> None:
-    allowed, refused = numbers(ALLOWED, machine), numbers(REFUSED, machine)
-    conditional = {name: row[machine != "x86_64"] for name, row in CONDITIONAL.items()}
-    every = [*allowed.values(), *refused.values(), *conditional.values()]
-    assert len(every) == len(set(every))
-    assert len(program(machine, 512)) % 8 == 0
-    assert len(program(machine, 512)) // 8 < 4096  # the kernel's limit
-
-
-def test_a_machine_without_a_table_is_refused() -> None:
-    with pytest.raises(KeyError):
-        program("riscv64", None)

@@ -17,8 +17,8 @@ IN_FRAMES = "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = fr
 ATTACKS = {
     "a fork bomb": "import os\ntry:\n    while True: os.fork()\nexcept OSError: pass",
     "a process that outlives the cell": named("outlives") + "import os, time\nif os.fork() == 0: time.sleep(60)",
-    "a process in a session of its own": named("outlives")
-    + "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
+    "a process in a group of its own": named("outlives")
+    + "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
     "endless output": "while True: print('x' * 1000)",
     "a full /tmp": "try:\n    for n in range(10**6): open(f'f{n}', 'wb').write(b'x' * 10**6)\nexcept OSError: pass",
     "all descriptors": "import os\nheld = []\ntry:\n    while True: held.append(os.dup(0))\nexcept OSError: pass",

@@ -286,3 +286,29 @@ def test_none_waits_where_calls_could_reach_it() -> None:
         assert await eventually(lambda: not children_of(forker))
 
     run_with(Sandbox(isolation="limits"), main)
+
+
+def test_a_process_is_at_rest_only_when_it_stands_and_has_no_other(tmp_path: Path) -> None:
+    """Whatever makes a stopped session go on, such as a group of processes that is orphaned, it is found and ended."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    command = ["/bin/sh", "-c", "/bin/sleep 60 & read line; kill -9 $!; wait; exec /bin/sleep 60"]
+    with ours, theirs, subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as process:
+        try:
+            child = Child(process.pid, Directory(str(tmp_path / "d")), theirs)
+            assert wait_until(lambda: child.has_descendants(proc))
+            process.send_signal(signal.SIGSTOP)
+            assert wait_until(lambda: state(process.pid) == "T")
+            assert not child.is_at_rest(proc)
+            process.send_signal(signal.SIGCONT)
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert wait_until(lambda: not child.has_descendants(proc))
+            assert not child.is_at_rest(proc)
+            process.send_signal(signal.SIGSTOP)
+            assert wait_until(lambda: state(process.pid) == "T")
+            assert child.is_at_rest(proc)
+        finally:
+            process.kill()
+            os.close(proc)

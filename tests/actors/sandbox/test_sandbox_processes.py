@@ -66,7 +66,7 @@ def test_what_a_call_started_ends_with_it(level: str) -> None:
         "if os.fork() == 0:\n"
         "    time.sleep(60)\n"
         "if os.fork() == 0:\n"
-        "    os.setsid()\n"  # leaves the group, and then its parent
+        "    os.setpgid(0, 0)\n"  # leaves the group, and then its parent
         "    if os.fork() == 0:\n"
         "        time.sleep(61)\n"
         "    os._exit(0)\n"

@@ -228,6 +228,22 @@ def test_a_process_forked_while_the_session_is_being_stopped_ends_too() -> None:
     in_notebook(main)
 
 
+def test_a_process_that_an_idle_session_gave_away_ends_too() -> None:
+    """Without namespaces the interpreter adopts it, and finds it when the session stops."""
+    require("filtered")
+    code = (
+        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0:\n"
+        "        libc.prctl(15, b'given-away')\n        time.sleep(60)\n    os._exit(0)\nos.wait()\ntime.sleep(0.1)"
+    )
+
+    async def main(notebook: Notebook) -> str:
+        await notebook.run(code)
+        assert await eventually(lambda: living("given-away") == 0)
+        return (await notebook.run("1")).value
+
+    assert in_notebook(main, "filtered") == "1"
+
+
 POISON = """
 import builtins, json, os, sys, socket
 child = sys.modules["actors.sandbox.child"]
