@@ -362,8 +362,8 @@ CHECKED = (
 )
 
 SIGNALLING = (
-    ("kill:62:129 pidfd_send_signal:424:424 rt_sigqueueinfo:129:138", 1),
-    ("rt_tgsigqueueinfo:297:240 tgkill:234:131 tkill:200:130", 2),
+    ("kill:62:129 pidfd_send_signal:424:424 rt_sigqueueinfo:129:138 tkill:200:130", 1),
+    ("rt_tgsigqueueinfo:297:240 tgkill:234:131", 2),
 )
 """Calls that send a signal, and which argument names it: any but SIGCONT, by which a stopped session would go on."""
 SIGNALLING_REASON = (

@@ -211,7 +211,10 @@ def test_signals_to_everybody(attacked: Attacked) -> None:
     try:
         result = attacked.by(code, limits=ExecutionLimits(wall_seconds=5))
         assert result.stdout.startswith("0\n")  # its parent is out of sight
-        assert result.stdout.endswith("alive 1\n")  # the slot's init, which signals from inside don't reach
+        assert result.stdout in (
+            "0\nalive 0\n",
+            "0\nalive 1\n",
+        )  # without Landlock the slot's init, which they don't reach
         assert bystander.poll() is None
         assert is_alive(bystander.pid)
     finally:
