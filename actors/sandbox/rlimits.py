@@ -22,6 +22,8 @@ SET = (
     resource.RLIMIT_NOFILE,
     resource.RLIMIT_NPROC,
 )
+PENDING_SIGNALS = 64
+"""Signals with a message that may wait to be taken. The kernel counts them for the slot and for the user too, whose calls share a total."""
 HAND_OVER = struct.Struct("=?Q14Q")
 """To a waiting child, with the call's descriptors: whether it is a session, bytes of output, and ``struct rlimit`` of each in SET; then
 of address space and files once more, as they are when the code has ended."""
@@ -48,6 +50,8 @@ def ceilings() -> tuple[int, ...]:
     """What this process and its children may not exceed, as in SET; and set what these have none of, once for all of them."""
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(limit, (0, 0))
+    pending = min(PENDING_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1] % (1 << 64))
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (pending, pending))
     return tuple(resource.getrlimit(limit)[1] % (1 << 64) for limit in SET)
 
 

@@ -540,6 +540,13 @@ SIGNALS = [
         "A signal to a process of the host or of another call.",
     ),
     attack(
+        "signals that wait",
+        "signals",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {40})\ninfo, sent = (ctypes.c_int * 32)(40, 0, -1), 0\n"
+        "while sent < 5000 and call('rt_sigqueueinfo', os.getpid(), 40, info) == 0: sent += 1\nconclude(10 < sent <= 64, sent)\n",
+        "The signals that may wait for a user's processes, which all calls share, are used up.",
+    ),
+    attack(
         "groups of others",
         "signals",
         f"reached = [pid for pid in {OTHERS} if tried(os.killpg, pid, 0) is None]\n"
