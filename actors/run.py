@@ -27,6 +27,7 @@ from agent_rl.addresses import actor_nodes, addresses, runtime_directory, superv
 from agent_rl.check import find_class
 from agent_rl.children import leave_message
 from agent_rl.contracts import ContractError
+from agent_rl.descriptors import raise_descriptor_limit
 from agent_rl.disk import DiskError, disk_error
 from agent_rl.finite import TrainingStoppedError
 from agent_rl.incarnations import run_clock
@@ -293,6 +294,7 @@ def main() -> None:
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
     keep_freed_memory()
+    raise_descriptor_limit()
     try:
         trio.run(run_actor, arguments)
     except Exception as error:

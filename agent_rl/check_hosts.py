@@ -1,4 +1,4 @@
-"""Whether the hosts of a topology can be listened on: ports, and keys for what leaves the machine."""
+"""Whether the hosts of a topology can be listened on: ports, descriptors for all peers, and the key that TCP needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_rl.addresses import actor_nodes, addresses, is_loopback, runtime_directory, supervisor_node
+from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
+from agent_rl.descriptors import descriptor_limit, descriptor_needs
 from agent_rl.load import Fault, Source
 from agent_rl.run_directory import is_supervised
 from agent_rl.topology import Topology
@@ -17,7 +18,7 @@ HIGHEST_PORT = 65535
 
 
 def host_faults(topology: Topology, path: Path, source: Source, started: str | None = None) -> list[Fault]:
-    """Port ranges that end too high or overlap, addresses nobody can reach, links to other machines without a key.
+    """Port ranges that end too high or overlap, addresses nobody can reach, too many peers, several hosts without a key.
 
     Whether ports are free is asked for the host that is ``started`` here, or for all: looking takes a port for a moment,
     and the other hosts of a machine may look at their own just then.
@@ -25,6 +26,7 @@ def host_faults(topology: Topology, path: Path, source: Source, started: str | N
     hosts = topology.hosts_in_use
     looked_at = hosts if started is None else tuple(name for name in hosts if name == started)
     faults = _metrics_faults(topology, source) if topology.main_host in looked_at else []
+    faults += [fault for name in looked_at for fault in _descriptor_faults(topology, name, source)]
     if len(hosts) == 1:  # Unix sockets alone
         return faults
     taken: dict[str, list[tuple[range, str]]] = {}
@@ -47,8 +49,18 @@ def host_faults(topology: Topology, path: Path, source: Source, started: str | N
             faults.append(source.fault((*place, "address"), message, "name the address they reach it by"))
     if not faults:
         faults += _taken_ports(topology, looked_at, source)
-    if not all(is_loopback(topology.hosts[name].address) for name in hosts):
-        faults += _key_faults(topology, path, source)
+    return faults + _key_faults(topology, path, source)
+
+
+def _descriptor_faults(topology: Topology, host: str, source: Source) -> list[Fault]:
+    """Processes with more peers than a process here may have connections to."""
+    limit = descriptor_limit()
+    remedy = "raise the limit (ulimit -Hn, or LimitNOFILE= of a service), or use fewer replicas"
+    faults = []
+    for role, need in descriptor_needs(topology, host):
+        if need.descriptors > limit:
+            place = ("actors", role, "replicas") if role else ("hosts", host)
+            faults.append(source.fault(place, f"{need}; the limit here is {limit:,}", remedy))
     return faults
 
 
@@ -110,7 +122,7 @@ def _key_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     place = ("security", "key_file")
     remedy = "make a key with `agent-rl keys FILE`, copy it to every host and name it here"
     if key_file is None:
-        return [source.fault(place, "is missing, and links between machines are not left open", remedy)]
+        return [source.fault(place, "is missing, and hosts talk over TCP, which others reach, on loopback too", remedy)]
     file = path.parent / key_file.expanduser()
     if not file.is_file():
         return [source.fault(place, f"there is no file {file}", remedy)]

@@ -33,6 +33,7 @@ from agent_rl import messages
 from agent_rl.actor_process import ActorProcess, stop_in_order
 from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.continuing import remember
+from agent_rl.descriptors import raise_descriptor_limit
 from agent_rl.disk import DiskError
 from agent_rl.incarnations import RESTARTS, next_start, read_epoch, run_clock
 from agent_rl.interrupts import stop_signals
@@ -79,6 +80,7 @@ async def run_topology(
     that continues the run when it is not ``agent-rl run``. Raises RunRefused when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
+    raise_descriptor_limit()
     directory = topology.run.directory
     runtime = runtime_directory(topology)
     table = addresses(topology, runtime)

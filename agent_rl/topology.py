@@ -286,11 +286,11 @@ class Host(Part):
 
 
 class Security(Part):
-    """What protects links that leave the machine."""
+    """What protects links between hosts."""
 
     key_file: Path | None = None
     """The CURVE key all hosts of the run share (``agent-rl keys FILE`` makes one); relative to the topology file.
-    Links between machines are encrypted and authenticated with it, or refused."""
+    Links between hosts are encrypted and authenticated with it, or refused: also on loopback, which every user reaches."""
 
 
 class ActorEntry(Part):

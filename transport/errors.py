@@ -34,7 +34,7 @@ class BindError(TransportError):
 
 
 class InsecureLink(TransportError):  # noqa: N818  (named for what it is, like trio.Cancelled)
-    """An address leaves this machine and no keys were given; the message names the address and the remedy."""
+    """An address is TCP and no keys were given; the message names the address and the remedy."""
 
 
 class UnknownPeer(TransportError):  # noqa: N818

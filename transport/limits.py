@@ -27,6 +27,8 @@ class Limits:
     credit_report_after: float = 5.0
     stalled_heartbeats: int = 2
     """So many heartbeats without progress, although more was sent, and what the peer has not seen is sent again."""
+    handshake: float = 10.0
+    """How long a connection may take to show that it holds the key."""
     linger: float = 0.5
     """How long closing waits for the last frames to leave; everything that counts was acknowledged before."""
 

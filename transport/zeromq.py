@@ -8,12 +8,13 @@ under way. The mark on receiving makes who sends too much wait, and loses nothin
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import socket as sockets
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -21,6 +22,7 @@ import zmq
 
 from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys
 from transport.errors import BindError, InsecureLink, UnknownPeer
+from transport.gate import Gate, watches
 from transport.limits import Limits
 from transport.network import Port, Receiver, make_identity
 from transport.schema import Buffer
@@ -29,6 +31,7 @@ _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
+_SOCKETS_BESIDE = 16
 # Messages of one connection that wait to be read from an inbox: whoever floods it fills his own memory, not this process's.
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
@@ -43,7 +46,8 @@ class ZmqNetwork:
     """Nodes by name at ``addresses``: ``ipc:///path`` on one machine, ``tcp://host:port`` between machines.
 
     With ``curve`` every socket is encrypted and only holders of the cluster's keys are admitted. Raises InsecureLink
-    for an address that leaves this machine when ``curve`` is None, and ValueError for one that is neither ipc nor tcp.
+    for a tcp address when ``curve`` is None, loopback too, which every user of a machine reaches; and ValueError for one
+    that is neither ipc nor tcp.
     Without a ``context`` each node has its own; nodes that share one share the admission of whichever runs first.
     """
 
@@ -57,9 +61,9 @@ class ZmqNetwork:
             scheme, _, rest = address.partition("://")
             if scheme not in ("ipc", "tcp") or not rest:
                 raise ValueError(f"address of {name}: expected ipc:///path or tcp://host:port, got {address!r}")
-            if scheme == "tcp" and curve is None and not _is_loopback(rest.rpartition(":")[0]):
+            if scheme == "tcp" and curve is None:
                 raise InsecureLink(
-                    f"{address} of {name} leaves this machine without encryption: "
+                    f"{address} of {name} can be reached by others, and nothing says who they are: "
                     "create a key file (CurveKeys.generate().save(path)), copy it to every host and pass curve="
                 )
         self._addresses = dict(addresses)
@@ -71,16 +75,6 @@ class ZmqNetwork:
         if name not in self._addresses:
             raise UnknownPeer(f"no address is known for {name}")
         return ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
-
-
-def _is_loopback(host: str) -> bool:
-    host = host.strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Channel:
@@ -163,6 +157,8 @@ class ZmqPort:
         self._receiver: Receiver | None = None
         self._inbox: Channel | None = None
         self._zap: Channel | None = None
+        self._gate: Gate | None = None
+        self._watched: Channel | None = None
         self._peers: dict[str, Channel | None] = {}
         self._nursery: trio.Nursery | None = None
         self._bound = False
@@ -170,7 +166,7 @@ class ZmqPort:
     async def bind(self, receiver: Receiver) -> None:
         """Open the inbox at this node's address. Raises BindError."""
         self._receiver = receiver
-        self._context = self._given_context or zmq.Context()
+        self._context = self._given_context or self._new_context()
         address = self._addresses[self._name]
         try:
             if self._curve is not None:
@@ -179,6 +175,9 @@ class ZmqPort:
             self._inbox = Channel(socket, self._on_inbox)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            if watches(address):
+                self._gate = Gate(socket, len(self._addresses), await _hosts(self._addresses.values()))
+                self._watched = Channel(self._gate.monitor, self._gate.watch)
             await self._bind(socket, address)
             self._bound = True
             for peer in self._peers:
@@ -186,6 +185,12 @@ class ZmqPort:
         except BaseException:
             await self.close()
             raise
+
+    def _new_context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # the inbox, admission, the gate and a socket for each peer: by ZeroMQ's default, 1023 in all
+        made.set(zmq.MAX_SOCKETS, max(1023, len(self._addresses) + _SOCKETS_BESIDE))
+        return made
 
     async def _bind(self, socket: zmq.Socket[bytes], address: str) -> None:
         scheme, _, rest = address.partition("://")
@@ -212,6 +217,7 @@ class ZmqPort:
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes + _ENVELOPE_MAX)
         socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
         socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._limits.handshake * 1000))
         # a host that lost its power closes nothing: without ZeroMQ's own heartbeats TCP would notice in a quarter of an hour
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(10_000, int(2_000 * self._limits.silent_after)))
@@ -260,7 +266,7 @@ class ZmqPort:
         """Read all sockets until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for channel in (self._zap, self._inbox, *self._peers.values()):
+            for channel in (self._watched, self._zap, self._inbox, *self._peers.values()):
                 if channel is not None:
                     nursery.start_soon(channel.read)
 
@@ -295,6 +301,9 @@ class ZmqPort:
     async def close(self) -> None:
         """Close the sockets; the last frames have ``Limits.linger`` seconds to leave."""
         self._nursery = None
+        if self._gate is not None:
+            self._gate.close()
+        self._gate = self._watched = None
         for channel in (self._inbox, self._zap, *self._peers.values()):
             if channel is not None:
                 channel.socket.close()
@@ -333,6 +342,21 @@ def _make_way(path: Path, address: str) -> None:
             path.unlink(missing_ok=True)
             return
     raise BindError(f"{address}: another process listens there: stop it, or choose another run directory")
+
+
+async def _hosts(addresses: Collection[str]) -> set[str]:
+    """The numeric addresses of all hosts on TCP; a name that is unknown here has none."""
+    hosts: set[str] = set()
+    names = {
+        rest.rpartition(":")[0].strip("[]")
+        for scheme, _, rest in (a.partition("://") for a in addresses)
+        if scheme == "tcp"
+    }
+    for name in names:
+        with contextlib.suppress(OSError):
+            found = await trio.socket.getaddrinfo(name, None, type=sockets.SOCK_STREAM)
+            hosts.update(str(place[0]).partition("%")[0] for *_, place in found)
+    return hosts
 
 
 async def _resolve(address: str) -> str:

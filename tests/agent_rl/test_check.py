@@ -306,9 +306,18 @@ def test_the_innermost_mount_tells_the_file_system(path, kind):
     assert file_system(Path(path), mounts) == kind
 
 
-SPLIT = SOUND.replace('Filter"\nhost = "a"', 'Filter"\nhost = "b"')
+SPLIT = SOUND.replace('Filter"\nhost = "a"', 'Filter"\nhost = "b"') + '[security]\nkey_file = "cluster.key"\n'
 
 
+@pytest.fixture
+def key(folder):
+    file = folder / "cluster.key"
+    file.write_text("secret")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.usefixtures("key")
 def test_ports_of_hosts_at_one_address_are_apart(folder):
     assert check(folder, SPLIT) == []
     (fault,) = check(folder, SPLIT, ["hosts.b.base_port=5703"])
@@ -318,11 +327,14 @@ def test_ports_of_hosts_at_one_address_are_apart(folder):
     assert check(folder, SPLIT, ["hosts.b.base_port=5704"]) == []
 
 
-def test_ports_end_at_the_highest(folder):
+@pytest.mark.usefixtures("key")
+def test_ports_end_at_the_highest(folder, monkeypatch):
+    monkeypatch.setattr("agent_rl.check_hosts.descriptor_limit", lambda: 1 << 20)
     (fault,) = check(folder, SPLIT, ["actors.generator.replicas=9000", "hosts.a.base_port=60000"])
     assert "needs the ports 60000 to 69001" in fault.message
 
 
+@pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("text", [SOUND, SPLIT])
 def test_a_port_for_metrics_that_is_taken_is_a_fault(folder, text):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -333,13 +345,16 @@ def test_a_port_for_metrics_that_is_taken_is_a_fault(folder, text):
     assert check(folder, text, [f"run.metrics_port={port}"]) == []
 
 
-def test_links_that_leave_the_machine_need_a_key(folder):
-    overrides = ["hosts.b.address=10.0.0.2"]
-    (fault,) = check(folder, SPLIT, overrides)
+@pytest.mark.parametrize("address", ["10.0.0.2", "127.0.0.1", "localhost"])
+def test_links_between_hosts_need_a_key_on_loopback_too(folder, address):
+    """Another user of this machine reaches loopback as well as we."""
+    overrides = [f"hosts.b.address={address}"]
+    without = SPLIT.partition("[security]")[0]
+    (fault,) = check(folder, without, overrides)
     assert fault.key == "security.key_file"
     assert "agent-rl keys FILE" in fault.remedy
+    assert "hosts talk over TCP, which others reach, on loopback too" in fault.message
     key = folder / "cluster.key"
-    overrides.append("security.key_file=cluster.key")
     (fault,) = check(folder, SPLIT, overrides)
     assert "there is no file" in fault.message
     key.write_text("secret")
@@ -348,6 +363,24 @@ def test_links_that_leave_the_machine_need_a_key(folder):
     assert fault.remedy == f"chmod 600 {key}"
     key.chmod(0o600)
     assert check(folder, SPLIT, overrides) == []
+
+
+def test_peers_that_do_not_fit_are_a_fault_with_its_arithmetic(folder, monkeypatch):
+    monkeypatch.setattr("agent_rl.check_hosts.descriptor_limit", lambda: 1024)
+    assert check(folder, SOUND, ["actors.generator.replicas=84"]) == []
+    faults = check(folder, SOUND, ["actors.generator.replicas=600"])
+    parts, limit = "1 for each of {} that send to it, 2 for each of {} that it sends to", "the limit here is 1,024"
+    assert [(fault.key, fault.message) for fault in faults] == [
+        (
+            "hosts.a",
+            f"supervisor.a needs 3,522 file descriptors: 512 of its own, {parts.format(602, 0)}, 4 for each of 602 processes; {limit}",
+        ),
+        (
+            "actors.filter.replicas",
+            f"filter.0 needs 2,317 file descriptors: 512 of its own, {parts.format(601, 602)}; {limit}",
+        ),
+    ]
+    assert all(fault.remedy.startswith("raise the limit (ulimit -Hn") for fault in faults)
 
 
 def test_one_host_needs_no_key_wherever_it_is(folder):

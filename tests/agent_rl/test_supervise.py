@@ -27,7 +27,7 @@ from agent_rl.other_hosts import link_notice
 from agent_rl.run_directory import RunRefused, is_supervised, read_summary, run_lock, socket_directory, summary_file
 from agent_rl.supervise import run_topology
 from tests.full_disk import fill, small_disk
-from transport import PeerBack, PeerLeft, PeerSilent
+from transport import CurveKeys, PeerBack, PeerLeft, PeerSilent
 
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
 ENTRY = """\
@@ -64,11 +64,13 @@ def announce_finished(options, path, state):
     from agent_rl import messages
     from agent_rl.addresses import addresses, runtime_directory, supervisor_node
     from agent_rl.load import load_topology
-    from transport import Node, Registry, ZmqNetwork
+    from transport import CurveKeys, Node, Registry, ZmqNetwork
 
     async def run():
         topology = load_topology(path)
-        network = ZmqNetwork(addresses(topology, runtime_directory(topology)))
+        keys = topology.security.key_file
+        table = addresses(topology, runtime_directory(topology))
+        network = ZmqNetwork(table, curve=None if keys is None else CurveKeys.load(path.parent / keys))
         node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
         link = node.announce("status", [supervisor_node(topology.main_host)])
 
@@ -713,7 +715,9 @@ def test_a_port_for_metrics_that_is_taken_refuses_the_run(stage):
 
 def two_hosts(stage, learner):
     base = free_ports(8)
+    CurveKeys.generate().save(stage.folder / "cluster.key")
     hosts = f"[hosts.b]\nbase_port = {base}\n[hosts.a]\nbase_port = {base + 4}\n"
+    hosts += '[security]\nkey_file = "cluster.key"\n'
     return stage.topology(hosts=hosts, x='host = "b"', learner=f'host = "a"\n{learner}')
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.end_to_end.faulty import ANSWER
+from transport import CurveKeys
 
 MICRO = """
 [run]
@@ -111,11 +112,13 @@ def write_half_right(folder: Path, *, steps: int = 3, learner: str = "actors.lea
 
 
 def write_two_hosts(folder: Path, ports: tuple[int, int], *, steps: int = 3) -> tuple[Path, Path]:
-    """Generator and executor on one host entry, everything else on another, over loopback TCP."""
+    """Generator and executor on one host entry, everything else on another, over loopback TCP with a key."""
     directory = folder / "run"
     path = folder / "two_hosts.toml"
     hosts = "".join(
         f'[hosts.{name}]\naddress = "127.0.0.1"\nbase_port = {port}\n' for name, port in zip("ab", ports, strict=True)
     )
+    CurveKeys.generate().save(folder / "cluster.key")
+    hosts += '[security]\nkey_file = "cluster.key"\n'
     path.write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts, a="a", b="b"))
     return path, directory
