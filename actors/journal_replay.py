@@ -9,7 +9,7 @@ import numpy as np
 from actors.stored import decode_stored
 from agent_rl.group_instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.grouping import DecidedGroup, GroupBook
-from agent_rl.journal import Journal, interim_stage
+from agent_rl.journal import Journal, JournalError, interim_stage
 from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup
 from agent_rl.statistics import RolloutFigures
 
@@ -73,11 +73,17 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
     if row is None or row.state not in {"ready", "trained"}:
         return None
     payloads = {(sample, attempt): payload for sample, attempt, _, _, payload in journal.trajectories(group)}
+    kept = [payloads[key] for key in row.kept if key in payloads]
+    if len(kept) < len(row.kept):
+        raise JournalError(
+            f"{journal.path} no longer holds the rollouts of group {group}, which the learner needs again: its checkpoint is older "
+            "than they were kept; put back a newer one, or start again in another run.directory"
+        )
     return TrainingGroup(
         group=group,
         stage=row.stage,
         policy=Policy(0, row.oldest),
-        trajectories=tuple(decode_stored(payloads[key]) for key in row.kept),
+        trajectories=tuple(decode_stored(payload) for payload in kept),
         rewards=np.array(row.rewards, dtype=np.float32),
     )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -134,9 +135,19 @@ class Learner(ModelKeeper):
         while not self._stopping:
             position = self._position
             reply: StageRecorded = await self._ask(
-                "stages", StageEntered(position.stage, position.stage_version, position.version, restored, left)
+                "stages",
+                StageEntered(
+                    position.stage,
+                    position.stage_version,
+                    position.version,
+                    restored,
+                    left,
+                    self._mark.run,
+                    self._mark.step,
+                ),
             )
             self._epoch, restored = reply.epoch, False
+            self._mark = replace(self._mark, run=reply.run)
             self._figures = {"stages": self._figures["stages"], "stage": float(position.stage)}
             if position.stage >= len(stages):
                 await self._publish()
@@ -294,6 +305,7 @@ class Learner(ModelKeeper):
         seconds = self.context.now() - began
         figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds, **self._publisher.take_figures()}
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
+        self._mark = replace(self._mark, step=max(at.version, self._mark.step))
         self._trained_tokens += figures.get("trained_tokens", 0.0)
         trained = bool(groups) and fault is None
         self._figures |= {

@@ -21,6 +21,7 @@ from agent_rl.check import find_class
 from agent_rl.checkpoints import Position
 from agent_rl.collapse import CollapseWatch
 from agent_rl.finite import TrainingStoppedError
+from agent_rl.history import Mark
 from agent_rl.leftovers import Claim
 from agent_rl.messages import CheckpointSaved, Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.topology import Collapse, Topology
@@ -209,7 +210,7 @@ class ModelKeeper(Actor):
         position = at or self._position
         if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
             self._watch.saved(position.version)
-            kept = {"watch": self._watch.state()}
+            kept = {"watch": self._watch.state(), **self._mark.kept()}
             await self._in_thread(lambda: self._trainer.save(self._checkpoints.path(position), position, kept))
         self._checkpoint_due = False
         if not keep_all:
@@ -249,6 +250,7 @@ class ModelKeeper(Actor):
         )
         position, kept = restored or (Position(0, 0, 0), {})
         self._watched = kept.get("watch")
+        self._mark = Mark.of(kept)
         self._watch = CollapseWatch(Collapse(), self._watched)
         return position
 

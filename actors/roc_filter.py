@@ -21,9 +21,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.journal_replay import decided_from, evaluations_within, restore, training_group
-from actors.run_records import RunRecords
 from actors.stored import encode_stored
 from actors.verdicts import Verdicts
+from agent_rl.checkpoints import Position
 from agent_rl.contracts import ContractError, needs_start
 from agent_rl.group_instructions import (
     NOT_FINITE,
@@ -39,6 +39,7 @@ from agent_rl.group_instructions import (
     Rewarded,
 )
 from agent_rl.grouping import GroupBook
+from agent_rl.history import Mark, check_history, refuse_learner
 from agent_rl.journal import interim_stage
 from agent_rl.messages import (
     CheckpointSaved,
@@ -59,8 +60,12 @@ from agent_rl.messages import (
 )
 from agent_rl.outages import OutageError
 from agent_rl.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
+from agent_rl.run_records import RunRecords
 from agent_rl.topology import Topology
 from transport import CallRefused
+
+WATCH_SECONDS = 1.0
+"""How often the journal's place is looked at; every commit looks too."""
 
 
 class RoCFilterSettings(Settings):
@@ -139,6 +144,7 @@ class RoCFilter(Actor):
     async def start(self) -> None:
         """Open the journal; the state follows when the learner says where it is."""
         topology = self.context.topology
+        check_history(self.context.directory, topology)
         self._journal = self.context.open_journal()
         self._records = RunRecords(
             self.context.directory, self._journal, topology, self.context.started_at, self.context.wall()
@@ -162,6 +168,7 @@ class RoCFilter(Actor):
             attempts=settings.check_attempts,
         )
         self.context.nursery.start_soon(self._commits)
+        self.context.nursery.start_soon(self._watch_journal)
         self.context.nursery.start_soon(self._send_training, training)
         self.context.nursery.start_soon(self._verdicts.run)
         self._trajectories = 0
@@ -242,6 +249,8 @@ class RoCFilter(Actor):
         self._perform(self._book.trajectory(trajectory))
 
     def _enter(self, entered: StageEntered) -> StageRecorded:
+        if entered.restored:
+            self._refuse_another_history(entered)
         epoch = int(self._journal.fact("epoch") or 0)
         if entered.restored:
             epoch += 1
@@ -251,24 +260,34 @@ class RoCFilter(Actor):
         self._journal.set_fact("stage_version", str(entered.stage_version))
         if entered.figures:
             self._records.stage_left(entered.figures, self.context.wall())
-        self._take_up(entered)
-        if entered.restored:
+        if self._take_up(entered) or entered.restored:
             self._resend(entered)
         else:
             self._perform(self._book.close_evaluation())  # one that another process was told of, and died
         if entered.stage >= len(self.context.topology.stages):
             self._records.write_summary(self.context.wall())
-        self._commit()
-        return StageRecorded(epoch)
+        self._commit(flush=True)
+        return StageRecorded(epoch, self._journal.fact("run") or "")
 
-    def _take_up(self, entered: StageEntered) -> None:
-        fresh = self._book.entered is None
+    def _refuse_another_history(self, entered: StageEntered) -> None:
+        position = Position(entered.stage, entered.stage_version, entered.version)
+        mark = Mark(entered.run, entered.last_step)
+        kinds = [stage.kind for stage in self.context.topology.stages]
+        refuse_learner(self._journal, mark, position, kinds, begins=position == Position(0, 0, 0))
+
+    def _take_up(self, entered: StageEntered) -> bool:
+        """Enter a stage; whether the book was not in it before.
+
+        The journal may know the stage all the same: this filter, or the learner, has gone back to where it once was.
+        """
+        fresh = self._book.entered is None or self._book.entered.stage != entered.stage
         steps = self._journal.steps(stage=entered.stage)
         next_version = steps[-1].version + 1 if steps else entered.version
         self._perform(self._book.enter(entered, next_version=next_version))
         self._journal.leave_stages(but=entered.stage, reason=STAGE_BOUNDARY)
         if fresh:
             self._restore(entered.stage)
+        return fresh
 
     def _restore(self, stage: int) -> None:
         for instructions in restore(self._book, self._journal, stage):
@@ -321,6 +340,12 @@ class RoCFilter(Actor):
                     self._training.send_nowait(EvaluationReady(stage, figures))
         self._commit_wanted.set()
 
+    async def _watch_journal(self) -> None:
+        """End the run when its journal is taken away; nothing tells of that, so it is looked at."""
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            self._journal.look()
+
     async def _commits(self) -> None:
         """Commit what has gathered, then acknowledge it: one commit for all that arrives within ``commit_seconds``."""
         while True:
@@ -329,8 +354,8 @@ class RoCFilter(Actor):
             self._commit_wanted = trio.Event()
             self._commit()
 
-    def _commit(self) -> None:
-        self._journal.commit()
+    def _commit(self, *, flush: bool = False) -> None:
+        self._records.commit(flush=flush)
         acks, self._acks = self._acks, []
         for ack in acks:
             ack()

@@ -85,11 +85,16 @@ def audit_journal(journal: Journal) -> Audit:
 
 def audit(directory: Path) -> Audit:
     """Balance the journal of a run directory. Raises JournalError when there is none."""
-    path = directory / "journal.sqlite"
-    if not path.is_file():
-        raise JournalError(f"{path}: no journal here; give the directory of a run")
-    journal = Journal(path, read_only=True)
+    journal = journal_of(directory)
     try:
         return audit_journal(journal)
     finally:
         journal.close()
+
+
+def journal_of(directory: Path) -> Journal:
+    """The journal of a run directory, to be read. Raises JournalError when there is none."""
+    path = directory / "journal.sqlite"
+    if not path.is_file():
+        raise JournalError(f"{path}: no journal here; give the directory of a run")
+    return Journal(path, read_only=True)

@@ -84,7 +84,7 @@ def save_checkpoint(
         written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
         files = {path.relative_to(partial).as_posix(): _flushed(path) for path in written}
         state = {**asdict(position), "optimizer_steps": steps, "extra": dict(extra), "files": files}
-        (partial / STATE_FILE).write_text(json.dumps(state))
+        (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": _checksum_of_state(state)}))
         _flushed(partial / STATE_FILE)
         for folder in (partial / RANK, partial / "training", partial):
             _flush_names(folder)
@@ -124,10 +124,30 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
 
 def read_position(directory: Path) -> Position | None:
     """The position of a checkpoint; None when the folder is not a whole one."""
+    found = read_state(directory)
+    return None if found is None else found[0]
+
+
+def read_state(directory: Path) -> tuple[Position, dict[str, Any]] | None:
+    """The position of a checkpoint and what is kept beside it; None when the folder is not a whole one."""
     try:
-        return _position(json.loads(state_file(directory).read_text()))
-    except (OSError, ValueError, KeyError):
+        state = _read_state(state_file(directory))
+        return _position(state), dict(state.get("extra", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Raises OSError, and ValueError when it is not what was written; states of earlier versions have no checksum."""
+    state: dict[str, Any] = json.loads(path.read_text())
+    written = state.pop("checksum", None)
+    if written not in {None, _checksum_of_state(state)}:
+        raise ValueError("it is not what was written: its checksum differs")
+    return state
+
+
+def _checksum_of_state(state: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(state).encode())
 
 
 def state_file(directory: Path) -> Path:
@@ -140,9 +160,9 @@ def verify(directory: Path) -> dict[str, Any]:
     """What the state file holds. Raises CheckpointError when a file is missing, cut, or not what was written."""
     path = state_file(directory)
     try:
-        state: dict[str, Any] = json.loads(path.read_text())
+        state = _read_state(path)
         files = dict(state["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     for name, (size, checksum) in files.items():
         try:

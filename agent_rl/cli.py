@@ -64,10 +64,18 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="make report.html from a run directory; every run ends with it")
     report.add_argument("directory", type=Path, metavar="RUN", help="the run directory")
+    report.add_argument(
+        "--rebuild", action="store_true", help="first make metrics.jsonl and summary.json again, from the journal"
+    )
     report.set_defaults(command=_report)
 
     audit = commands.add_parser("audit", help="prove that no group of a run was lost or trained twice")
     audit.add_argument("directory", type=Path, metavar="RUN", help="the run directory")
+    audit.add_argument(
+        "--deep",
+        action="store_true",
+        help="read every byte of journal and checkpoints again, and name what was changed",
+    )
     audit.set_defaults(command=_audit)
 
     bench = commands.add_parser("bench", help="measure: transport, rollout, overlap, throughput, ...", add_help=False)
@@ -215,11 +223,19 @@ def _leave_report(directory: Path) -> str:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from agent_rl.disk import DiskError
+    from agent_rl.journal import JournalError
     from agent_rl.report import ReportError, write_report
+    from agent_rl.run_directory import in_use
+    from agent_rl.run_records import rebuild
 
     try:
+        if options.rebuild:
+            if in_use(options.directory):
+                return _mistake(f"{options.directory} is in use by a run, which writes these files; stop it first")
+            rebuild(options.directory)
         path = write_report(options.directory, _decode_stored)
-    except (ReportError, OSError) as error:
+    except (ReportError, JournalError, DiskError, OSError) as error:
         return _mistake(str(error))
     print(path)
     return 0
@@ -240,14 +256,18 @@ def _audit(options: argparse.Namespace) -> int:
     if not options.directory.is_dir():
         return _mistake(f"there is no run directory {options.directory}")
     from agent_rl.audit import audit
+    from agent_rl.deep_audit import deep_audit
     from agent_rl.journal import JournalError
 
     try:
+        deep = deep_audit(options.directory) if options.deep else None
+        if deep is not None:
+            print("\n".join(deep.lines()))
         found = audit(options.directory)
-    except (JournalError, FileNotFoundError) as error:
+    except JournalError as error:
         return _mistake(str(error))
     print("\n".join(found.lines()))
-    return 0 if found.balanced else 1
+    return 0 if found.balanced and not (deep and deep.faults) else 1
 
 
 def _eval(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ stages may be appended.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ def made_with(topology: Topology) -> dict[str, Any]:
     return kept
 
 
+def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What the run of a file was made with and is different now, with the remedy; None when nothing is."""
+    changed = [key for key, value in before.items() if now.get(key) != value]
+    if not changed:
+        return None
+    lines = [f"{key}: {_shown(before[key])} then, {_shown(now.get(key))} now" for key in changed]
+    remedy = "undo these changes to continue it, or set another run.directory to start a new run"
+    return "\n  ".join([f"{path} holds a run that was started otherwise:", *lines, remedy])
+
+
 def remember(topology: Topology, directory: Path) -> None:
     """Keep the topology of a run's first start; hold a later start against it.
 
@@ -46,11 +57,9 @@ def remember(topology: Topology, directory: Path) -> None:
             raise RunRefused(
                 f"{path} cannot be read ({error}); remove the directory to start the run afresh"
             ) from error
-        changed = [key for key, value in before.items() if now.get(key) != value]
-        if changed:
-            lines = [f"{key}: {_shown(before[key])} then, {_shown(now.get(key))} now" for key in changed]
-            remedy = "undo these changes to continue it, or set another run.directory to start a new run"
-            raise RunRefused("\n  ".join([f"{directory} holds a run that was started otherwise:", *lines, remedy]))
+        fault = started_otherwise(path, before, now)
+        if fault is not None:
+            raise RunRefused(fault)
         if now.keys() == before.keys():
             return
     with whole(path, others_write_it=True) as partial:  # the supervisors of several hosts start together

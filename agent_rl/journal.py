@@ -117,11 +117,14 @@ class Journal(JournalFile):
                 self._write("DELETE FROM trajectories WHERE group_id = ?", (group,))
 
     def leave_stages(self, *, but: int, reason: str) -> int:
-        """Drop what other stages left ready, and forget their closed steps that were not trained; returns how many groups."""
-        self._write("DELETE FROM steps WHERE trained = 0 AND stage != ?", (but,))
+        """Drop what earlier stages left ready, and forget their closed steps that were not trained; returns how many groups.
+
+        Those of later stages stay: the learner went back, to a checkpoint before a damaged one, and will come to them again.
+        """
+        self._write("DELETE FROM steps WHERE trained = 0 AND stage < ?", (but,))
         return self._write(
             "UPDATE groups SET state = 'dropped', reason = ?, step = NULL "
-            "WHERE stage NOT IN (?, ?) AND state IN ('ready', 'open')",
+            "WHERE (stage >= 0 AND stage < ? OR stage < 0 AND stage > ?) AND state IN ('ready', 'open')",
             (reason, but, interim_stage(but)),
         )
 
@@ -196,6 +199,10 @@ class Journal(JournalFile):
         where = "WHERE version >= ? AND (? IS NULL OR stage = ?) ORDER BY version"
         return self.rows("steps", where, (from_version, stage, stage), make=_step_row)
 
+    def last_step(self) -> int:
+        """The version of the last step that was trained; -1 before the first."""
+        return int(self._read("SELECT COALESCE(MAX(version), -1) FROM steps WHERE trained > 0")[0][0])
+
     def step_counts(self) -> tuple[int, int, int]:
         """How many steps the learner took, and how many of them had no groups, or were skipped as not finite."""
         query = "SELECT COUNT(*), TOTAL(groups = '[]'), TOTAL(trained = ?) FROM steps WHERE trained > 0"
@@ -205,8 +212,9 @@ class Journal(JournalFile):
     def compact(self, before_version: int) -> None:
         """Forget the payloads that no replay can need: of groups settled in steps before ``before_version``, or dropped.
 
-        The samples stay, for the report.
+        The samples stay, for the report. From now on no replay can start before ``before_version``.
         """
+        self.set_fact("kept_from", str(before_version))
         self._write(
             "DELETE FROM trajectories WHERE group_id IN (SELECT id FROM groups WHERE state = 'dropped' "
             "AND (step IS NULL OR step < ?) OR state = 'trained' AND step < ?) "
@@ -255,6 +263,20 @@ class Journal(JournalFile):
         return dict(
             self.rows("interim_evaluations", where, (stage,), make=lambda _, number, text: (number, json.loads(text)))
         )
+
+    # Records -----------------------------------------------------------------------------------------------------------
+
+    def add_record(self, row: str) -> None:
+        """A row of metrics.jsonl, which is written once it is committed."""
+        self._write("INSERT INTO records (row) VALUES (?)", (row,))
+
+    def records(self) -> list[str]:
+        """The rows of metrics.jsonl, in order."""
+        return self.rows("records", "ORDER BY number", make=lambda _, row: str(row))
+
+    def record_count(self) -> int | None:
+        """How many rows there are; None in a journal of an older version, which has none."""
+        return int(self._read("SELECT COUNT(*) FROM records")[0][0]) if self._columns["records"] else None
 
     # For people ----------------------------------------------------------------------------------------------------------
 

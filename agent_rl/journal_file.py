@@ -227,7 +227,7 @@ class JournalFile:
         checked = columns[-1] == "crc"
         made = []
         for row in found:
-            fault = f"the row {row[: len(KEYS[table])]} of the table {table} is not what was written"
+            fault = f"{_named(table, row[: len(KEYS[table])])} is not what was written"
             if checked:
                 *content, crc = row
                 if row_crc(*content) != crc:
@@ -240,6 +240,52 @@ class JournalFile:
                 raise self._unusable(f"{fault}: {error}") from error
         return made
 
+    def check_structure(self) -> None:
+        """Whether the file is a sound database, its pages in order. Reads all of it; raises JournalError."""
+        found = [str(row[0]) for row in self._read("PRAGMA quick_check(1)")]
+        if found != ["ok"]:
+            raise self._unusable("; ".join(found).replace("\n", " "))
+
+    # Read again, for the audit -----------------------------------------------------------------------------------------
+
+    def structure_faults(self) -> list[str]:
+        """What SQLite finds wrong with pages, trees and indexes; none of it in what rows hold."""
+        try:
+            found = [" ".join(str(row[0]).split()) for row in self._read("PRAGMA integrity_check(20)")]
+        except JournalError as error:
+            return [str(error)]
+        return [f"{self.path}: {fault}" for fault in found if fault != "ok"]
+
+    def schema_faults(self) -> list[str]:
+        """Tables and indexes that are not those of this layout."""
+        if self.fact("layout") != LAYOUT:
+            return []
+        query = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+        sound = JournalFile(None)
+        try:
+            wanted, found = set(sound._read(query)), set(self._read(query))
+        finally:
+            sound.abandon()
+        odd = sorted(str(name) for _, name, *_ in wanted ^ found)
+        return [f"{self.path}: the schema of {name} is not what was written" for name in dict.fromkeys(odd)]
+
+    def damaged_rows(self) -> tuple[int, list[str]]:
+        """How many rows there are, and those that are not what was written."""
+        count, faults = 0, []
+        for table, keys in KEYS.items():
+            columns = self._columns[table]
+            if columns[-1:] != ("crc",):
+                continue
+            try:
+                with self._sound():
+                    for *row, crc in self._db.execute(f"SELECT {', '.join(columns)} FROM {table}"):  # noqa: S608 - constants
+                        count += 1
+                        if row_crc(*row) != crc:
+                            faults.append(f"{self.path}: {_named(table, row[: len(keys)])} is not what was written")
+            except JournalError as error:
+                faults.append(f"table {table}: {error}")
+        return count, faults
+
     @contextmanager
     def _sound(self) -> Iterator[None]:
         """Turn what SQLite says of a damaged, locked or foreign file into a JournalError."""
@@ -247,6 +293,8 @@ class JournalFile:
             yield
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError):
             raise
+        except UnicodeError as error:  # of the names of columns, or of a text read and asked for again
+            raise self._unusable(str(error)) from error
         except sqlite3.Error as error:
             fault = self._fault(error)
             raise (JournalError(str(fault)) if isinstance(fault, DiskError) else fault) from error
@@ -323,6 +371,10 @@ def _connect(path: Path | None, *, read_only: bool) -> sqlite3.Connection:
         settled = not path.with_name(f"{path.name}-wal").exists()
         name, uri = f"{path.absolute().as_uri()}?{'immutable=1' if settled else 'mode=ro'}", True
     return sqlite3.connect(name, isolation_level=None, timeout=BUSY_SECONDS, uri=uri)
+
+
+def _named(table: str, key: Sequence[object]) -> str:
+    return f"the row {', '.join(map(str, key))} of the table {table}"
 
 
 def _text(content: bytes) -> str:

@@ -371,7 +371,9 @@ class StageEntered:
     """The learner is in ``stage`` at ``version``: replay what was decided from there on; drop what other stages left.
 
     ``stage_version`` is the version the stage began at. ``restored`` says that the learner's process is a new one: the filter
-    then raises the epoch. ``figures`` is what the stage just left measured, empty when there was none.
+    then raises the epoch. ``figures`` is what the stage just left measured, empty when there was none. ``run`` and ``last_step`` are
+    what the checkpoint it goes on from says of the journal: the run's id, and the version of the last step recorded (-1: none).
+    The filter stops the run when its journal is of another run, or older. ``run`` is empty when there is no checkpoint.
     """
 
     stage: int
@@ -379,13 +381,16 @@ class StageEntered:
     version: int
     restored: bool
     figures: dict[str, float]
+    run: str = ""
+    last_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StageRecorded:
-    """The filter is in the stage too; ``epoch`` is the one in force."""
+    """The filter is in the stage too; ``epoch`` is the one in force, ``run`` the id of the run, which checkpoints hold."""
 
     epoch: int
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,14 @@ def is_supervised(directory: Path, host: str) -> bool:
         return False
 
 
+def in_use(directory: Path) -> bool:
+    """Whether a supervisor of any host holds the run directory now."""
+    hosts = (
+        path.name.removeprefix("supervisor.").removesuffix(".lock") for path in directory.glob("supervisor.*.lock")
+    )
+    return any(is_supervised(directory, host) for host in hosts)
+
+
 def _locked(file: IO[bytes], kind: int) -> bool:
     """Whether the lock could be had at once."""
     try:

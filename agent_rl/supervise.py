@@ -35,8 +35,10 @@ from agent_rl.addresses import actor_nodes, addresses, runtime_directory, superv
 from agent_rl.continuing import remember
 from agent_rl.descriptors import raise_descriptor_limit
 from agent_rl.disk import DiskError
+from agent_rl.history import check_history
 from agent_rl.incarnations import RESTARTS, next_start, read_epoch, run_clock
 from agent_rl.interrupts import stop_signals
+from agent_rl.journal import JournalError
 from agent_rl.leftovers import Janitor, sweep
 from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
@@ -90,6 +92,10 @@ async def run_topology(
         # From here on there is something to end in order: signals wait until the supervisor can.
         received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
         stack.enter_context(run_lock(directory, hosts))
+        try:
+            check_history(directory, topology, hosts)
+        except JournalError as error:
+            raise RunRefused(str(error)) from error
         remember(topology, directory)
         (directory / END).unlink(missing_ok=True)
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0]), limit=topology.run.log_mib * MIB))

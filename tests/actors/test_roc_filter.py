@@ -106,9 +106,9 @@ def test_nothing_is_acknowledged_before_the_journal_has_it(tmp_path: Path) -> No
                 committed: list[int] = []
                 commit = actor._journal.commit  # type: ignore[attr-defined]
 
-                def watched() -> None:
+                def watched(**flush: bool) -> None:
                     committed.append(len(acknowledged))
-                    commit()
+                    commit(**flush)
 
                 acknowledged: list[str] = []
                 actor._journal.commit = watched  # type: ignore[attr-defined]
@@ -373,11 +373,14 @@ def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_t
                 await enter(stage)
                 records = actor._records  # type: ignore[attr-defined]
                 records.evaluation(1, {"success": 1.0}, 1.0)
+                records.commit()
                 records.write_summary(1.0)
                 before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
+                records.evaluation(1, {"success": 1.0}, 2.0)
+                actor._journal.commit()  # type: ignore[attr-defined]
                 with no_file_longer_than(len(before[0]) + 10):
                     with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
-                        records.evaluation(1, {"success": 1.0}, 2.0)
+                        records.commit()
                 with no_file_longer_than(100):
                     with pytest.raises(DiskError, match=r"summary\.json cannot be written: File too large"):
                         records.write_summary(2.0)

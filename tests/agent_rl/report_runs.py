@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from actors.run_records import RunRecords
 from actors.stored import decode_stored, encode_stored
 from agent_rl.continuing import remember
 from agent_rl.journal import Journal
 from agent_rl.load import load_topology
 from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory
 from agent_rl.report import make_report
+from agent_rl.run_records import RunRecords
 from agent_rl.staleness import Step
 from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
 from agent_rl.timeline import TimelineFile
@@ -170,6 +170,7 @@ class SyntheticRun:
 
     def close(self) -> Path:
         """Write what a stopping filter writes; the run directory."""
+        self.records.commit()
         self.records.write_summary(self.wall)
         self.journal.close()
         return self.directory

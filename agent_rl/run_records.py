@@ -1,21 +1,28 @@
 """What a run leaves for people and programs: ``metrics.jsonl``, a row per step or evaluation, and ``summary.json``.
 
-Both are made from the journal, which is the truth; a row is written once, when its fact is first recorded.
+Both are made from the journal, which is the truth: it holds every row, and all that the summary is computed from. A row is
+appended to the file once it is committed and flushed; what the file lacks, because a process died between, the next start adds.
+`rebuild` makes both files again.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_rl.audit import audit_journal
+from agent_rl.audit import audit_journal, journal_of
+from agent_rl.continuing import made_with
 from agent_rl.disk import LineFile, whole, writing
-from agent_rl.journal import Journal
+from agent_rl.history import MADE_WITH, METRICS
+from agent_rl.journal import Journal, JournalError
 from agent_rl.summary import summarise
 from agent_rl.topology import RlStage, Topology
 
-SECONDS = "seconds_used"
+SUMMARY = "summary.json"
+SECONDS, START = "seconds_used", "start"
+"""Facts of the journal: seconds of all starts so far; when the present start began, and the seconds before it."""
 STAGE_SECONDS = "seconds_in_stage_{}"
 SFT_SKIPPED = "steps_skipped_of_stage_{}"
 """Facts of the journal, by stage: wall-clock seconds in it, and supervised steps that were skipped as not finite."""
@@ -32,11 +39,20 @@ class RunRecords:
         self._journal = journal
         self._topology = topology
         self._started_at = started_at
-        self._seconds_before = float(journal.fact(SECONDS) or 0.0)
+        began, before = json.loads(journal.fact(START) or "[null, 0.0]")
+        self._seconds_before = float(before)
+        if began != started_at:
+            self._seconds_before = float(journal.fact(SECONDS) or 0.0)
+            journal.set_fact(START, json.dumps([started_at, self._seconds_before]))
+        settings = json.dumps(made_with(topology))
+        if journal.fact(MADE_WITH) != settings:
+            journal.set_fact(MADE_WITH, settings)
         self._charged_until = wall
         self._rows: LineFile | None = None
+        self._pending: list[str] = []
         self._tally: dict[str, float] = {}
         self._recount()
+        self._mend_rows()
 
     @property
     def counts(self) -> dict[str, float]:
@@ -76,35 +92,30 @@ class RunRecords:
             self._journal.set_fact(SFT_SKIPPED.format(int(figures["stage"])), str(figures["steps_skipped"]))
         self._append({"kind": "stage", **figures}, wall)
 
-    def summary(self, wall: float) -> dict[str, Any]:
-        """The run so far, flat but for its ``remarks``."""
-        stages = self._topology.stages
-        rl_seconds = (self._fact(STAGE_SECONDS, i) for i, stage in enumerate(stages) if stage.kind == "rl")
-        return summarise(
-            audit_journal(self._journal),
-            [step for step in self._journal.steps() if step.trained],
-            self._journal.evaluations(),
-            seconds=self._seconds(wall),
-            rl_seconds=sum(rl_seconds),
-            sft_steps_skipped=int(sum(self._fact(SFT_SKIPPED, i) for i in range(len(stages)))),
-            checkpoints_damaged=len(list((self._directory / "checkpoints").glob("damaged-*"))),
-        )
-
     def spent(self, wall: float) -> None:
         """Charge the time since the last call to the stage the journal says the run is in."""
         stage = self._journal.fact("stage")
         if stage is not None:
             so_far = self._fact(STAGE_SECONDS, int(stage))
             self._journal.set_fact(STAGE_SECONDS.format(stage), str(so_far + wall - self._charged_until))
+        self._journal.set_fact(SECONDS, str(self._seconds(wall)))
         self._charged_until = wall
 
     def write_summary(self, wall: float) -> None:
         """Write ``summary.json``, whole or not at all."""
         self.spent(wall)
-        self._journal.set_fact(SECONDS, str(self._seconds(wall)))
-        path = self._directory / "summary.json"
-        with whole(path) as partial:
-            partial.write_text(json.dumps(self.summary(wall)) + "\n")
+        _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
+
+    def commit(self, *, flush: bool = False) -> None:
+        """Commit the journal; then write the rows it now holds."""
+        self._journal.commit(flush=flush or bool(self._pending))
+        path = self._directory / METRICS
+        while self._pending:
+            with writing(path):
+                if self._rows is None:
+                    self._rows = LineFile(path)
+                self._rows.append(self._pending[0])
+            del self._pending[0]
 
     def close(self) -> None:
         """Close the file of rows."""
@@ -115,19 +126,76 @@ class RunRecords:
         return self._seconds_before + wall - self._started_at
 
     def _append(self, row: dict[str, Any], wall: float) -> None:
-        path = self._directory / "metrics.jsonl"
         # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
         line = json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)})
-        with writing(path):
-            if self._rows is None:
-                self._rows = LineFile(path)
-            self._rows.append(line)
+        self._journal.add_record(line)
+        self._pending.append(line)
+
+    def _mend_rows(self) -> None:
+        """Make the file what the journal says, when a process died between the two; take up the rows of an older version."""
+        path = self._directory / METRICS
+        written = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        rows = self._journal.records()
+        if not rows and self._journal.fact("adopted"):
+            for row in written.splitlines():
+                self._journal.add_record(row)
+        elif written != _lines(rows):
+            _write_rows(self._directory, rows)
 
     def _recount(self) -> None:
         self._tally = audit_counts(self._journal)
 
     def _fact(self, name: str, stage: int) -> float:
-        return float(self._journal.fact(name.format(stage)) or 0.0)
+        return _fact(self._journal, name, stage)
+
+
+def _fact(journal: Journal, name: str, stage: int) -> float:
+    return float(journal.fact(name.format(stage)) or 0.0)
+
+
+def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str, Any]:
+    """The run so far, flat but for its ``remarks``. ``kinds`` are those of the recipe's stages."""
+    rl_seconds = (_fact(journal, STAGE_SECONDS, index) for index, kind in enumerate(kinds) if kind == "rl")
+    return summarise(
+        audit_journal(journal),
+        [step for step in journal.steps() if step.trained],
+        journal.evaluations(),
+        seconds=float(journal.fact(SECONDS) or 0.0),
+        rl_seconds=sum(rl_seconds),
+        sft_steps_skipped=int(sum(_fact(journal, SFT_SKIPPED, index) for index in range(len(kinds)))),
+        checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
+    )
+
+
+def rebuild(directory: Path) -> None:
+    """Make ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
+    journal = journal_of(directory)
+    try:
+        settings = journal.fact(MADE_WITH)
+        if settings is None:
+            raise JournalError(
+                f"{journal.path} was written by a version that kept no rows in the journal: agent-rl run takes them up from {METRICS}"
+            )
+        stages = (text for key, text in json.loads(settings).items() if key.startswith("stages."))
+        rows = journal.records()
+        _write_summary(directory, journal, [text.split()[0] for text in stages])
+    finally:
+        journal.close()
+    _write_rows(directory, rows)
+
+
+def _write_summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> None:
+    with whole(directory / SUMMARY) as partial:
+        partial.write_text(json.dumps(summary(directory, journal, kinds)) + "\n")
+
+
+def _write_rows(directory: Path, rows: Sequence[str]) -> None:
+    with whole(directory / METRICS) as partial:
+        partial.write_text(_lines(rows), encoding="utf-8")
+
+
+def _lines(rows: Sequence[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)
 
 
 def audit_counts(journal: Journal) -> dict[str, float]:

@@ -1,0 +1,236 @@
+"""The filter holds its journal together with the learner's checkpoints, and ends the run when the journal is taken away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from actors.roc_filter import RoCFilter
+from actors.run import user_mistake
+from actors.testing import Stage, running, stand_ins
+from agent_rl.audit import audit
+from agent_rl.journal import Journal
+from agent_rl.messages import (
+    CheckpointSaved,
+    Recorded,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+    TrainingGroup,
+)
+from agent_rl.topology import Topology
+from tests import builders
+from tests.actors.topologies import micro
+
+FILTER = "roc_filter.0"
+
+
+def two_stages(folder: Path) -> Topology:
+    """Two stages of rl."""
+    return micro(folder).model_copy(
+        update={"stages": (builders.rl_stage(name="a", steps=1), builders.rl_stage(name="b", steps=9))}
+    )
+
+
+def simulate(main: Any) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def stopped_with(main: Any) -> str:
+    """What the user is told when the filter ends the run."""
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(main)
+    message = user_mistake(caught.value)
+    if message is None:
+        raise caught.value
+    return message
+
+
+async def enter(stage: Stage, index: int, began: int, version: int, **said: Any) -> StageRecorded:
+    said = {"restored": True, "figures": {}} | said
+    return await stage["learner"].call("stages", FILTER)(StageEntered(index, began, version, **said))
+
+
+async def settle_group(stage: Stage, number: int, index: int, version: int) -> None:
+    group = builders.opened(number, stage=index, version=version)
+    opened = stage["kv_scheduler"].push("groups", FILTER)
+    await opened.send(group)
+    await opened.drained()
+    for sample, answer in enumerate(["4", "5", "4", "5"]):
+        made = builders.trajectory(group, sample, answer=answer, version=version)
+        await stage["rollout_generator"].push("trajectories", FILTER).send(made)
+
+
+async def train_a_step(stage: Stage, first: int, index: int, version: int) -> StepReady:
+    """Two groups, the step of them, and its training."""
+    for number in (first, first + 1):
+        await settle_group(stage, number, index, version)
+    step: StepReady = await stage["learner"].receive(StepReady)
+    assert (step.stage, step.version, len(step.groups)) == (index, version, 2)
+    assert await stage["learner"].call("steps", FILTER)(StepTrained(index, version, step.groups, {})) == Recorded()
+    return step
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def remove_log(path: Path) -> None:
+    path.with_name("journal.sqlite-wal").unlink()
+
+
+def move_another_there(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+def copy_another_over_it(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(path.read_bytes())
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # also where the clock of files is coarse
+
+
+def move_the_directory(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("harm", [remove, remove_log, move_another_there, copy_another_over_it, move_the_directory])
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_journal_that_is_taken_away_ends_the_run(tmp_path: Path, harm: Callable[[Path], None], *, idle: bool) -> None:
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        (tmp_path / "run").mkdir()
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path / "run", stage):
+                await enter(stage, 0, 0, 0)
+                await train_a_step(stage, 0, 0, 0)
+                harm(tmp_path / "run" / "journal.sqlite")
+                if idle:
+                    await trio.sleep(1.1)
+                else:
+                    await settle_group(stage, 2, 0, 0)
+                await trio.sleep(0.5)
+                pytest.fail("the run goes on")
+
+    message = stopped_with(main)
+    assert message.startswith(f"{tmp_path / 'run' / 'journal.sqlite'} was ")
+    assert "while the run was going; the run cannot go on without it. Put the journal back" in message
+
+
+def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage, 0, 0, 0)
+                await train_a_step(stage, 0, 0, 0)
+            remove(tmp_path / "journal.sqlite")
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                await trio.sleep(1.0)
+
+    assert "journal.sqlite is missing, and the run has a history: 1 rows in metrics.jsonl" in stopped_with(main)
+    assert not (tmp_path / "journal.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ({"run": "another run", "last_step": 0}, "is of run another run, and"),
+        ({"version": 2, "run": "", "last_step": 1}, "is older than the learner's checkpoint of version 2"),
+        ({"version": 0, "run": ""}, "knows of checkpoints, and there is none"),
+    ],
+)
+def test_a_learner_that_goes_on_from_another_history_ends_the_run(
+    tmp_path: Path, said: dict[str, Any], fault: str
+) -> None:
+    """Its checkpoints may lie on another host's disk: what it says of them is held against the journal."""
+
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                ours = (await enter(stage, 0, 0, 0)).run
+                assert len(ours) == 16
+                await train_a_step(stage, 0, 0, 0)
+                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("x", 1, 1))
+                assert (await enter(stage, 0, 0, 1, run=ours, last_step=0)).epoch == 2
+                version = said.pop("version", 1)
+                said["run"] = said["run"] or ours * bool(version)
+                await enter(stage, 0, 0, version, **said)
+
+    assert fault in stopped_with(main)
+
+
+def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+                await enter(stage, 1, 0, 0)
+                await train_a_step(stage, 0, 1, 0)
+                actor._journal._write("DELETE FROM trajectories")  # type: ignore[attr-defined]
+                await enter(stage, 1, 0, 0)  # one of its own, which names no run
+                await trio.sleep(1.0)
+
+    assert "no longer holds the rollouts of group s1-g000000, which the learner needs again" in stopped_with(main)
+
+
+def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_steps_again(tmp_path: Path) -> None:
+    """The checkpoint at the stage's end was damaged and set aside: the one before it is of the stage before."""
+
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                run = (await enter(stage, 0, 0, 0)).run
+                await train_a_step(stage, 0, 0, 0)
+                await enter(stage, 1, 1, 1, restored=False)
+                trained = await train_a_step(stage, 0, 1, 1)
+                await settle_group(stage, 2, 1, 2)
+                waiting = await stage["learner"].receive(TrainingGroup)
+                assert waiting.group == "s1-g000002"
+                await trio.sleep(1.0)
+                stage["learner"].log.clear()
+
+                await enter(stage, 0, 0, 1, run=run, last_step=0)
+                await enter(stage, 1, 1, 1, restored=False)
+                step = await stage["learner"].receive(StepReady)
+                assert step == trained
+                again = await stage["learner"].receive(TrainingGroup)
+                assert again.group == waiting.group
+                sent = [message.group for message in stage["learner"].log if isinstance(message, TrainingGroup)]
+                assert sent == [*trained.groups, waiting.group]
+                await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, {}))
+                await settle_group(stage, 3, 1, 2)
+                following = await stage["learner"].receive(StepReady)
+                assert (following.version, following.groups) == (2, ("s1-g000002", "s1-g000003"))
+
+    simulate(main)
+    balance = audit(tmp_path)
+    assert balance.balanced, balance.faults
+    assert (balance.trained, balance.open, balance.dropped) == (4, 2, {})
+
+
+def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
+    """A row of metrics.jsonl, and the answer to a trained step, come after the commit."""
+
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage, 0, 0, 0)
+                await train_a_step(stage, 0, 0, 0)
+                journal = Journal(tmp_path / "journal.sqlite", read_only=True)
+                assert journal.last_step() == 0
+                assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
+                journal.close()
+
+    simulate(main)

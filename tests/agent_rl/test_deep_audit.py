@@ -1,0 +1,211 @@
+"""Flipped bytes: wherever one changes what a run holds, `audit --deep` finds it; and what is made from the journal can be made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_rl.checkpoints import CheckpointError, _checksum_of_state, read_state, verify
+from agent_rl.cli import main
+from agent_rl.deep_audit import deep_audit
+from agent_rl.journal import Journal, JournalError
+from agent_rl.journal_file import KEYS
+from tests.agent_rl.report_runs import SyntheticRun
+
+STATES = ("open", "ready", "trained", "evaluated", "dropped")
+
+
+def content(path: Path) -> Any:
+    """All that can be read from a journal, by whole tables and by the queries a run asks; None when it cannot be read."""
+    try:
+        journal = Journal(path, read_only=True)
+    except JournalError:
+        return None
+    try:
+        tables = [journal._read(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}") for table, keys in KEYS.items()]
+        groups = [list(journal.groups(stage=stage, states=STATES)) for stage in range(4)]
+        by_name = [journal.group(row.id) for rows in groups for row in rows]
+        rollouts = [journal.trajectories(row.id) for rows in groups for row in rows]
+        figures = [journal.counts(), journal.fates(), journal.samples(), journal.steps(), journal.records()]
+        facts = [journal.fact(str(row[0])) for row in tables[5]]
+    except (JournalError, sqlite3.Error, IndexError):
+        return None
+    finally:
+        journal.close()
+    return tables, groups, by_name, rollouts, figures, facts
+
+
+def found(directory: Path) -> bool:
+    """Whether the deep audit says that something is wrong."""
+    try:
+        return bool(deep_audit(directory).faults)
+    except JournalError:
+        return True
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return SyntheticRun(tmp_path / "made").whole().close()
+
+
+def a_flip(draw: random.Random, whole: bytes) -> bytes:
+    """The same bytes but for one, in which one bit or several are changed."""
+    flipped = bytearray(whole)
+    at = draw.randrange(len(whole))
+    flipped[at] ^= draw.choice([1 << draw.randrange(8), draw.randrange(1, 256)])
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize("flips", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_each_flipped_byte_of_the_journal_that_changes_content_is_found(directory: Path, flips: int) -> None:
+    path = directory / "journal.sqlite"
+    whole = path.read_bytes()
+    true = content(path)
+    assert not found(directory)
+    draw = random.Random(7)
+    changed = without = 0
+    missed = []
+    for _ in range(flips):
+        flipped = a_flip(draw, whole)
+        path.write_bytes(flipped)
+        if content(path) != true:
+            changed += 1
+            if not found(directory):
+                missed.append(next(at for at in range(len(whole)) if whole[at] != flipped[at]))
+        else:
+            without += 1
+    assert missed == []
+    assert changed > flips // 3
+    assert without > 0  # room between rows: nothing there is content
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A run whose process died: the last transactions are in the log alone."""
+    run = SyntheticRun(tmp_path / "alive").whole()
+    run.records.commit()
+    shutil.copytree(run.directory, tmp_path / "killed", ignore=shutil.ignore_patterns("*-shm"))
+    run.close()
+    assert (tmp_path / "killed" / "journal.sqlite-wal").stat().st_size > 10_000
+    return tmp_path / "killed"
+
+
+def test_each_flipped_byte_of_the_log_that_changes_content_is_found_but_for_its_last_frames(killed: Path) -> None:
+    log = killed / "journal.sqlite-wal"
+    whole = log.read_bytes()
+    true = content(killed / "journal.sqlite")
+    assert not found(killed)
+    draw = random.Random(3)
+    changed, missed = 0, []
+    for _ in range(60):
+        flipped = a_flip(draw, whole)
+        log.write_bytes(flipped)
+        (killed / "journal.sqlite-shm").unlink(missing_ok=True)
+        if content(killed / "journal.sqlite") != true:
+            changed += 1
+            if not found(killed):
+                missed.append(next(at for at in range(len(whole)) if whole[at] != flipped[at]))
+    assert missed == []
+    assert changed > 20
+    # What is not found, as the module says: the salt of the last frame makes it the rest of an older log.
+    last = len(whole) - 4096 - 24
+    log.write_bytes(whole[: last + 9] + bytes([whole[last + 9] ^ 1]) + whole[last + 10 :])
+    assert not found(killed)
+
+
+def test_the_command_names_what_was_changed(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(directory), "--deep"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("read again: ")
+    assert said[1] == "every byte is as it was written"
+    path = directory / "journal.sqlite"
+    whole = path.read_bytes()
+    at = whole.index(b"What is 2?")
+    path.write_bytes(whole[:at] + b"what" + whole[at + 4 :])
+    assert main(["audit", str(directory)]) == 0  # the balance does not read payloads
+    capsys.readouterr()
+    assert main(["audit", str(directory), "--deep"]) == 1
+    said = capsys.readouterr().out
+    assert "FAULT" in said
+    assert "of the table groups is not what was written" in said
+    path.write_bytes(b"nothing" * 1000)
+    assert main(["audit", str(directory), "--deep"]) == 2
+
+
+def checkpoint(folder: Path) -> Path:
+    (folder / "training" / "rank-0").mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(os.urandom(500))
+    weights = (folder / "model.safetensors").read_bytes()
+    state = {
+        "stage": 2,
+        "stage_version": 1,
+        "version": 9,
+        "optimizer_steps": {"a": 3},
+        "extra": {"history": {"run": "0123456789abcdef", "step": 8}},
+        "files": {"model.safetensors": [len(weights), zlib.crc32(weights)]},
+    }
+    state["checksum"] = _checksum_of_state(state)
+    (folder / "training" / "state.json").write_text(json.dumps(state))
+    return folder
+
+
+def test_each_flipped_byte_of_a_checkpoint_that_changes_content_is_found(directory: Path) -> None:
+    folder = checkpoint(directory / "checkpoints" / "version-000009-stage-02")
+    assert not found(directory)
+    draw = random.Random(5)
+    for name in ("model.safetensors", "training/state.json"):
+        whole = (folder / name).read_bytes()
+        true = read_state(folder)
+        unfound = []
+        for at in range(0, len(whole), 3):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << draw.randrange(8)
+            (folder / name).write_bytes(flipped)
+            changed = name != "training/state.json" or read_state(folder) != true
+            if changed and not deep_faults(folder):
+                unfound.append(at)
+        (folder / name).write_bytes(whole)
+        assert unfound == []
+
+
+def deep_faults(folder: Path) -> list[str]:
+    try:
+        verify(folder)
+    except CheckpointError as error:
+        return [str(error)]
+    return []
+
+
+def test_metrics_and_summary_are_made_again_from_the_journal(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [directory / name for name in ("metrics.jsonl", "summary.json")]
+    before = [file.read_text() for file in files]
+    for file in files:
+        file.unlink()
+    assert main(["report", str(directory), "--rebuild"]) == 0
+    assert [file.read_text() for file in files] == before
+    assert capsys.readouterr().out.strip() == str(directory / "report.html")
+    files[0].write_text(before[0] + before[0])
+    files[1].write_text("{}")
+    assert main(["report", str(directory), "--rebuild"]) == 0
+    assert [file.read_text() for file in files] == before
+
+
+def test_rows_that_a_process_did_not_live_to_write_are_added_at_the_next_start(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path).whole()
+    run.records.commit()
+    rows = (run.directory / "metrics.jsonl").read_text()
+    for left in ("", rows[:-40], rows.splitlines(keepends=True)[0]):
+        (run.directory / "metrics.jsonl").write_text(left)
+        run.records._mend_rows()
+        assert (run.directory / "metrics.jsonl").read_text() == rows
+    run.close()

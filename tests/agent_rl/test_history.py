@@ -1,0 +1,274 @@
+"""Journal, checkpoints and metrics.jsonl know each other: what would lose history is refused, what a crash leaves is gone on from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_rl.checkpoints import Position
+from agent_rl.cli import main
+from agent_rl.history import Known, Mark, Saved, check_history, disagreement
+from agent_rl.journal import Journal, JournalError
+from agent_rl.journal_file import SCHEMA
+from agent_rl.load import load_topology
+from agent_rl.run_records import RunRecords, rebuild
+from agent_rl.topology import Topology
+from tests.agent_rl.report_runs import SyntheticRun
+
+KINDS = ("sft", "evaluate", "rl", "evaluate")
+KNOWN = Known(Path("journal.sqlite"), "ours", False, 2, 6, 4, frozenset({1}))
+
+
+def saved(stage: int, began: int, version: int, *, run: str = "ours", step: int = -1) -> Saved:
+    return Saved("checkpoints/x", Position(stage, began, version), Mark(run, step))
+
+
+@pytest.mark.parametrize(
+    ("journal", "checkpoint"),
+    [
+        (KNOWN, saved(2, 1, 7, step=6)),  # the same step
+        (KNOWN, saved(2, 1, 5, step=4)),  # older, of one before a damaged one: the journal replays
+        (KNOWN, saved(2, 1, 4, step=3)),  # as far back as there are rollouts
+        (KNOWN, saved(3, 7, 7, step=6)),  # a stage was left, and a crash came before the journal was told
+        (replace(KNOWN, stage=0, step=-1, kept_from=None, evaluated=frozenset()), saved(1, 1, 1)),
+        (replace(KNOWN, stage=-1, step=-1, kept_from=None), None),  # a run that begins
+        (replace(KNOWN, kept_from=None), None),  # one that died before its first checkpoint
+        (replace(KNOWN, adopted=True), saved(2, 1, 7, run="")),  # one begun by an older version
+        (replace(KNOWN, run="", adopted=True, kept_from=None), saved(2, 1, 7, run="")),
+    ],
+)
+def test_what_belongs_together_goes_on(journal: Known, checkpoint: Saved | None) -> None:
+    assert disagreement(journal, checkpoint, KINDS) is None
+
+
+@pytest.mark.parametrize(
+    ("journal", "checkpoint", "said"),
+    [
+        (KNOWN, saved(2, 1, 7, run="theirs", step=6), "is of run theirs, and journal.sqlite of run ours"),
+        (KNOWN, saved(2, 1, 7, run=""), "names no run"),
+        (KNOWN, saved(2, 1, 9, step=8), "is older than checkpoints/x: in stage 2, after the step at version 6"),
+        (replace(KNOWN, adopted=True), saved(2, 1, 9, run=""), "is older than"),
+        (replace(KNOWN, step=-1, stage=-1), saved(1, 1, 1), "in stage -1, before the first step"),
+        (replace(KNOWN, stage=1, step=-1, evaluated=frozenset()), saved(2, 1, 1), "is older than"),
+        (replace(KNOWN, stage=1), saved(3, 7, 7, step=6), "is older than"),
+        (KNOWN, saved(2, 1, 3, step=2), "is too old for journal.sqlite, which holds rollouts from version 4 on"),
+        (KNOWN, None, "knows of checkpoints, and there is none"),
+    ],
+)
+def test_what_does_not_is_refused_with_the_remedy(journal: Known, checkpoint: Saved | None, said: str) -> None:
+    fault = disagreement(journal, checkpoint, KINDS)
+    assert fault is not None
+    assert said in fault
+    assert "put back" in fault.lower() or "put the folder checkpoints back" in fault
+    assert "another run.directory" in fault
+
+
+class Run:
+    """A finished run on disk, with a checkpoint at its end and one before; the names of the files are the real ones."""
+
+    def __init__(self, folder: Path) -> None:
+        made = SyntheticRun(folder).whole()
+        made.journal.compact(3)
+        self.run = str(made.journal.fact("run"))
+        self.directory = made.close()
+        self.file = folder / "micro.toml"
+        self.checkpoint(Position(2, 1, 3), step=2)
+        self.checkpoint(Position(4, 4, 4), step=3)
+
+    def checkpoint(self, at: Position, *, step: int) -> None:
+        path = self.directory / "checkpoints" / f"version-{at.version:06d}-stage-{at.stage:02d}" / "training"
+        path.mkdir(parents=True)
+        kept = Mark(self.run, step).kept()
+        state = {
+            "stage": at.stage,
+            "stage_version": at.stage_version,
+            "version": at.version,
+            "extra": kept,
+            "files": {},
+        }
+        (path / "state.json").write_text(json.dumps(state))
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "journal.sqlite"
+
+    @property
+    def topology(self) -> Topology:
+        return load_topology(self.file)
+
+    def check(self) -> None:
+        check_history(self.directory, self.topology, ["local"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "this")
+
+
+def test_a_whole_run_goes_on(run: Run) -> None:
+    run.check()
+
+
+def remove_journal(run: Run) -> None:
+    run.journal.unlink()
+
+
+def empty_journal(run: Run) -> None:
+    run.journal.write_bytes(b"")
+
+
+def new_journal(run: Run) -> None:
+    run.journal.unlink()
+    Journal(run.journal).close()
+
+
+def missing_without_checkpoints(run: Run) -> None:
+    run.journal.unlink()
+    shutil.rmtree(run.directory / "checkpoints")
+
+
+def other_journal(run: Run) -> None:
+    shutil.copy(Run(run.file.parent.parent / "other").journal, run.journal)
+
+
+def other_checkpoints(run: Run) -> None:
+    other = Run(run.file.parent.parent / "other")
+    shutil.rmtree(run.directory / "checkpoints")
+    shutil.copytree(other.directory / "checkpoints", run.directory / "checkpoints")
+
+
+def one_other_checkpoint_among_ours(run: Run) -> None:
+    other = Run(run.file.parent.parent / "other")
+    name = "checkpoints/version-000003-stage-02"
+    shutil.rmtree(run.directory / name)
+    shutil.copytree(other.directory / name, run.directory / name)
+
+
+def no_checkpoints(run: Run) -> None:
+    shutil.rmtree(run.directory / "checkpoints")
+
+
+def empty_checkpoints(run: Run) -> None:
+    no_checkpoints(run)
+    (run.directory / "checkpoints").mkdir()
+
+
+def later_checkpoint(run: Run) -> None:
+    run.checkpoint(Position(2, 1, 9), step=8)
+
+
+def earlier_rows(run: Run) -> None:
+    path = run.directory / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"kind": "step", "version": 9}\n')
+
+
+def other_settings(run: Run) -> None:
+    run.file.write_text(run.file.read_text().replace("hidden_size = 32", "hidden_size = 64"))
+    (run.directory / "topology.json").unlink()  # the journal knows them too
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (
+            remove_journal,
+            "is missing, and the run has a history: checkpoints/version-000004-stage-04 and 9 rows in metrics.jsonl",
+        ),
+        (missing_without_checkpoints, "is missing, and the run has a history: 9 rows in metrics.jsonl"),
+        (empty_journal, "is empty, and the run has a history"),
+        (new_journal, "is older than metrics.jsonl"),
+        (other_journal, "is of run"),
+        (other_checkpoints, "is of run"),
+        (one_other_checkpoint_among_ours, "checkpoints/version-000003-stage-02 is of run"),
+        (no_checkpoints, "knows of checkpoints, and there is none"),
+        (empty_checkpoints, "knows of checkpoints, and there is none"),
+        (later_checkpoint, "is older than checkpoints/version-000009-stage-02"),
+        (earlier_rows, "is older than metrics.jsonl, which has 10 rows where the journal has 9"),
+        (other_settings, "model.initialise"),
+    ],
+)
+def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Run], None], said: str) -> None:
+    harm(run)
+    before = listing(run.directory)
+    with pytest.raises(JournalError) as refused:
+        run.check()
+    assert said in str(refused.value)
+    assert "run.directory" in str(refused.value)
+    assert listing(run.directory) == before
+
+
+@pytest.mark.parametrize("harm", [remove_journal, other_checkpoints, no_checkpoints])
+def test_the_run_ends_with_2_before_anything_starts(
+    run: Run, harm: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm(run)
+    before = listing(run.directory)
+    assert main(["run", str(run.file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"agent-rl: {run.directory}") or "checkpoints/version" in line
+    assert [each for each in listing(run.directory) if not each[0].startswith("supervisor.")] == before
+
+
+def listing(directory: Path) -> list[tuple[str, int]]:
+    return sorted((path.name, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_checkpoint_that_is_damaged_or_weights_alone_is_the_learners_to_set_aside(run: Run) -> None:
+    folder = run.directory / "checkpoints"
+    for path in folder.glob("*/training/state.json"):
+        path.write_text("{")
+    run.check()
+    shutil.rmtree(folder / "version-000004-stage-04" / "training")
+    run.check()
+
+
+def test_where_the_checkpoints_lie_on_another_host_they_are_not_looked_at(run: Run) -> None:
+    no_checkpoints(run)
+    topology = run.topology
+    entry = topology.actors["learner"].model_copy(update={"host": "far"})
+    apart = topology.model_copy(update={"actors": {**topology.actors, "learner": entry}})
+    check_history(run.directory, apart, ["local"])
+    remove_journal(run)
+    with pytest.raises(JournalError, match="is missing"):
+        check_history(run.directory, apart, ["local"])
+    check_history(run.directory, apart, ["far"])  # there is no journal on the learner's host
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path / "old")
+    journal = Journal(run.journal)
+    facts = dict(journal._read("SELECT key, value FROM facts"))
+    journal.close()
+    run.journal.unlink()
+    old = sqlite3.connect(run.journal)
+    old.executescript(SCHEMA)
+    for key in ("stage", "stage_version", "epoch"):
+        if key in facts:
+            old.execute("INSERT INTO facts VALUES (?, ?)", (key, facts[key]))
+    old.execute("INSERT INTO facts VALUES ('layout', '1')")
+    old.execute("INSERT INTO steps VALUES (3, 2, 1, '[]', '[]', '{}', '{}')")
+    old.execute("INSERT INTO evaluations VALUES (3, '{}')")
+    old.commit()
+    old.close()
+    for path in run.directory.glob("checkpoints/*/training/state.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": {}}))
+    run.check()
+    with pytest.raises(JournalError, match="kept no rows"):
+        rebuild(run.directory)
+    rows = (run.directory / "metrics.jsonl").read_text()
+    journal = Journal(run.journal)
+    records = RunRecords(run.directory, journal, run.topology, 0.0, 0.0)
+    records.commit()
+    records.write_summary(1.0)
+    records.close()
+    journal.close()
+    run.check()  # its checkpoints name no run, and are its own all the same
+    (run.directory / "metrics.jsonl").unlink()
+    rebuild(run.directory)
+    assert (run.directory / "metrics.jsonl").read_text() == rows
