@@ -6,7 +6,8 @@
            --> evaluate: publish, wait for EvaluationReady
            --> rl: StepReady + its TrainingGroups --> Trainer.rl_step --> weights out --> PolicyPublished, StepTrained
 
-It owns the position in the recipe: a checkpoint holds weights, optimizer and position, and a stage's end is always one.
+It owns the position in the recipe: a checkpoint holds weights, optimizer and position. A stage's end is always one; within a stage
+they come by steps (rl) or by time (sft).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import trio
 
 from actors.base import Announce, Call, Push
 from actors.model_keeper import LearnerSettings, ModelKeeper
-from agent_rl.batching import Masked, bucketed, fitting
+from agent_rl.batching import Masked, SupervisedBatches
 from agent_rl.checkpoints import Position
 from agent_rl.collapse import CollapseWatch
 from agent_rl.collapse import message as collapse_message
@@ -161,7 +162,7 @@ class Learner(ModelKeeper):
             self._skipped = SkippedSteps()
             match stage:
                 case SftStage():
-                    done = self._past_limit() or await self._sft(stage)
+                    done = (self._past_limit() and not position.step) or await self._sft(stage)
                 case EvaluateStage():
                     done = await self._evaluate(position.stage)
                 case RlStage():
@@ -170,14 +171,9 @@ class Learner(ModelKeeper):
                 break
             left = {"stage": float(position.stage), "stage_seconds": self.context.now() - began} | self._stage_figures
             await self._next_stage()
-        if self._state != "finished" and not self._in_sft():
+        if self._state != "finished":
             await self._checkpoint()
         self._ended.set()
-
-    def _in_sft(self) -> bool:
-        """A supervised stage stopped on its way starts again from where it began: half of it is no place to go on from."""
-        stages = self.context.topology.stages
-        return self._position.stage < len(stages) and stages[self._position.stage].kind == "sft"
 
     async def _next_stage(self) -> None:
         version = self._position.version
@@ -187,21 +183,15 @@ class Learner(ModelKeeper):
         await self._checkpoint()
 
     async def _sft(self, stage: SftStage) -> bool:
-        """Supervised steps on the task's demonstrations. False when stopped on the way; the stage then starts again."""
-        topology = self.context.topology
-        rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
-        if stage.data:
-            sequences = fitting(
-                map(self._chat.conversation_tokens, endless(stage.data, self.context.base, rng)),
-                self._trainer.max_length,
-            )
-        else:
-            tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
-            sequences = (self._chat.demonstration_tokens(shown.messages) for shown in tasks.demonstrations(rng))
-        batches = bucketed(sequences, stage.batch, rng)
-        self._figures |= {"step": 0.0, "steps": float(stage.steps)}
-        began = self.context.now()
-        for step in range(stage.steps):
+        """Supervised steps on demonstrations, from where the checkpoint stands. False when stopped on the way."""
+        began_at = self._position.step
+        batches = await self._in_thread(partial(self._batches, stage))
+        if began_at:
+            self._skipped.count = self._supervised["skipped"]
+            self._stage_figures = self._supervised["figures"]
+        self._figures |= {"step": float(began_at), "steps": float(stage.steps)}
+        began = self._saved_at = self.context.now()
+        for step in range(began_at, stage.steps):
             if self._stopping:
                 return False
             if self._past_limit():
@@ -212,17 +202,42 @@ class Learner(ModelKeeper):
             except NotFiniteError as fault:
                 await self._skip(stage, step, fault, self._position)
             self._stage_figures["steps_skipped"] = float(self._skipped.count)
+            self._position = replace(self._position, step=step + 1)
+            self._supervised = {
+                "drawn": batches.drawn,
+                "skipped": self._skipped.count,
+                "figures": self._stage_figures,
+            }
             self._figures |= {
                 "step": step + 1.0,
                 "loss": self._stage_figures.get("loss", math.nan),
-                "seconds_per_step": (self.context.now() - began) / (step + 1),
+                "seconds_per_step": (self.context.now() - began) / (step + 1 - began_at),
             }
             if (step + 1) % 20 == 0:
                 self.log.info("sft step", step=step + 1, **self._stage_figures)
+            if self._due_in_time() and not self._skipped.in_a_row and step + 1 < stage.steps:
+                await self._checkpoint()
         self._trainer.optimizer.reset()  # moments of the supervised loss say nothing about the next stage's
         at = self._position
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         return True
+
+    def _batches(self, stage: SftStage) -> SupervisedBatches[Any]:
+        """The stage's batches from the position on."""
+        topology = self.context.topology
+        rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
+        conversations: Iterator[Any]
+        if stage.data:
+            conversations, longest = endless(stage.data, self.context.base, rng), float(self._trainer.max_length)
+            encode = self._chat.conversation_tokens
+        else:
+            tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
+            conversations, longest = (shown.messages for shown in tasks.demonstrations(rng)), math.inf
+            encode = self._chat.demonstration_tokens
+        batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
+        if self._position.step:
+            batches.skip(self._position.step, self._supervised["drawn"])
+        return batches
 
     def _sft_step(self, batches: Iterator[list[Masked]], stage: SftStage, step: int) -> dict[str, float]:
         return self._trainer.sft_step(next(batches), stage, step)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SAVING_SHARE = 0.05
+"""Of a supervised stage's time, the most that its checkpoints take: those of a large model are minutes apart."""
+
 
 class LearnerSettings(Settings):
     """Where and with how many threads to train."""
@@ -133,6 +136,7 @@ class ModelKeeper(Actor):
         self._waiting_for = ""
         self._epoch = 0
         self._checkpoint_due = False
+        self._saved_at, self._saving_seconds = self.context.now(), 0.0
         self._weights, self._claim = self._published_weights()
         self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
         self._publisher = Publisher(self.context, self._weights, self.log)
@@ -205,14 +209,24 @@ class ModelKeeper(Actor):
                 return kept.offer(wanted)
         raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self.context.settings.weights_in}")
 
+    def _due_in_time(self) -> bool:
+        """Whether a supervised stage is to be saved on its way: often enough to lose little, not so often as to cost much."""
+        least = self.context.topology.run.checkpoint_seconds
+        return self.context.now() - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
+
     async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
         """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""
         position = at or self._position
         if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
             self._watch.saved(position.version)
             kept = {"watch": self._watch.state(), **self._mark.kept()}
+            if position.step:
+                kept["supervised"] = self._supervised
+            began = self.context.now()
             await self._in_thread(lambda: self._trainer.save(self._checkpoints.path(position), position, kept))
+            self._saving_seconds = self.context.now() - began
         self._checkpoint_due = False
+        self._saved_at = self.context.now()
         if not keep_all:
             self._checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
         oldest = min(saved.version for saved in self._checkpoints.positions())
@@ -251,6 +265,8 @@ class ModelKeeper(Actor):
         position, kept = restored or (Position(0, 0, 0), {})
         self._watched = kept.get("watch")
         self._mark = Mark.of(kept)
+        self._supervised: dict[str, Any] = kept.get("supervised", {})
+        """What a checkpoint within a supervised stage holds beside the position."""
         self._watch = CollapseWatch(Collapse(), self._watched)
         return position
 

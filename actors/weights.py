@@ -109,7 +109,10 @@ class PublishedWeights:
 
 
 class Checkpoints:
-    """The checkpoints of a run: one directory a position, named so that they sort by it."""
+    """The checkpoints of a run: one directory a position, named so that they sort by it.
+
+    One within a supervised stage is there until the next, whatever is to be kept.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -117,7 +120,8 @@ class Checkpoints:
 
     def path(self, position: Position) -> Path:
         """Where the position's checkpoint is."""
-        return self._directory / f"version-{position.version:06d}-stage-{position.stage:02d}"
+        within = f"-step-{position.step:06d}" if position.step else ""
+        return self._directory / f"version-{position.version:06d}-stage-{position.stage:02d}{within}"
 
     def positions(self) -> list[Position]:
         """Those of whole checkpoints, oldest first."""
@@ -153,7 +157,11 @@ class Checkpoints:
 
     def remove_all_but(self, keep: int, best: int | None = None) -> None:
         """Delete the oldest; that of version ``best`` goes to a name under which it stays until there is a better one."""
-        for position in self.positions()[:-keep]:
+        positions = self.positions()
+        within = [position for position in positions if position.step]
+        for position in within[:-1] if positions[-1:] == within[-1:] else within:
+            shutil.rmtree(self.path(position))
+        for position in [position for position in positions if not position.step][:-keep]:
             path = self.path(position)
             if position.version != best:
                 shutil.rmtree(path)
@@ -165,4 +173,6 @@ class Checkpoints:
     def of_version(self, version: int | None) -> Path | None:
         """The checkpoint of a version, kept as the best or not."""
         found = [*self._directory.glob("best-version-*"), *self._directory.glob("version-*")]
-        return next((path for path in found if (at := read_position(path)) and at.version == version), None)
+        return next(
+            (path for path in found if (at := read_position(path)) and (at.version, at.step) == (version, 0)), None
+        )

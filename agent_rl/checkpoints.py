@@ -45,11 +45,12 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the stage, the version it began at, and the version (RL steps) reached."""
+    """Where a run stands: the stage, the version it began at, the version (RL steps) reached; in a supervised stage its steps so far."""
 
     stage: int
     stage_version: int
     version: int
+    step: int = 0
 
 
 class CheckpointError(Exception):
@@ -177,7 +178,7 @@ def verify(directory: Path) -> dict[str, Any]:
 
 
 def _position(state: Mapping[str, Any]) -> Position:
-    return Position(state["stage"], state["stage_version"], state["version"])
+    return Position(state["stage"], state["stage_version"], state["version"], state.get("step", 0))
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -38,7 +38,10 @@ class Run(Part):
     """Training stages end when this start of the run has lasted so long, by the monotonic clock, which nobody sets; evaluation
     stages after them still run. A restarted actor changes nothing, and the next ``agent-rl run`` has the same time again."""
     checkpoint_every: PositiveInt = 50
-    """Steps between checkpoints; stage ends are always checkpoints."""
+    """RL steps between checkpoints; stage ends are always checkpoints."""
+    checkpoint_seconds: PositiveFloat = 5.0
+    """Seconds between checkpoints within a supervised stage, of which the newest is kept; more where saving takes long, so that
+    it takes at most a twentieth of the time."""
     keep_checkpoints: PositiveInt = 3
     log_mib: PositiveFloat = 16.0
     """A log or stderr file of this size is kept as ``.1``, in place of the one before: an actor's take at most four times as much."""

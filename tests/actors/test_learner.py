@@ -285,7 +285,8 @@ def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Pat
         return Faulty
 
     async def main(folder: Path, *bad: int) -> StageEntered:
-        alone = topology.model_copy(update={"stages": (stage_of, builders.rl_stage())})
+        never = topology.run.model_copy(update={"checkpoint_seconds": 1e6})
+        alone = topology.model_copy(update={"stages": (stage_of, builders.rl_stage()), "run": never})
         async with learning(learner(*bad), alone, folder, []) as stage:
             await stage["roc_filter"].receive(StageEntered)
             return await stage["roc_filter"].receive(StageEntered)

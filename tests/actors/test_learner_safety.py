@@ -102,6 +102,82 @@ def test_killed_anywhere_it_ends_with_the_same_bits_and_trains_every_group_once(
     Contract(Learner).run(main)
 
 
+class EveryThird(Learner):
+    """Saves itself after every third supervised step, whatever the clock says."""
+
+    taught = 0
+
+    def _due_in_time(self) -> bool:
+        return self._position.step % 3 == 0
+
+    def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
+        type(self).taught += 1
+        return super()._sft_step(batches, stage, step)
+
+
+def test_killed_within_a_supervised_stage_it_goes_on_there_to_the_same_bits(tmp_path: Path) -> None:
+    recipe = [{**RECIPE[0], "steps": 40, "learning_rate": 1e-2}, *RECIPE[1:]]
+    reached = trio.Event()
+
+    class Dying(EveryThird):
+        dies_at = 0
+
+        async def _in_thread(self, work: Any) -> Any:
+            if self._position.step == self.dies_at > 0:
+                reached.set()
+                await trio.sleep_forever()
+            return await super()._in_thread(work)
+
+        _position = Position(0, 0, 0)
+
+    async def main() -> None:
+        nonlocal reached
+        whole = await Contract(Learner).finish(tmp_path / "whole", stages=recipe)
+        folder = tmp_path / "killed"
+        async with Contract(Dying).among_peers(folder, stages=recipe) as (topology, peers):
+            for incarnation, Dying.dies_at in enumerate((8, 20, 35), start=1):
+                reached = trio.Event()
+                async with Contract(Dying).running(topology, peers.stage, incarnation=incarnation, kill=True):
+                    await reached.wait()
+            assert [path.name for path in (folder / "checkpoints").glob("version-*")] == [
+                "version-000000-stage-00-step-000033"
+            ]
+            async with Contract(EveryThird).running(topology, peers.stage, incarnation=9):
+                await peers.until("finished")
+                last = read_weights(peers.policies[-1])
+        assert equal(last, whole.weights[max(whole.weights)])
+        assert Dying.taught == 8 + (20 - 6) + (35 - 18)
+        assert EveryThird.taught == 40 - 33
+        assert [path.name for path in (folder / "checkpoints").glob("*-step-*")] == []
+        assert peers.entered[-1].stage == len(recipe)
+
+    Contract(Learner).run(main)
+
+
+def test_stopped_within_a_supervised_stage_it_goes_on_from_the_very_step(tmp_path: Path) -> None:
+    recipe = [{**RECIPE[0], "steps": 9}, *RECIPE[1:]]
+    taught: list[int] = []
+
+    class Watched(Learner):
+        stops_at = 5
+
+        def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
+            taught.append(step)
+            self._stopping |= step + 1 == self.stops_at  # as `stop` does
+            return super()._sft_step(batches, stage, step)
+
+    async def main() -> None:
+        async with Contract(Watched).among_peers(tmp_path, stages=recipe) as (topology, peers):
+            async with Contract(Watched).running(topology, peers.stage):
+                await peers.stage["roc_filter"].next(CheckpointSaved)
+            Watched.stops_at = 0
+            async with Contract(Watched).running(topology, peers.stage, incarnation=2):
+                await peers.until("finished")
+
+    Contract(Learner).run(main)
+    assert taught == list(range(9))
+
+
 def damage(path: Path) -> None:
     """One bit."""
     data = bytearray(path.read_bytes())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import islice
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.batching import POOL, bucketed, microbatches, split_evenly
+from agent_rl.batching import POOL, Masked, SupervisedBatches, microbatches, split_evenly
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
@@ -37,9 +39,42 @@ def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
 def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
     rng = random.Random(0)
     lengths = [rng.randint(10, 90) for _ in range(POOL * 4)]
-    batches = list(islice(bucketed((([0] * n, [1] * n) for n in lengths), 4, rng), POOL))
+    made = SupervisedBatches(iter(lengths), lambda n: ([0] * n, [1] * n), batch=4, longest=100, rng=rng)
+    batches = list(islice(made, POOL))
     found = [len(tokens) for batch in batches for tokens, _ in batch]
     assert sorted(found) == sorted(lengths)
     padding = sum(max(len(tokens) for tokens, _ in batch) * len(batch) for batch in batches) - sum(lengths)
     assert padding / sum(lengths) < 0.05
     assert found != sorted(found)
+
+
+def lessons(encoded: list[int], seed: int = 0) -> SupervisedBatches[int]:
+    """Batches of 3 from a source that draws from the same chance and holds sequences that are too long."""
+
+    def source() -> Iterator[int]:
+        while True:
+            yield rng.randint(1, 120)
+
+    def encode(length: int) -> Masked:
+        encoded.append(length)
+        return [len(encoded)] * length, [1] * length
+
+    rng = random.Random(seed)
+    return SupervisedBatches(source(), encode, batch=3, longest=100, rng=rng)
+
+
+@pytest.mark.parametrize("taken", [1, POOL - 1, POOL, POOL + 1, 5 * POOL + 7])
+def test_batches_go_on_where_an_earlier_process_was_and_encode_no_more_than_its_pool(taken: int) -> None:
+    first = lessons([])
+    for _ in range(taken):
+        next(first)
+    expected = [[len(tokens) for tokens, _ in next(first)] for _ in range(2 * POOL)]
+    interrupted = lessons([])
+    for _ in range(taken):
+        next(interrupted)
+    encoded: list[int] = []
+    resumed = lessons(encoded)
+    resumed.skip(taken, interrupted.drawn)
+    assert resumed.drawn == interrupted.drawn
+    assert len(encoded) <= (interrupted.drawn[-1] if taken % POOL else 0)
+    assert [[len(tokens) for tokens, _ in next(resumed)] for _ in range(2 * POOL)] == expected
