@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from agent_rl.live_layout import ActorRow, actor_lines, figure_lines
 from agent_rl.messages import ActorStatus
 
 DASH = "-"
+LATE_SECONDS = 3.0
+"""An actor says how it is twice a second: one not heard for so long is late."""
 
 OWN_FIGURES = (
     ("queue", "queue"),
@@ -86,7 +90,7 @@ class LiveView:
         return f"[{duration(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
 
     def figures(self) -> list[tuple[str, str]]:
-        """The figures of the whole run, each with its label; what nobody has reported is a dash."""
+        """The figures of the whole run, each with its label, the most important first; what nobody has reported is a dash."""
         step, steps = self.progress()
         per_step = self._first("seconds_per_step")
         left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
@@ -94,37 +98,35 @@ class LiveView:
         return [
             ("stage", self._stage()),
             ("step", f"{_count(step)}/{_count(steps)}"),
+            ("left", DASH if left is None else duration(left)),
             ("success", _percent(self._first("success"))),
-            ("staleness", f"{_number(self._first('staleness_mean'))} (max {_count(self._first('staleness_max'))})"),
+            *([("steps without update", _count(without_update))] if without_update else []),
             ("tokens/s", _count(self._sum("tokens_per_s"))),
             ("tool calls/s", _number(self._sum("calls_per_s"))),
             ("KV in use", self._kv()),
+            ("staleness", f"{_number(self._first('staleness_mean'))} (max {_count(self._first('staleness_max'))})"),
             ("queued", _count(self._sum("queue"))),
             ("groups open", _count(self._first("groups_open"))),
             ("trained", _count(self._first("groups_trained"))),
             ("dropped", _count(self._first("groups_dropped"))),
-            *([("steps without update", _count(without_update))] if without_update else []),
-            ("left", DASH if left is None else duration(left)),
         ]
 
-    def render(self, now: float) -> Group:
-        """The live table: the run above, one line per actor below."""
-        run = Table(title=f"{self.name}, {duration(now - self.started)}", title_justify="left", expand=True)
-        figures = self.figures()
-        for label, _ in figures:
-            run.add_column(label, overflow="fold")
-        run.add_row(*(value for _, value in figures))
-        actors = Table(expand=True)
-        for label in ("actor", "state", "heard", "restarts", "figures"):
-            actors.add_column(label, overflow="fold")
-        for actor, line in self._actors.items():
-            heard = DASH if line.heard_at is None else f"{now - line.heard_at:.0f} s ago"
-            own = [f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures]
-            if line.detail and line.said != "failed":  # then the state says it
-                own.insert(0, line.detail)
-            state = self.silences.get(actor) or _state(line)
-            actors.add_row(actor, state, heard, str(line.restarts), ", ".join(own) or DASH)
-        return Group(run, actors)
+    def render(self, now: float, width: int) -> RenderableType:
+        """The live table, no wider than ``width``: the run above, an actor a line or two below."""
+        title = f"{self.name}, {duration(now - self.started)}"
+        rows = [self._row(actor, line, now) for actor, line in self._actors.items()]
+        return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *actor_lines(rows, width)])
+
+    def _row(self, actor: str, line: _ActorLine, now: float) -> ActorRow:
+        state = self.silences.get(actor) or _state(line)
+        word, mark, said = state.partition("; " if actor in self.silences else ": ")
+        figures = [f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures]
+        if line.detail and line.said != "failed":  # then the state says it
+            figures.insert(0, line.detail)
+        ago = None if line.heard_at is None else now - line.heard_at
+        heard = DASH if ago is None else f"{ago:.0f} s ago"
+        late = ago is not None and ago >= LATE_SECONDS
+        return ActorRow(actor, word, said if mark else "", heard, line.restarts, figures or [DASH], late=late)
 
     def unusual(self) -> list[tuple[str, str]]:
         """Actors that are not simply running."""
@@ -189,7 +191,7 @@ class TerminalDisplay:
 
     def refresh(self, now: float) -> None:
         """Redraw the table."""
-        self._live.update(self._view.render(now), refresh=True)
+        self._live.update(self._view.render(now, self._console.width), refresh=True)
 
     def notice(self, text: str) -> None:
         """Print above the table."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Group
+from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from agent_rl.live import LiveView, duration
+from agent_rl.live_layout import flow
+
+BAR_WIDTH = 40
 
 
 class EvaluationView(LiveView):
@@ -27,12 +32,18 @@ class EvaluationView(LiveView):
             + (f"  ({unusual})" if unusual and done is not None else "")
         )
 
-    def render(self, now: float) -> Group:
-        """The same with a bar."""
+    def render(self, now: float, width: int) -> RenderableType:
+        """The same with a bar: beside it, or above it where they do not fit side by side."""
         done, total = self.progress()
-        row = Table.grid(padding=(0, 1))
-        row.add_row(ProgressBar(total=total or 1.0, completed=done or 0.0, width=40), self.line(now))
-        return Group(row)
+        said = self.line(now)
+        bar = ProgressBar(total=total or 1.0, completed=done or 0.0, width=max(1, min(BAR_WIDTH, width)))
+        table = Table.grid(padding=(0, 1))
+        if cell_len(said) + BAR_WIDTH + 2 > width:
+            table.add_row(bar)
+            table.add_row(Text("\n").join(map(Text, flow([said], " ", max(width - 2, 1)))))
+        else:
+            table.add_row(bar, said)
+        return table
 
     def _left(self, now: float) -> float | None:
         done, total = self.progress()

@@ -4,9 +4,11 @@ import io
 import json
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from agent_rl.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
+from agent_rl.live_layout import flow
 from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus
 
@@ -24,7 +26,7 @@ def status(actor, state="running", detail="", **figures):
 
 def drawn(shown, now):
     console = Console(file=io.StringIO(), width=160)
-    console.print(shown.render(now))
+    console.print(shown.render(now, 160))
     return console.file.getvalue()
 
 
@@ -116,6 +118,107 @@ def test_a_silent_actor_is_marked_with_who_waits_for_it():
     assert "learner.0 silent for 7 s; kv_scheduler.0 waits for it" in shown.line(108.0)
     shown.silences = {}
     assert "silent" not in drawn(shown, 109.0)
+
+
+FAULT = "EngineError: cannot load /data/models/a/rather/long/path/to/some/model-of-7B/config.json: 没有这样的文件"
+
+
+def busy():
+    """A run in which much is said: silence, a restart, a failure, and more figures than fit."""
+    shown = LiveView("demo", (*ACTORS, "tool_executor.0", "my_own_reward_model_actor.0"), ["warm-up", "rl"], now=0.0)
+    shown.observe(status("kv_scheduler.0", queue=3, rollouts_in_flight=64, rejected_frames=2), 600.0)
+    shown.process("rollout_generator.0", "restarting")
+    generator = {
+        "tokens_per_s": 12345.6,
+        "kv_used": 1,
+        "kv_total": 4,
+        "running": 33,
+        "waiting": 12,
+        "rollouts_per_s": 3.27,
+    }
+    shown.observe(status("rollout_generator.0", **generator), 595.0)
+    shown.observe(status("rollout_generator.1", "failed", FAULT), 600.0)
+    executor = {"queue": 17, "calls_per_s": 1234, "children": 32, "sessions": 12, "sessions_evicted": 1}
+    shown.observe(status("tool_executor.0", detail="isolation strong", **executor), 600.0)
+    walked = {"stage": 1, "stages": 2, "step": 12345, "steps": 70000, "seconds_per_step": 20.4}
+    figures = {"success": 0.4321, "staleness_mean": 0.51, "staleness_max": 2, "steps_without_update": 3}
+    shown.observe(status("learner.0", **walked, **figures), 600.0)
+    shown.silences = {"tool_executor.0": "silent for 7 s; rollout_generator.0 waits for it: 12 tool results"}
+    return shown
+
+
+def lines_at(width):
+    out = io.StringIO()
+    Console(file=out, width=width).print(busy().render(601.0, width))
+    return out.getvalue().splitlines()
+
+
+ITEMS = {
+    *(
+        "queue 3",
+        "rollouts in flight 64",
+        "rejected frames 2",
+        "running 33",
+        "waiting 12",
+        "tokens/s 12,346",
+        "rollouts/s 3.27",
+    ),
+    *("isolation strong", "queue 17", "calls/s 1,234", "children 32", "sessions 12", "evicted 1", "s/step 20.40", "-"),
+}
+PROSE = f"rollout_generator.0 waits for it: 12 tool results {FAULT}".split()
+
+
+def test_at_every_width_the_table_fits_and_nothing_in_it_is_cut():
+    for width in range(60, 161):
+        lines = lines_at(width)
+        assert max(map(cell_len, lines)) <= width
+        assert len(lines) <= 32
+        (place,) = [index for index, line in enumerate(lines) if line.startswith("actor  ")]
+        for label, value in busy().figures():
+            assert sum(f"{label} {value}" in line for line in lines[:place]) == 1, (width, label, value)
+        column, shown = lines[place].index("figures"), set()
+        for line in lines[place + 1 :]:
+            items = [item for item in line[column:].strip().rstrip(",").split(", ") if item]
+            shown |= set(items)
+            for item in items:
+                whole = all(any(word in known for known in PROSE) for word in item.split())
+                assert item in ITEMS or whole, (width, item)
+        assert {"queue 3", "running 33", "isolation strong", "s/step 20.40"} <= shown
+        assert (ITEMS - {"-"} <= shown) or width < 120
+        text = " ".join(" ".join(lines).split())
+        assert all(actor in text for actor in (*ACTORS, "tool_executor.0"))
+        assert "silent for 7 s" in text
+        assert "restart" in text
+        assert "6 s" in text  # since the restarted one was heard
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (99, ["actor", "state", "figures"]),
+        (100, ["actor", "state", "restarts", "figures"]),
+        (120, ["actor", "state", "heard", "restarts", "figures"]),
+    ],
+)
+def test_columns_are_left_out_in_a_fixed_order_and_what_is_unusual_in_them_is_said(width, columns):
+    lines = lines_at(width)
+    (header,) = [line for line in lines if line.startswith("actor  ")]
+    assert header.split() == columns
+    text = " ".join(" ".join(lines).split())
+    assert ("1 restart" in text) == ("restarts" not in columns)
+    assert ("(heard 6 s" in text or "heard 6 s" in text) == ("heard" not in columns)
+
+
+@pytest.mark.parametrize("width", [1, 5, 19])
+def test_a_terminal_too_narrow_for_anything_is_drawn_on_all_the_same(width):
+    assert busy().render(601.0, width)
+
+
+def test_parts_are_broken_only_where_one_is_wider_than_its_line():
+    assert flow(["a 1", "bb 22", "c 3"], ", ", 10) == ["a 1,", "bb 22, c 3"]
+    assert flow(["one two three"], " ", 7) == ["one two", "three"]
+    assert flow(["abcdefgh"], " ", 3) == ["abc", "def", "gh"]
+    assert flow([], ", ", 9) == []
 
 
 def test_actors_of_other_hosts_appear_when_heard():

@@ -31,7 +31,13 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 0.0)
     heard(view, 1.0, 100.0)
     out = io.StringIO()
-    Console(file=out, width=120, force_terminal=True, color_system=None).print(view.render(1.0))
+    Console(file=out, width=120, force_terminal=True, color_system=None).print(view.render(1.0, 120))
     text = out.getvalue()
     assert text.count("━") >= 20
     assert "100 of 200 rollouts judged" in text
+    for width in range(20, 160):  # the bar stands above what does not fit beside it
+        narrow = io.StringIO()
+        Console(file=narrow, width=width, force_terminal=True, color_system=None).print(view.render(1.0, width))
+        lines = narrow.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert "100 of 200" in " ".join(lines)
