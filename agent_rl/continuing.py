@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.disk import whole
+from agent_rl.reading_json import read_json
 from agent_rl.run_directory import RunRefused
 from agent_rl.topology import Topology
 
@@ -52,11 +53,13 @@ def remember(topology: Topology, directory: Path) -> None:
     now = made_with(topology)
     if path.exists():
         try:
-            before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            before: Any = read_json(path)
+        except (OSError, ValueError) as error:
             raise RunRefused(
                 f"{path} cannot be read ({error}); remove the directory to start the run afresh"
             ) from error
+        if not isinstance(before, dict):
+            raise RunRefused(f"{path} holds no JSON object; remove the directory to start the run afresh")
         fault = started_otherwise(path, before, now)
         if fault is not None:
             raise RunRefused(fault)

@@ -33,8 +33,18 @@ class Fault:
     def render(self, file: Path | str) -> str:
         """``file:line: key: message; remedy``, without the parts there are none of."""
         place = f"{file}:{self.line}" if self.line is not None else str(file)
-        said = f"{self.message}; {self.remedy}" if self.remedy else self.message
-        return f"{place}: {self.key}: {said}" if self.key else f"{place}: {said}"
+        message, key = _cut(self.message, LONGEST_MESSAGE), _cut(self.key, LONGEST_KEY)
+        said = f"{message}; {self.remedy}" if self.remedy else message
+        return f"{place}: {key}: {said}" if key else f"{place}: {said}"
+
+
+LONGEST_MESSAGE, LONGEST_KEY = 800, 100
+"""Characters: what a file repeats in a key or a value may be a megabyte."""
+
+
+def _cut(text: str, most: int) -> str:
+    """A text, or its beginning and its end."""
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 4 :]}"
 
 
 class TopologyError(Exception):
@@ -60,9 +70,13 @@ def load_topology(path: Path, overrides: Sequence[str] = ()) -> Topology:
     except ValidationError as error:
         faults += validation_faults(error, Topology, source)
     faults += _reference_faults(source)
+    faults += _number_faults(source.data, (), source)
     if faults or topology is None:
         raise TopologyError(path, sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0)))
     return topology
+
+
+SMALLER = "numbers in TOML have 64 bits: write one from -9223372036854775808 to 9223372036854775807"
 
 
 class Source:
@@ -88,6 +102,13 @@ class Source:
             raise TopologyError(path, [Fault(None, "", f"is not UTF-8: {error.reason}")]) from error
         except tomllib.TOMLDecodeError as error:
             raise TopologyError(path, [_syntax_fault(error, path.read_text(encoding="utf-8-sig"))]) from error
+        except RecursionError as error:
+            raise TopologyError(
+                path, [Fault(None, "", "is nested too deeply; no key needs more than a few levels")]
+            ) from error
+        except ValueError as error:  # Python's own bound on the digits of an integer
+            line = _line_of_digits(path.read_text(encoding="utf-8-sig"))
+            raise TopologyError(path, [Fault(line, "", f"a number has thousands of digits; {SMALLER}")]) from error
 
     def fault(self, path: KeyPath, message: str, remedy: str = "") -> Fault:
         """A fault at a key, with the line of the key or of the table it is missing from."""
@@ -142,7 +163,7 @@ def parse_value(text: str) -> Any:
     """A value as TOML writes it; what is not TOML is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or nothing that Python reads
         return text
     return parsed["value"] if len(parsed) == 1 else text
 
@@ -224,7 +245,17 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
     message = message.split(", unable to parse")[0].replace("a valid integer", "a whole number")
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a table")
     remedy = next((text for start, text in _WANTED.items() if kind.startswith(start)), "")
-    return f"{message}, not {found['input']!r}" if _is_plain(found["input"]) else message, remedy
+    return f"{message}, not {_shown(found['input'])}" if _is_plain(found["input"]) else message, remedy
+
+
+def _shown(value: object) -> str:
+    """A value as it is written, or its beginning."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+MOST_SHOWN = 80
+"""Characters of a wrong value that a message repeats."""
 
 
 def _is_plain(value: object) -> bool:
@@ -318,6 +349,22 @@ def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
     if place is not None:
         return Fault(int(place[1]), "", f"not TOML: {message[: place.start()]} (column {place[2]})")
     return Fault(max(1, len(text.splitlines())), "", f"not TOML: {message.removesuffix(' (at end of document)')}")
+
+
+def _line_of_digits(text: str) -> int | None:
+    """The first line with a number that is longer than Python reads."""
+    digits = re.compile(r"(?<![\w\"'])[+-]?\d[\d_]{4000,}")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if digits.search(line)), None)
+
+
+def _number_faults(value: Any, path: KeyPath, source: Source) -> list[Fault]:
+    """Whole numbers of more than 64 bits: no message between actors can carry them."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [fault for key, item in items for fault in _number_faults(item, (*path, key), source)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return [source.fault(path, "is beyond 64 bits", SMALLER)]
+    return []
 
 
 def _trains(data: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ Everything is read as JSON, text, or a header of a few kilobytes, so that a mode
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from agent_rl import reading_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -39,8 +40,8 @@ class Unreadable(Exception):  # noqa: N818 - named for what it is
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object in a file. Raises Unreadable, naming the file, for anything else, numbers of thousands of digits included."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = reading_json.read_json(path)
+    except (OSError, reading_json.JsonError) as error:
         raise Unreadable(f"{path} cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise Unreadable(f"{path} holds a JSON {type(value).__name__}, not an object")
@@ -195,8 +196,8 @@ def tensors(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length)) if 0 < length <= HEADER_BYTES else None
-    except (OSError, ValueError, RecursionError) as error:
+            header = reading_json.parse_json(opened.read(length)) if 0 < length <= HEADER_BYTES else None
+    except (OSError, reading_json.JsonError) as error:
         raise Unreadable(f"{file} is no safetensors file ({error})") from error
     if not isinstance(header, dict):
         raise Unreadable(f"{file} is no safetensors file (it has no header)")

@@ -12,6 +12,7 @@ from typing import IO, Any, TypeAlias
 
 from agent_rl.disk import DiskError, whole, writing
 from agent_rl.leftovers import Unsafe, claim, listens, sweep_one
+from agent_rl.reading_json import read_json
 
 DYING_SECONDS = 5.0
 """How long the actors of a supervisor that was just killed may take to die with it."""
@@ -131,7 +132,7 @@ def record_end(directory: Path, exit_code: int, reason: str) -> None:
 def read_end(directory: Path) -> str:
     """Why the newest start of the run was stopped; empty when nothing was wrong, or nobody could say."""
     try:
-        end = json.loads((directory / END).read_text(encoding="utf-8"))
+        end = read_json(directory / END)
     except (OSError, ValueError):
         return ""
     reason = end.get("reason") if isinstance(end, dict) else None
@@ -152,7 +153,7 @@ def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] 
     try:
         if summary_file(directory) == before:
             return None
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = read_json(file)
     except FileNotFoundError:
         return None
     return summary if isinstance(summary, dict) else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import glob
 import gzip
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any, cast
 
 from agent_rl.messages import Problem
+from agent_rl.reading_json import JsonError, parse_json
 from agent_rl.tasks import TaskError
 
 FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
@@ -62,13 +63,9 @@ def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
                     continue
                 where = f"{name}:{number}"
                 try:
-                    row = json.loads(line)
-                except RecursionError as error:
-                    raise TaskError(f"{where}: JSON nested too deeply; each line must be one flat object") from error
-                except json.JSONDecodeError as error:
-                    raise TaskError(
-                        f"{where}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
-                    ) from error
+                    row = parse_json(line.rstrip())
+                except JsonError as error:
+                    raise TaskError(f"{where}: {error}; each line must be one JSON object") from error
                 if not isinstance(row, dict):
                     raise TaskError(f"{where}: a JSON {type(row).__name__}; each line must be one JSON object")
                 yield where, row
@@ -106,8 +103,8 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
     identity = row.get("id")
     problem = Problem(
         id=where if identity is None else str(identity),
-        text=_text(row, where),
-        answer=_answer(row, where),
+        text=text_of(row, where),
+        answer=answer_of(row, where),
     )
     for key, text in (("id", problem.id), ("problem", problem.text), ("answer", problem.answer)):
         try:
@@ -118,7 +115,8 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
     return problem
 
 
-def _text(row: Mapping[str, Any], where: str) -> str:
+def text_of(row: Mapping[str, Any], where: str) -> str:
+    """The problem's text. Raises TaskError when there is none."""
     text = row.get("problem")
     if text is None:
         text = row.get("prompt")
@@ -127,7 +125,7 @@ def _text(row: Mapping[str, Any], where: str) -> str:
     if text is None:
         raise TaskError(f"{where}: neither `problem` nor `prompt`; columns are {sorted(row)}")
     if not isinstance(text, str) or not text.strip():
-        raise TaskError(f"{where}: the problem is {text!r}; it must be text")
+        raise TaskError(f"{where}: the problem is {text!r:.100}; it must be text")
     return text
 
 
@@ -139,20 +137,23 @@ def _user_text(messages: list[Any], where: str) -> str:
         raise TaskError(f"{where}: `prompt` has messages of roles {roles}; it must hold exactly one of the user's")
     content = turns[0].get("content")
     if not isinstance(content, str):
-        raise TaskError(f"{where}: the content of `prompt`'s user message is {content!r}; it must be text")
+        raise TaskError(f"{where}: the content of `prompt`'s user message is {content!r:.100}; it must be text")
     return content
 
 
-def _answer(row: Mapping[str, Any], where: str) -> str:
+def answer_of(row: Mapping[str, Any], where: str) -> str:
+    """The gold answer as text. Raises TaskError when there is none."""
     answer = row.get("answer")
     if answer is None:
         reward_model = row.get("reward_model")
         answer = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
-    text = "" if answer is None or isinstance(answer, list | dict | bool) else str(answer).strip()
+    unknown = answer is None or isinstance(answer, list | dict | bool)
+    unknown = unknown or (isinstance(answer, float) and not isfinite(answer))  # as tables write what is missing
+    text = "" if unknown else str(answer).strip()
     if not text:
         raise TaskError(
-            f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r}; it must be text or a number"
+            f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r:.100}; it must be text or a number"
         )
     return text

@@ -31,6 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             subject.add_argument(
                 "--ids", type=Path, metavar="FILE", help="also write the kept ids, one a line, for stages.N.filter.ids"
             )
+    rows = made["convert"]
+    rows.add_argument(
+        "--columns",
+        type=columns,
+        default={},
+        metavar="NEW=OLD,...",
+        help="rename columns, as in problem=question,answer=extra_info.gold (a dot leads into a column of columns)",
+    )
+    rows.add_argument(
+        "--model", metavar="MODEL", help="also count prompts that this model's sequences have no room for"
+    )
+    rows.add_argument("--max-tokens", type=positive, help="of a prompt (default: what --model says a sequence has)")
+    rows.add_argument("--prompt", choices=("plain", "rstar2"), default="rstar2", help="how problems are put (rstar2)")
+    rows.add_argument("--drop", action="store_true", help="leave out the rows that are counted as faulty")
     contaminated = made["decontaminate"]
     contaminated.add_argument("--against", nargs="+", required=True, metavar="FILE", help="the evaluation files")
     contaminated.add_argument("--n", type=positive, default=8, help="words in a row (default 8)")
@@ -50,6 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chats = made["sft"]
     chats.add_argument("--model", metavar="DIR", help="count tokens with this model's tokenizer and chat template")
     chats.add_argument("--max-tokens", type=positive, help="drop longer conversations")
+
+
+def columns(text: str) -> dict[str, str]:
+    """Old names of columns by new ones."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {new.strip(): old.strip() for new, _, old in pairs}
+    if not all(found) or not all(found.values()) or len(found) < len(pairs):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NEW=OLD,..., as in problem=question,answer=final, each new name once"
+        )
+    return found
 
 
 def share(text: str) -> float:

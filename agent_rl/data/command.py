@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 
 from agent_rl.data.conversations import NoConversation, conversation
 from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
+from agent_rl.data.review import Review, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
 from agent_rl.disk import DiskError, whole
 from agent_rl.evaluation.errors import EvaluationError
@@ -23,6 +24,7 @@ from agent_rl.task_files import problem_of
 from agent_rl.tasks import TaskError
 
 if TYPE_CHECKING:
+    from agent_rl.messages import Problem
     from agent_rl.prompts import ChatFormat
 
 
@@ -43,13 +45,32 @@ def prepare(options: argparse.Namespace, mistake: Callable[[str], int]) -> int:
 
 
 def convert(options: argparse.Namespace) -> dict[str, int]:
-    """Rows as they are, in another format."""
-    tally = Tally()
+    """Rows in another format, their columns renamed; what training would refuse of them is counted and named."""
+    tally, review = Tally(), Review(_prompt_length(options))
     with writer(options.out) as write:
-        for _, row in rows_of(options.files, Path.cwd()):
-            tally.add("")
-            write(row)
-    return tally.figures()
+        for where, found in rows_of(options.files, Path.cwd()):
+            row = renamed(found, options.columns, where)
+            faults = review.faults(row, where)
+            if tally.add(faults[0] if faults and options.drop else ""):
+                write(row)
+    for line in review.lines():
+        print(line)
+    return tally.figures() | ({} if options.drop else review.counts())
+
+
+def _prompt_length(options: argparse.Namespace) -> Callable[[Problem], bool] | None:
+    """Whether a problem's prompt is too long; None when no model was named to tell. Raises DataError."""
+    if options.model is None:
+        if options.max_tokens is not None:
+            raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
+        return None
+    chat, length = _chat_format(options.model, options.prompt)
+    longest = options.max_tokens or length
+    if longest is None:
+        raise DataError(
+            f"--model {options.model}: its config.json does not say how long sequences may be; give --max-tokens"
+        )
+    return lambda problem: bool(chat.too_long([problem], longest))
 
 
 def integers(options: argparse.Namespace) -> dict[str, int]:
@@ -86,7 +107,7 @@ def sft(options: argparse.Namespace) -> dict[str, int]:
     """Conversations in the one form that an sft stage trains on; with ``--model``, those that fit, with their tokens."""
     tally = Tally()
     turns = calls = tokens = trained = 0
-    encode = _chat_format(options.model).conversation_tokens if options.model else None
+    encode = _chat_format(options.model)[0].conversation_tokens if options.model else None
     if options.max_tokens and encode is None:
         raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
     with writer(options.out) as write:
@@ -112,11 +133,12 @@ def sft(options: argparse.Namespace) -> dict[str, int]:
     return tally.figures() | counted | ({"tokens": tokens, "tokens_trained_on": trained} if encode else {})
 
 
-def _chat_format(model: str) -> ChatFormat:
-    """How the model's tokenizer writes conversations. Raises DataError."""
+def _chat_format(model: str, prompt: Literal["plain", "rstar2"] = "plain") -> tuple[ChatFormat, int | None]:
+    """How the model's tokenizer writes conversations, and the tokens its sequences may have. Raises DataError."""
     from transformers import AutoTokenizer
 
     from agent_rl.hub import HubError, is_hub_name, metadata
+    from agent_rl.model_files import ModelFiles, Unreadable
     from agent_rl.prompts import ChatFormat, PromptError
 
     try:
@@ -126,9 +148,13 @@ def _chat_format(model: str) -> ChatFormat:
     if not directory.is_dir():
         raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
     try:
-        return ChatFormat(AutoTokenizer.from_pretrained(directory), "plain")
+        chat = ChatFormat(AutoTokenizer.from_pretrained(directory), prompt)
     except (OSError, ValueError, PromptError) as error:
         raise DataError(f"--model {model}: {' '.join(str(error).split())[:300]}") from error
+    try:
+        return chat, ModelFiles.read(directory).length
+    except Unreadable:  # a tokenizer alone
+        return chat, None
 
 
 def _filtered(options: argparse.Namespace, chosen: Filter) -> dict[str, int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_rl.data.rows import rows_of
 from agent_rl.prompts import SYSTEM_TOOLS
+from agent_rl.reading_json import JsonError, parse_json
 from agent_rl.tasks import TaskError
 
 Message = dict[str, str]
@@ -124,8 +125,8 @@ def _text(content: Any) -> str:
 def _calls(text: str) -> list[str]:
     """The calls a ShareGPT turn of calls consists of: a JSON object, or several in an array."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except JsonError as error:
         raise NoConversation("unreadable_call") from error
     return [_call(call) for call in (found if isinstance(found, list) else [found])]
 
@@ -139,8 +140,8 @@ def _call(call: Any) -> str:
     arguments = call.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
+            arguments = parse_json(arguments or "{}")
+        except JsonError as error:
             raise NoConversation("unreadable_call") from error
     if not isinstance(arguments, Mapping):
         raise NoConversation("unreadable_call")
@@ -151,8 +152,8 @@ def _call(call: Any) -> str:
 def _tools(tools: Any) -> list[Any]:
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools) if tools.strip() else []
-        except (ValueError, RecursionError) as error:
+            tools = parse_json(tools) if tools.strip() else []
+        except JsonError as error:
             raise NoConversation("unreadable_tools") from error
     if tools is None:
         return []

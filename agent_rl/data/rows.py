@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from math import isnan
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -97,6 +98,19 @@ def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
 
 def _line(row: Row, name: str) -> bytes:
     try:
-        return json.dumps(dict(row), ensure_ascii=False).encode("utf-8") + b"\n"
-    except (TypeError, UnicodeEncodeError) as error:
+        try:
+            line = json.dumps(dict(row), ensure_ascii=False, allow_nan=False)
+        except ValueError:  # NaN and infinity, which JSON does not know
+            line = json.dumps(_known(dict(row)), ensure_ascii=False, allow_nan=False)
+        return line.encode("utf-8") + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: a row cannot be written as JSON ({error}); convert such columns to text") from error
+
+
+def _known(value: Any) -> Any:
+    """With null in place of NaN, by which tables say that a value is missing; infinity stays, and is refused."""
+    if isinstance(value, Mapping):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and isnan(value) else value

@@ -33,6 +33,7 @@ from agent_rl.interrupts import INTERRUPTED
 from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError
 from agent_rl.output import showing
+from agent_rl.reading_json import read_json
 from agent_rl.tasks import TaskError
 
 ASKED = "evaluation.json"
@@ -137,9 +138,11 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
     """Make or find the evaluation's directory; the topology file in it. Raises EvaluationError when it is of another one."""
     asked, topology = directory / ASKED, directory / TOPOLOGY
     try:
-        before = json.loads(asked.read_text(encoding="utf-8")) if asked.exists() else None
+        before = read_json(asked) if asked.exists() else None
     except (OSError, ValueError) as error:
         raise EvaluationError(f"{asked} cannot be read ({error}); remove the directory to evaluate afresh") from error
+    if before is not None and not isinstance(before, dict):
+        raise EvaluationError(f"{asked} holds no JSON object; remove the directory to evaluate afresh")
     if before is None and directory.is_dir() and any(directory.iterdir()):
         raise EvaluationError(f"{directory} holds something else than an evaluation: choose another --out")
     if before is None or not (directory / JOURNAL).exists():  # nothing was asked yet

@@ -17,6 +17,7 @@ from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
 from agent_rl.evaluation.problems import AskedProblem
 from agent_rl.journal import Journal
+from agent_rl.reading_json import read_json
 from agent_rl.rewards import exactly_equal, final_answer
 from agent_rl.statistics import LOST
 
@@ -187,7 +188,7 @@ def load_results(path: Path) -> list[ProblemResult]:
     """The problems of a results file, or of the directory it is in. Raises EvaluationError when that is none."""
     file = path / FILE if path.is_dir() else path
     try:
-        body = json.loads(file.read_text(encoding="utf-8"))
+        body = read_json(file)
         results = [
             ProblemResult(**dict[str, Any]({k: tuple(v) if isinstance(v, list) else v for k, v in problem.items()}))
             for problem in body["problems"]

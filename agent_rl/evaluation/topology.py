@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.hub import HubError, is_hub_name, model_files
 from agent_rl.load import Source
 from agent_rl.model_files import ModelFiles, Unreadable
+from agent_rl.reading_json import read_json
 
 EVALUATOR = "actors.evaluator:Evaluator"
 LEARNER = "learner"
@@ -101,11 +101,11 @@ def _refuse_cut(model: Path) -> None:
     """Refuse a checkpoint whose weights are not as long as they were written; to read all of them takes minutes."""
     state = state_file(model)
     try:
-        written = dict(json.loads(state.read_text(encoding="utf-8"))["files"])
+        written = dict(read_json(state)["files"])
         sizes = {model / name: int(size) for name, (size, _) in written.items() if name.startswith("model")}
     except FileNotFoundError:
         return  # a model that is no checkpoint of ours
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "name another checkpoint, or remove the file if the model is whole"
         raise EvaluationError(f"{state} cannot be read ({error}); {remedy}") from error
     for path, size in sizes.items():
@@ -116,7 +116,7 @@ def _refuse_cut(model: Path) -> None:
 
 def _prompt_of(run: Path) -> str | None:
     try:
-        made_with = json.loads((run / "topology.json").read_text(encoding="utf-8"))
+        made_with = read_json(run / "topology.json")
     except (OSError, ValueError):
         return None
     prompt = made_with.get("tasks.prompt") if isinstance(made_with, dict) else None

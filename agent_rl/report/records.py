@@ -14,6 +14,7 @@ from agent_rl.audit import Audit, audit_journal
 from agent_rl.continuing import FILE as TOPOLOGY
 from agent_rl.disk import older
 from agent_rl.journal import Journal, JournalError
+from agent_rl.reading_json import read_json
 from agent_rl.run_directory import read_end
 from agent_rl.timeline import FILE as TIMELINE
 
@@ -182,7 +183,7 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
 
 def _read_settings(directory: Path, records: Records) -> None:
     try:
-        settings = json.loads((directory / TOPOLOGY).read_text(encoding="utf-8"))
+        settings = read_json(directory / TOPOLOGY)
     except (OSError, ValueError):
         settings = None
     if not isinstance(settings, dict):
@@ -201,7 +202,7 @@ def _read_metrics(directory: Path, records: Records) -> None:
     for row in _rows(directory / METRICS, records.notes):
         times.append(figure(row, "seconds"))
         match row.get("kind"):
-            case "step":
+            case "step" if math.isfinite(figure(row, "version")):
                 by_version[figure(row, "version")] = row  # the last word counts, should a crash have repeated one
             case "evaluation":
                 evaluations.append((len(by_version), row))
@@ -222,7 +223,7 @@ def _read_metrics(directory: Path, records: Records) -> None:
 
 def _summary(directory: Path) -> Row:
     try:
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(directory / "summary.json")
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

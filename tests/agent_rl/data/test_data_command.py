@@ -50,6 +50,84 @@ def test_every_format_is_read_and_written_as_it_was(tmp_path: Path, capsys: Any,
         assert parquet.read_table(middle).num_rows == 6
 
 
+def test_columns_are_renamed_where_they_stand_and_from_within(tmp_path: Path, capsys: Any) -> None:
+    rows = [{"no": 1, "question": "1 + 1?", "extra": {"gold": {"text": "2"}}, "level": 3}]
+    out = tmp_path / "out.jsonl"
+    data = write_rows(tmp_path / "in.jsonl", rows)
+    mapped = "problem=question,answer=extra.gold.text,id=no"
+    assert run(capsys, "convert", data, "--out", str(out), "--columns", mapped) == {"read": 1, "kept": 1}
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert list(row.items()) == [
+        *(("id", 1), ("problem", "1 + 1?"), ("extra", {"gold": {"text": "2"}}), ("level", 3), ("answer", "2"))
+    ]
+    assert problem_of(row, "here").answer == "2"
+
+
+@pytest.mark.parametrize(
+    ("mapped", "told"),
+    [
+        ("problem=query", "in.jsonl:1: --columns problem=query: there is no column 'query'; there is answer, problem"),
+        ("answer=problem.text", "there is no column 'problem.text'"),
+        ("answer=problem", "there is a column 'answer' already; rename that one too"),
+        ("problem", "is not NEW=OLD"),
+        ("problem=a,problem=b", "is not NEW=OLD"),
+        ("=a", "is not NEW=OLD"),
+    ],
+)
+def test_columns_that_cannot_be_renamed(tmp_path: Path, capsys: Any, mapped: str, told: str) -> None:
+    data, out = write_rows(tmp_path / "in.jsonl", [{"problem": "1?", "answer": "1"}]), tmp_path / "out.jsonl"
+    try:
+        code = main(["data", "convert", data, "--out", str(out), "--columns", mapped])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 2
+    assert told in capsys.readouterr().err
+    assert not out.exists()
+
+
+FAULTY = [
+    {"id": "a", "problem": "1?", "answer": "1"},
+    {"id": "b", "problem": "2?"},
+    {"id": "a", "problem": "3?", "answer": "3"},
+    {"id": "c", "answer": "4"},
+    {"id": "d", "problem": "5?", "answer": float("nan")},
+    {"problem": "x" * 300, "answer": "6"},
+    {"messages": [{"role": "user", "content": "hi"}]},
+    {"id": "e", "problem": "\ud800", "answer": "7"},
+]
+
+
+def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, capsys: Any, tiny_model: Path) -> None:
+    data, out = write_rows(tmp_path / "in.jsonl", FAULTY), tmp_path / "out.jsonl"
+    arguments = ["data", "convert", data, "--model", str(tiny_model), "--max-tokens", "250", "--prompt", "plain"]
+    assert main([*arguments[:3], "--out", str(tmp_path / "bad.jsonl")]) == 2  # half a character cannot be written
+    capsys.readouterr()
+    data = write_rows(tmp_path / "in.jsonl", FAULTY[:-1])
+    assert main([*arguments, "--out", str(out)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    found = {"without_problem": 1, "without_answer": 2, "duplicate_id": 1, "prompt_too_long": 1}
+    assert json.loads(said[-1]) == {"read": 7, "kept": 7, **found}
+    notes = [line for line in said if line.startswith("note: ")]
+    assert len(notes) == 4
+    assert (
+        f"note: 2 rows have no answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`: {data}:2, {data}:5"
+        in notes
+    )
+    assert f"note: 1 row has the id of an earlier row: {data}:3" in notes
+    assert f"note: 1 row has a prompt that leaves no room for a response: {data}:6" in notes
+    assert len(out.read_text().splitlines()) == 7
+    counts = run(capsys, *arguments[1:], "--drop", "--out", str(tmp_path / "kept.jsonl"))
+    assert counts == {"read": 7, "kept": 2, **{f"dropped_{name}": count for name, count in found.items()}}
+
+
+def test_no_more_than_a_few_rows_are_named(tmp_path: Path, capsys: Any) -> None:
+    data = write_rows(tmp_path / "in.jsonl", [{"problem": f"{i}?"} for i in range(2000)])
+    assert main(["data", "convert", data, "--out", str(tmp_path / "out.jsonl")]) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert note.startswith("note: 2,000 rows have no answer")
+    assert note.endswith(f"{data}:5, ...")
+
+
 def test_columns_that_come_late_are_columns_too(tmp_path: Path, capsys: Any) -> None:
     rows = [{"problem": str(i), "answer": "4"} | ({"lang": "zh"} if i > 2000 else {}) for i in range(2500)]
     out = tmp_path / "out.parquet"

@@ -1,0 +1,31 @@
+"""JSON of users' files, with one kind of error for all that can be wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class JsonError(ValueError):
+    """A text is not JSON that can be read; the message says why, and where in the text."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises JsonError, for texts nested too deeply and numbers of thousands of digits too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise JsonError("JSON nested too deeply") from None
+    except json.JSONDecodeError as error:
+        place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise JsonError(f"not JSON ({error.msg} at {place})") from error
+    except UnicodeDecodeError as error:
+        raise JsonError(f"not UTF-8 ({error.reason} at byte {error.start})") from error
+    except ValueError as error:  # Python's own bound on the digits of an integer
+        raise JsonError("a number has thousands of digits; write it as text, in quotes") from error
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file. Raises OSError, and JsonError for what is not JSON."""
+    return parse_json(path.read_bytes())

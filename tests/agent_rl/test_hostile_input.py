@@ -1,0 +1,219 @@
+"""Values that no sound file holds, in every place where a user's file is read: a message, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_rl.check import check_topology
+from agent_rl.cli import main
+from agent_rl.data.rows import DataError, writer
+from agent_rl.evaluation.problems import chosen_problems
+from agent_rl.load import TopologyError, load_topology
+from agent_rl.reading_json import JsonError, parse_json
+from agent_rl.tasks import TaskError
+from tests.end_to_end.topologies import write_micro
+
+DIGITS = "9" * 5000
+JSON_VALUES = {
+    "digits": DIGITS,
+    "negative digits": f"-{DIGITS}",
+    "digits in an array": f"[{DIGITS}]",
+    "70 bits": str(2**70),
+    "NaN": "NaN",
+    "infinity": "Infinity",
+    "minus infinity": "-Infinity",
+    "beyond a float": "1e999",
+    "tiny": "1e-999",
+    "deep": "[" * 9999 + "]" * 9999,
+    "deeper": '{"a":' * 9999 + "1" + "}" * 9999,
+    "unclosed": "[" * 9999,
+    "surrogate": '"\\ud800"',
+    "zero": '"\\u0000"',
+    "no text": '""',
+    "blank": '" "',
+    "long": f'"{"x" * 99999}"',
+    "true": "true",
+    "null": "null",
+    "array": "[]",
+    "object": "{}",
+    "digits as text": f'"{DIGITS}"',
+    "nothing": "",
+}
+"""JSON texts by what is wrong with them; the last three are sound in most places."""
+TOML_VALUES = {
+    "digits": DIGITS,
+    "negative digits": f"-{DIGITS}",
+    "70 bits": str(2**70),
+    "array of digits": f"[{DIGITS}]",
+    "nan": "nan",
+    "inf": "inf",
+    "minus inf": "-inf",
+    "beyond a float": "1e999",
+    "minus": "-1",
+    "zero": "0",
+    "deep": "[" * 999 + "]" * 999,
+    "date": "2024-02-30",
+    "time": "07:32:00",
+    "no text": '""',
+    "nul": '"\\u0000"',
+    "array": "[]",
+    "table": "{}",
+    "true": "true",
+    "long": f'"{"x" * 9999}"',
+    "digits as text": f'"{DIGITS}"',
+}
+
+
+def sample(values: dict[str, str]) -> list[Any]:
+    """All of them; those that found most when this was written also where tests must be quick."""
+    quick = {"digits", "NaN", "nan", "deep"}
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in values]
+
+
+def survives(capsys: pytest.CaptureFixture[str], *arguments: str) -> int:
+    """The exit code of a command that says what is wrong in a few lines; anything raised is a traceback for the user."""
+    code = main(arguments)
+    said = capsys.readouterr().err
+    assert code in {0, 2}, said
+    assert bool(said) == (code == 2), said
+    assert len(said) < 3000, said[:3000]
+    return code
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ROW = {"id": '"a"', "problem": '"1 + 1?"', "answer": '"2"', "subject": '"sums"', "level": "1"}
+CHAT = {"messages": '[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]', "tools": "[]"}
+
+
+def line(row: dict[str, str]) -> str:
+    return "{" + ", ".join(f'"{key}": {value}' for key, value in row.items()) + "}\n"
+
+
+@pytest.mark.parametrize("wrong", sample(JSON_VALUES))
+def test_rows_of_problems_and_conversations(here: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value, number = JSON_VALUES[wrong], 0
+    rows = [line({**ROW, key: value}) for key in ROW]
+    rows += [line({"prompt": value, "answer": '"2"'}), line({**ROW, "answer": "null", "reward_model": value})]
+    rows += [line({"prompt": f'[{{"role": "user", "content": {value or 1}}}]', "answer": '"2"'}), f"{value}\n"]
+    rows += [line({**CHAT, key: value}) for key in CHAT]
+    rows += [line({"messages": f'[{{"role": {value or 1}, "content": {value or 1}, "tool_calls": {value or 1}}}]'})]
+    (here / "sound.jsonl").write_text(line(ROW))
+    for row in rows:
+        (here / "p.jsonl").write_text(line({**ROW, "id": '"b"'}) + row)
+        for arguments in (
+            ("convert", "p.jsonl"),
+            ("integers", "p.jsonl"),
+            ("deduplicate", "p.jsonl"),
+            ("decontaminate", "sound.jsonl", "--against", "p.jsonl"),
+            ("sft", "p.jsonl"),
+        ):
+            number += 1
+            subject, *rest = arguments
+            out = here / f"out{number}.jsonl"
+            if survives(capsys, "data", subject, *rest, "--out", str(out)) == 0:
+                for written in out.read_text().splitlines():
+                    json.loads(written, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+            else:
+                assert not out.exists()
+        try:
+            found = chosen_problems(["p.jsonl"], None, None)
+        except TaskError as error:
+            assert "p.jsonl:2" in str(error)  # noqa: PT017 - or nothing is wrong
+        else:
+            assert len(found.asked) == (2 if row.strip() else 1)
+
+
+@pytest.mark.parametrize("wrong", sample(TOML_VALUES))
+def test_every_key_of_a_topology(here: Path, wrong: str) -> None:
+    path, _ = write_micro(here)
+    sound = path.read_text().splitlines()
+    changed = 0
+    for number, text in enumerate(sound):
+        key = re.match(r"(\w+) = ", text)
+        if key is None:
+            continue
+        changed += 1
+        path.write_text("\n".join([*sound[:number], f"{key[1]} = {TOML_VALUES[wrong]}", *sound[number + 1 :]]))
+        try:
+            faults = check_topology(load_topology(path), path)
+        except TopologyError as error:
+            faults = error.faults
+        said = [fault.render(path) for fault in faults]
+        assert all(len(each) < 1000 for each in said), said
+        if wrong in {"digits", "negative digits", "array of digits"}:
+            (fault,) = faults
+            assert fault.line == number + 1
+            assert "thousands of digits" in fault.message
+        elif wrong == "70 bits":
+            assert any(fault.line == number + 1 for fault in faults), said
+    assert changed > 30
+
+
+@pytest.mark.parametrize("wrong", sample(TOML_VALUES))
+def test_overrides(here: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = write_micro(here)
+    for key in (
+        "run.seed",
+        "algorithm.samples",
+        "stages.2.steps",
+        "actors.learner.settings.threads",
+        "model.path",
+        "tasks",
+    ):
+        survives(capsys, "check", str(path), "--set", f"{key}={TOML_VALUES[wrong]}")
+    survives(capsys, "check", str(path), f"--set={TOML_VALUES[wrong]}=1")
+
+
+@pytest.mark.parametrize("wrong", sample(JSON_VALUES))
+def test_files_that_we_write_and_read_again(here: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = JSON_VALUES[wrong]
+    run = here / "run"
+    checkpoint = run / "checkpoints" / "version-000002-stage-01"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text(value)
+    for name in ("results.json", "evaluation.json"):
+        (here / name).write_text(value)
+    for text in (value, f'{{"problems": {value or 1}}}', f'{{"problems": [{value or 1}]}}'):
+        (here / "results.json").write_text(text)
+        assert survives(capsys, "eval", "--compare", "results.json", "results.json") == 2
+    (run / "metrics.jsonl").write_text(
+        f'{value}\n{{"kind": "step", "version": {value or 1}, "success": {value or 1}}}\n'
+    )
+    for name in ("topology.json", "summary.json", "end.json", "timeline.jsonl"):
+        (run / name).write_text(value)
+    survives(capsys, "report", str(run))
+    (here / "p.jsonl").write_text(line(ROW))
+    survives(capsys, "eval", str(run), "--data", "p.jsonl", "--out", str(here / "evaluated"))
+    (here / "held").mkdir()
+    (here / "held" / "evaluation.json").write_text(value)
+    (checkpoint / "config.json").write_text("{}")
+    survives(capsys, "eval", str(run), "--data", "p.jsonl", "--out", str(here / "held"))
+
+
+def test_what_python_reads_and_json_does_not_know_is_never_written(tmp_path: Path) -> None:
+    with writer(tmp_path / "out.jsonl") as write:
+        write({"a": float("nan"), "b": [1.5, float("nan")], "c": {"d": float("nan")}})
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"a": None, "b": [1.5, None], "c": {"d": None}}
+    with pytest.raises(DataError, match="cannot be written as JSON"), writer(tmp_path / "more.jsonl") as write:
+        write({"a": float("inf")})
+    assert not (tmp_path / "more.jsonl").exists()
+
+
+@pytest.mark.parametrize("wrong", [name for name, text in JSON_VALUES.items() if "deep" in name or DIGITS in text])
+def test_json_has_one_kind_of_error(wrong: str) -> None:
+    text: Any = JSON_VALUES[wrong]
+    if wrong == "digits as text":
+        assert parse_json(text) == DIGITS
+        return
+    with pytest.raises(JsonError):
+        parse_json(text)
