@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from actors.sandbox.control_groups import ControlGroups
-from actors.sandbox.isolation import Level, child_filter_program, filter_program, outer_user, visible
+from actors.sandbox.isolation import Level, child_filter_program, filter_program, outer_users, visible
 from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.namespaces import NamespaceSlots
 from actors.sandbox.wire import (
@@ -265,7 +265,7 @@ class Interpreter:
             "server_filter": filter_program(config.level, may_continue=True).hex(),
             "plan": seen.plan,
             "readable": seen.readable,
-            "outer_user": outer_user(),
+            "outer_users": outer_users(),
             "scratch": config.scratch.options,
             "groups": config.groups.to_join,
             "shares": [str(path) for path in self._calls],

@@ -24,6 +24,9 @@ limits. ``limits``: resource limits alone.
 LEVELS: tuple[Level, ...] = ("strong", "filtered", "limits")
 UNUSED_USER = 1_999_654_320
 """A user id that distributions leave unused (above all container ranges, below 2^31): what root's calls run as."""
+USERS, BLOCKS = 4096, 1024
+"""From there on each interpreter has a block of users, the first its own, each other one a slot's. So what the kernel counts by user (pages of
+pipes, descriptors in flight) it counts by slot."""
 NOBODY = 65534
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
@@ -78,11 +81,14 @@ def _machine(level: Level) -> str:
     return machine
 
 
-def outer_user() -> int:
-    """What root's calls run as on the host: a user that nobody is, or nobody where the container has no such number."""
+def outer_users() -> tuple[int, int, int]:
+    """What root's interpreters and their calls run as on the host: the first user, how many an interpreter has, and blocks of as many.
+
+    All are users that nobody is. Where the container has no such numbers, there is only nobody.
+    """
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    known = any(first <= UNUSED_USER < first + count for first, _, count in ranges)
-    return UNUSED_USER if known else NOBODY
+    known = any(first <= UNUSED_USER and first + count >= UNUSED_USER + USERS * BLOCKS for first, _, count in ranges)
+    return (UNUSED_USER, USERS, BLOCKS) if known else (NOBODY, 1, 1)
 
 
 def visible(packages: tuple[str, ...], hidden: str) -> Visible:

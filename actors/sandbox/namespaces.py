@@ -17,6 +17,7 @@ nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it i
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import select
 import signal
@@ -28,7 +29,9 @@ from actors.sandbox import kernel
 from actors.sandbox.shares import Share, Shares
 
 INSIDE = 1000
-"""The user and group that calls are in their own namespace."""
+"""The user and group that calls are in their own namespace, and the interpreter is in its own."""
+FIRST_OF_SLOTS = 2000
+"""The first user of a slot in the interpreter's namespace."""
 HOME = "/tmp"  # noqa: S108  a call's own
 ELSEWHERE = "/host"
 """Below which the interpreter's root shows what the host has below HOME and /dev: these are not the host's there."""
@@ -41,34 +44,73 @@ ALL_NAMESPACES = (
 SLOT_NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID
 
 
-def enter_namespaces(plan: list[list[str]], outer_user: int) -> int:
-    """Leave the host's namespaces and root; a descriptor of the host's /proc, which is not there any more.
+def enter_namespaces(plan: list[list[str]], first_user: int, users: int, blocks: int) -> tuple[int, int]:
+    """Leave the host's namespaces and root; a descriptor of the host's /proc, which is not there any more, and how many users slots can have.
 
-    ``plan`` says what of the host is to be seen (see ``build_root``). Root becomes ``outer_user``, since limits on processes do not bind root; capabilities are kept within the new namespace.
+    ``plan`` says what of the host is to be seen (see ``build_root``). Root becomes a user that nobody is, since limits on processes do not
+    bind root: the first of one of ``blocks`` blocks of ``users`` each, from ``first_user`` on. Capabilities are kept within the new namespace.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     root = os.geteuid() == 0
+    mapper = None
     if root:
         kernel.unshare(kernel.CLONE_NEWNS)  # while directories that only root may pass can be reached
         build_root(plan)
+        outer_user = first_user + os.getpid() % blocks * users
+        if users > 1:
+            mapper = Mapper(proc, f"{INSIDE} {outer_user} 1\n{FIRST_OF_SLOTS} {outer_user + 1} {users - 1}")
         kernel.keep_capabilities_through_change_of_user(outer_user)
     user, group = os.geteuid(), os.getegid()
     kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
     kernel.unshare(ALL_NAMESPACES)
-    write_maps(proc, user, group)
+    mapped = mapper is not None and mapper.has_mapped()
+    write_maps(proc, None if mapped else user, group)
     if not root:
         build_root(plan)
-    return proc
+    return proc, users - 1 if mapped else 0
 
 
-def write_maps(proc: int, user: int, group: int) -> None:
-    """Make the outer ``user`` and ``group`` the only ones of this process' new user namespace, named INSIDE there."""
-    for name, text in (("setgroups", "deny"), ("gid_map", f"{INSIDE} {group} 1"), ("uid_map", f"{INSIDE} {user} 1")):
-        fd = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+class Mapper:
+    """A process that stays outside, where root has the right to give a new user namespace more than one user."""
+
+    def __init__(self, proc: int, users: str) -> None:
+        """Fork it. It waits until it is told."""
+        process = os.getpid()
+        ours, self.told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.close(self.told)
+                if os.read(ours, 1):
+                    write(proc, f"{process}/uid_map", users)
+                    status = 0
+            finally:
+                os._exit(status)
+        os.close(ours)
+
+    def has_mapped(self) -> bool:
+        """Tell it that this process is in its new namespace; whether it could map the users."""
+        os.write(self.told, b"m")
+        os.close(self.told)
+        return os.waitpid(self.pid, 0)[1] == 0
+
+
+def write(directory: int, path: str, text: str) -> None:
+    """Write a file of the kernel's at once."""
+    fd = os.open(path, os.O_WRONLY, dir_fd=directory)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def write_maps(proc: int, user: int | None, group: int) -> None:
+    """Make the outer ``group`` and, where it is not None, ``user`` the only ones of this process' new user namespace, named INSIDE there."""
+    write(proc, "self/setgroups", "deny")
+    write(proc, "self/gid_map", f"{INSIDE} {group} 1")
+    if user is not None:
+        write(proc, "self/uid_map", f"{INSIDE} {user} 1")
 
 
 def build_root(plan: list[list[str]]) -> None:
@@ -129,7 +171,7 @@ def bind(path: str, target: str) -> None:
 class Maker:
     """The small process that makes slots, and the link to it."""
 
-    def __init__(self, proc: int, scratch: str) -> None:
+    def __init__(self, proc: int, scratch: str, users: int) -> None:
         """Fork it, from a process with a single thread and before anything large is loaded.
 
         ``scratch``: options of a slot's /tmp.
@@ -144,7 +186,7 @@ class Maker:
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
                 if os.getppid() == server:
                     close_all_but(theirs.fileno(), proc)
-                    make_slots(theirs, proc, scratch)
+                    make_slots(theirs, proc, scratch, users)
             finally:
                 os._exit(0)
         theirs.close()
@@ -172,12 +214,17 @@ def close_all_but(*fds: int) -> None:
     os.closerange(low, 1 << 20)
 
 
-def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
-    """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits."""
+def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None:
+    """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits.
+
+    Each slot has another one of ``users``, as far as there are any.
+    """
+    numbers = itertools.cycle(range(FIRST_OF_SLOTS, FIRST_OF_SLOTS + users) if users else (INSIDE,))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     lifeline, held = os.pipe()
     while link.recv(1):
+        user = next(numbers)
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory for one
@@ -186,16 +233,18 @@ def make_slots(link: socket.socket, proc: int, scratch: str) -> None:
         if pid == 0:
             try:
                 os.close(held)
-                make_slot(link, lifeline, proc, scratch)
+                make_slot(link, lifeline, proc, scratch, user)
             except OSError as error:
                 link.send(str(error).encode()[:500])
             finally:
                 os._exit(0)
 
 
-def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str) -> None:
-    """Enter new namespaces and leave a process there as their init. The middleman ends; the slot lives with the maker."""
-    user, group = os.geteuid(), os.getegid()
+def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, user: int) -> None:
+    """Enter new namespaces as ``user`` and leave a process there as their init. The middleman ends; the slot lives with the maker."""
+    group = os.getegid()
+    os.setresuid(user, user, user)
+    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
     kernel.unshare(SLOT_NAMESPACES)
     write_maps(proc, user, group)
     os.umask(0o077)
@@ -316,6 +365,7 @@ class NamespaceSlots:
         """The steps by which a child enters the slot's other namespaces, and gives up what that took."""
         return [
             (kernel.direct.setns, (kernel.FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),
+            (kernel.direct.setresuid, (INSIDE, INSIDE, INSIDE)),
             (kernel.direct.chdir, (HOME.encode(),)),
             kernel.drop_capabilities(),
             *kernel.scope_steps(),

@@ -53,11 +53,11 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
     """Enter namespaces, if this level has them, and provide the slots. Raises OSError."""
     if config["namespaces"]:
         most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - kernel.FIRST_SLOT_FD) // 8)
-        proc = enter_namespaces(config["plan"], config["outer_user"])
+        proc, users = enter_namespaces(config["plan"], *config["outer_users"])
         import_from_where_shown()
         os.close(server.proc)
         server.proc = proc
-        server.slots = NamespaceSlots(Maker(proc, config["scratch"]), most, server.epoll, server.shares)
+        server.slots = NamespaceSlots(Maker(proc, config["scratch"], users), most, server.epoll, server.shares)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
         server.slots.want(1)
         server.slots.arrive()  # the first, to see that it can be had

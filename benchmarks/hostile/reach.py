@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import platform
 
 from actors.sandbox.syscall_table import (
@@ -22,7 +23,8 @@ MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64
 GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, *IGNORED, MARKING, ENTERING)
 TABLE = [REFUSED, NOT_THERE, *(group.calls for group in GROUPS), *(calls for calls, _ in SIGNALLING)]
 NUMBERS = {name: number for calls in TABLE for name, number in numbers(calls, MACHINE).items()} | {"futex_waitv": 449}
-STRONG = ("strong",)
+STRONG_AS_ROOT: tuple[str, ...] = ("strong",) if os.geteuid() == 0 else ()
+"""What the kernel counts by user is the slot's own where root can give each slot a user."""
 
 PRELUDE = f"""
 import array, ctypes, errno, fcntl, mmap, os, signal, socket, sys, time
@@ -276,6 +278,14 @@ SOCKETS = [
 ]
 
 DESCRIPTORS = [
+    attack(
+        "as many descriptors in flight as there may be",
+        "descriptors",
+        "a, b = socket.socketpair()\nsaid = tried(socket.send_fds, a, [b'x'], [0])\nconclude(said == 1, said)\n",
+        "A neighbour can't send a descriptor, as multiprocessing does, since the kernel counts those of all calls together.",
+        accomplice="a, b = socket.socketpair()\nfor _ in range(80): tried(socket.send_fds, a, [b'x'], [0])\nconclude(True)\ntime.sleep(0.3)\n",
+        levels=STRONG_AS_ROOT,
+    ),
     refused(
         "descriptors of another process",
         "descriptors",

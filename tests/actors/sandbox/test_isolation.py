@@ -12,10 +12,21 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import trio
 
 from actors.sandbox import kernel
-from actors.sandbox.isolation import LEVELS, filter_program, unavailable, visible
-from tests.actors.sandbox.running import execute_all, require
+from actors.sandbox.client import Sandbox
+from actors.sandbox.isolation import (
+    BLOCKS,
+    LEVELS,
+    UNUSED_USER,
+    USERS,
+    filter_program,
+    outer_users,
+    unavailable,
+    visible,
+)
+from tests.actors.sandbox.running import eventually, execute_all, living, named, pids, require, run_with
 
 ROOT = Path(__file__).resolve().parents[3]
 UNSHARE = {"x86_64": 272, "aarch64": 97}
@@ -91,6 +102,29 @@ def test_root_does_not_run_calls_as_root() -> None:
     require("strong")
     [result] = execute_all(["import os\nprint(os.getresuid(), os.getgroups())"], isolation="strong")
     assert result.stdout in ("(1000, 1000, 1000) []\n", "(1000, 1000, 1000) [1000]\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users to give away")
+def test_each_slot_of_root_is_a_user_of_its_own_on_the_host() -> None:
+    require("strong")
+
+    async def main(sandbox: Sandbox) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(sandbox.execute, named("a-user-each") + "import time\ntime.sleep(1)")
+            assert await eventually(lambda: living("a-user-each") == 3)
+            users = {user_of(pid) for pid in pids("a-user-each")}
+        assert len(users) == 3
+        assert all(UNUSED_USER < user < UNUSED_USER + USERS * BLOCKS for user in users)
+
+    if outer_users()[1] == 1:
+        pytest.skip("this container has no unused users")
+    run_with(Sandbox(isolation="strong"), main)
+
+
+def user_of(pid: int) -> int:
+    """The user of a process whose files in /proc are root's, since it can't be looked into."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("Uid:")[2].split()[0])
 
 
 def test_the_filtered_level_has_no_network_and_no_new_namespaces() -> None:
