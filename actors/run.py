@@ -8,6 +8,7 @@ stderr is the message for the user.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus
 from agent_rl.outages import OutageError
 from agent_rl.prompts import PromptError
+from agent_rl.roster import read
 from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
 from agent_rl.user_modules import look_beside
@@ -201,6 +203,7 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
         Registry.of(messages),
         incarnation=arguments.incarnation,
         on_event=lambda event: _log_event(log, event),
+        only_told=arguments.lifeline is not None,
     )
     limit = topology.run.log_mib * 2**20
     bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
@@ -211,7 +214,7 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
         async with trio.open_nursery() as nursery:
             await nursery.start(_obey_signals, stopping)
             if arguments.lifeline is not None:
-                nursery.start_soon(_watch_lifeline, arguments.lifeline, log)
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, log)
             context = ActorContext(
                 name=arguments.actor,
                 role=role,
@@ -260,9 +263,17 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
                 stopping.set()
 
 
-async def _watch_lifeline(descriptor: int, log: structlog.typing.FilteringBoundLogger) -> None:
-    """Nothing is ever written to the lifeline: it becomes readable when the supervisor is gone."""
-    await trio.lowlevel.wait_readable(descriptor)
+async def _watch_lifeline(descriptor: int, node: Node, log: structlog.typing.FilteringBoundLogger) -> None:
+    """The supervisor says on the lifeline which incarnations nodes have; it closes when the supervisor is gone."""
+    rest = b""
+    while True:
+        await trio.lowlevel.wait_readable(descriptor)
+        some = os.read(descriptor, 1 << 16)
+        if not some:
+            break
+        *lines, rest = (rest + some).split(b"\n")
+        for line in lines:
+            node.expect(*read(line))
     log.error("the supervisor is gone")
     raise SupervisorGoneError
 

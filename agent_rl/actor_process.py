@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from agent_rl.leftovers import Janitor
 from agent_rl.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
 from agent_rl.logs import log_directory
 from agent_rl.messages import ActorStatus
+from agent_rl.roster import written
 from agent_rl.topology import ActorEntry, Topology
 
 USER_MISTAKE = 3
@@ -38,6 +39,9 @@ class Reports(Protocol):
 
     def process(self, actor: ActorProcess, state: str) -> None:
         """It is starting, restarting, stopping or stopped."""
+
+    def incarnations(self) -> Mapping[str, int]:
+        """Those of all nodes, as far as they are known: what a new process is told first."""
 
     def say(self, text: str) -> None:
         """Something the user wants to know."""
@@ -87,12 +91,12 @@ class ActorProcess:
         for override in overrides:
             self._arguments += ["--set", override]
 
-    async def keep(self, lifeline: int, janitor: Janitor, log: Callable[..., object]) -> None:
+    async def keep(self, janitor: Janitor, log: Callable[..., object]) -> None:
         """Start the actor, and start it again when it dies, until the run ends or its budget is spent."""
         state = "starting"
         while not self.stopping:
             self._reports.process(self, state)
-            child = self._start(lifeline)
+            child = self._start()
             janitor.started(child.pid)
             log("started", actor=self.name, pid=child.pid, incarnation=self.incarnation)
             status = await child.wait()
@@ -139,17 +143,22 @@ class ActorProcess:
         """Why a process ended with USER_MISTAKE."""
         return child.message or next(iter(child.last_words(1)), "cannot run as it is configured")
 
-    def _start(self, lifeline: int) -> Child:
+    def _start(self) -> Child:
         self.failure = self._killed_for = ""
         self._ready_at = None
         self.child = start_child(
             self._entry_module,
             [*self._arguments, "--incarnation", str(self.incarnation)],
-            lifeline=lifeline,
             environment=self._environment,
             stderr=self._stderr,
         )
+        self.tell(self._reports.incarnations())
         return self.child
+
+    def tell(self, incarnations: Mapping[str, int]) -> None:
+        """Say which incarnations nodes have; it needs them to know its peers."""
+        if self.child is not None and not self.child.tell(written(incarnations)):
+            self.kill(f"{self.name} did not read what its supervisor told it")
 
     def heard(self, status: ActorStatus, incarnation: int) -> None:
         """A status came from its process of this incarnation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from agent_rl.silence import ProcessSeen
 
 MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
 """The environment's name for the file in memory that an actor leaves its message in."""
+PIPE_BYTES = 1 << 15
+"""More at once needs a larger pipe than the usual one of 64 KiB."""
 LAST_WORDS_BYTES = 16384
 """How much of the end of a stderr file is looked at."""
 
@@ -29,8 +32,11 @@ class Child:
     A Ctrl-C in the terminal therefore reaches the supervisor alone, and ``kill`` reaches what the process has started.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int, message: BinaryIO) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int, message: BinaryIO, lifeline: BinaryIO
+    ) -> None:
         self._process = process
+        self._lifeline = lifeline
         self.stderr = stderr
         self._stderr_start = stderr_start
         self._message = message
@@ -91,7 +97,22 @@ class Child:
         self._process.wait()
         self._take_message()
 
+    def tell(self, lines: bytes) -> bool:
+        """Write whole lines to its lifeline; False when it has not read so many that there is no room."""
+        if self.ended:
+            return True
+        descriptor = self._lifeline.fileno()
+        try:
+            if len(lines) > PIPE_BYTES and hasattr(fcntl, "F_SETPIPE_SZ"):
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, len(lines))
+            return os.write(descriptor, lines) == len(lines)
+        except BrokenPipeError:  # it has just ended
+            return True
+        except BlockingIOError:
+            return False
+
     def _take_message(self) -> None:
+        self._lifeline.close()
         if not self._message.closed:
             with self._message:
                 self._message.seek(0)
@@ -116,22 +137,22 @@ class Child:
 LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 
 
-def start_child(
-    module: str, arguments: Sequence[str], *, lifeline: int, environment: Mapping[str, str], stderr: Path
-) -> Child:
+def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path) -> Child:
     """Start ``python -m module arguments... --lifeline FD``, through ``lifeline.py``, its output appended to the file ``stderr``.
 
-    ``lifeline`` is the read end of a pipe nobody writes to: it reads as closed once the supervisor is gone.
+    The lifeline is the read end of a pipe: it reads as closed once the supervisor is gone, and before as what `Child.tell` writes.
 
     Called on the supervisor's main thread, not through trio's process functions: those start processes on worker
     threads, and the parent-death signal fires when the starting *thread* ends.
     """
-    command = [sys.executable, "-P", LIFELINE, str(os.getpid()), module]
-    command += [*arguments, "--lifeline", str(lifeline)]
     with writing(stderr):
         file = stderr.open("ab")
     message = _memory_file()
-    with file:
+    lifeline, held = os.pipe()
+    os.set_blocking(held, False)
+    command = [sys.executable, "-P", LIFELINE, str(os.getpid()), module]
+    command += [*arguments, "--lifeline", str(lifeline)]
+    with file, os.fdopen(lifeline, "rb"):
         start = file.tell()
         process = subprocess.Popen(
             command,
@@ -142,7 +163,7 @@ def start_child(
             pass_fds=(lifeline, message.fileno()),
             env={**environment, MESSAGE_VARIABLE: str(message.fileno())},
         )
-    return Child(process, stderr, start, message)
+    return Child(process, stderr, start, message, os.fdopen(held, "wb", buffering=0))
 
 
 def _memory_file() -> BinaryIO:

@@ -18,7 +18,7 @@ The flow, sender to receiver (kind of link in brackets)::
     learner            StepTrained, CheckpointSaved / Recorded [call] -> roc_filter
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
     every actor        ActorStatus [announce] --------------------> supervisor
-    supervisor         RunState [announce] -----------------------> supervisors of other hosts
+    supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;
@@ -461,6 +461,16 @@ class ActorStatus:
     busy_seconds: float
     cpu_seconds: float
     metrics: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnations:
+    """From each supervisor to those of other hosts: which incarnation each of its actors has, by node.
+
+    Peers refuse a process that claims a higher one.
+    """
+
+    incarnations: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

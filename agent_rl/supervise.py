@@ -17,11 +17,10 @@ host decides and tells the others (RunState); theirs tell it (as ActorStatus) wh
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -43,9 +42,10 @@ from agent_rl.leftovers import Janitor, sweep
 from agent_rl.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from agent_rl.live import Display, LiveView, make_display
 from agent_rl.logs import open_log
-from agent_rl.messages import ActorStatus, RunState
+from agent_rl.messages import ActorStatus, Incarnations, RunState
 from agent_rl.metrics import MetricsBoard
 from agent_rl.other_hosts import OtherHosts, is_supervisor, link_notice
+from agent_rl.roster import Roster
 from agent_rl.run_directory import END, RunRefused, record_end, run_lock, socket_directory
 from agent_rl.scraping import listen, serve_metrics
 from agent_rl.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
@@ -159,6 +159,7 @@ class Supervisor:
         self._display = display
         self._log = log
         self._incarnation = start * RESTARTS
+        self._roster = Roster(topology, hosts, self._incarnation)
         started_at = run_clock(epoch)()
         self._ending = trio.Event()
         self._exit_code = 0
@@ -187,11 +188,11 @@ class Supervisor:
             for host in hosts
             for name, role in actor_nodes(topology, host)
         }
+        self._roster.actors = self._actors
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
         """Run to the end, heard and spoken to over ``network``, obeying the signals received; return the exit code."""
         listeners = await self._listen()
-        lifeline, held = os.pipe()
         janitor = Janitor()
         try:
             async with trio.open_nursery() as nursery:
@@ -201,7 +202,7 @@ class Supervisor:
                 await self._open_nodes(nursery, network)
                 nursery.start_soon(self._watch)
                 for actor in self._actors.values():
-                    nursery.start_soon(actor.keep, lifeline, janitor, self._log.info)
+                    nursery.start_soon(actor.keep, janitor, self._log.info)
                 await self._ending.wait()
                 await self._drain()
                 self._record_end()
@@ -217,8 +218,6 @@ class Supervisor:
                 if actor.child is not None and not actor.child.ended:
                     actor.child.reap()
                     janitor.ended(actor.child.pid)
-            os.close(held)
-            os.close(lifeline)
             janitor.dismiss()
         return self._exit_code
 
@@ -249,6 +248,7 @@ class Supervisor:
             )
             await nursery.start(partial(node.run, self._hear, concurrency=1))
             self._others.link(node)
+            self._roster.link(node)
 
     def _link_event(self, event: LinkEvent) -> None:
         from transport import PeerLeft
@@ -264,10 +264,12 @@ class Supervisor:
     async def _hear(self, delivery: Delivery) -> None:
         """Take in what actors and other supervisors announce."""
         message = delivery.message
-        if isinstance(message, RunState):
-            if message.ending:
+        if isinstance(message, Incarnations):
+            self._roster.heard(delivery.sender, message)
+        elif isinstance(message, RunState):
+            if message.ending and delivery.sender == supervisor_node(self._topology.main_host):
                 self._end(message.exit_code, "the learner's host ends the run")
-        elif isinstance(message, ActorStatus):
+        elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # each speaks for itself
             if is_supervisor(message.actor):
                 why = self._others.heard(message)
                 if why:
@@ -345,9 +347,14 @@ class Supervisor:
         """An actor's process is starting, restarting, stopping or stopped."""
         self._view.process(actor.name, state)
         if state in {"starting", "restarting"}:
+            self._roster.started(actor.name, actor.incarnation)
             self._silence.started(actor.name, actor.entry.silent_seconds)
         else:
             self._silence.forget(actor.name)
+
+    def incarnations(self) -> Mapping[str, int]:
+        """Those of all nodes that are known."""
+        return self._roster.incarnations
 
     def say(self, text: str) -> None:
         """Tell the user, once."""

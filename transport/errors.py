@@ -131,6 +131,15 @@ class MessageRejected:
 
 
 @dataclass(frozen=True, slots=True)
+class IncarnationRefused:
+    """A process says it is ``peer`` and claims a higher incarnation than its supervisor gave it. Reported once per peer."""
+
+    peer: str
+    claimed: int
+    told: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unauthenticated:
     """A client that does not hold the cluster's key was turned away. Reported once per address."""
 
@@ -138,7 +147,15 @@ class Unauthenticated:
 
 
 LinkEvent: TypeAlias = (
-    PeerSilent | PeerBack | PeerLeft | PeerReplaced | CreditWait | MalformedFrames | MessageRejected | Unauthenticated
+    PeerSilent
+    | PeerBack
+    | PeerLeft
+    | PeerReplaced
+    | CreditWait
+    | MalformedFrames
+    | MessageRejected
+    | IncarnationRefused
+    | Unauthenticated
 )
 
 

@@ -302,6 +302,8 @@ class Liveness:
         self._heard_at: dict[str, float] = {}
         self._ticked_at: float | None = None
         self.silent: set[str] = set()
+        self.left: set[str] = set()
+        """Peers that said goodbye and were not heard since."""
 
     def expect(self, peer: str, now: float) -> None:
         """Watch this peer from now on."""
@@ -316,6 +318,8 @@ class Liveness:
     def heard(self, peer: str) -> None:
         """Something arrived from the peer."""
         self._heard.add(peer)
+        if self.left:
+            self.left.discard(peer)
 
     def back(self, peer: str, now: float) -> float | None:
         """A heartbeat arrived: for how long the peer was silent, when it was reported as silent."""

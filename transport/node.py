@@ -68,7 +68,9 @@ class Node:
         incarnation: int,
         limits: Limits | None = None,
         on_event: Callable[[LinkEvent], None] = log_event,
+        only_told: bool = False,
     ) -> None:
+        """``only_told``: whoever says that it is a node that `expect` was not called for is not listened to."""
         self.name = name
         self.incarnation = incarnation
         self._limits = limits or Limits()
@@ -82,7 +84,8 @@ class Node:
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
         self._liveness = Liveness(self._limits.silent_after)
-        self._left: set[str] = set()
+        self._told: dict[str, int] = {}
+        self._only_told = only_told
         self._faults = Faults(on_event)
         self._changed: dict[Inbound, None] = {}
         self._announcing: dict[Outbound, None] = {}
@@ -132,10 +135,21 @@ class Node:
             outbound = self._outbound[peer] = Outbound(
                 peer, self._port.send, self._decode, self._on_event, self._push_waits
             )
+            if peer in self._told:
+                outbound.expect(self._told[peer])
             if self._running:
                 self._liveness.expect(peer, trio.current_time())
                 outbound.send_heartbeat(self.incarnation)
         return outbound
+
+    def expect(self, peer: str, incarnation: int) -> None:
+        """Refuse processes that say they are ``peer`` with a higher incarnation, also one that was taken for it so far."""
+        self._told[peer] = incarnation
+        inbound = self._inbound_by_name.get(peer)
+        if inbound is not None and inbound.incarnation > incarnation:
+            self._forget(inbound)
+        if peer in self._outbound:
+            self._outbound[peer].expect(incarnation)
 
     async def run(
         self,
@@ -210,7 +224,7 @@ class Node:
             self._send_back(inbound, inbound.heartbeat(self.incarnation))
         for peer, seconds in self._liveness.tick(now, self._limits.heartbeat_interval):
             silent = self._outbound.get(peer)
-            if peer not in self._left:
+            if peer not in self._liveness.left:
                 self._on_event(PeerSilent(peer, seconds, silent.waiting_for if silent is not None else ()))
             if silent is not None:
                 silent.silent = True
@@ -275,6 +289,10 @@ class Node:
             self._faults.malformed(STRANGER, f"{identity[:40]!r} is no node of this network")
             return None
         peer, incarnation = who
+        told = self._told.get(peer)
+        if self._only_told if told is None else incarnation > told:
+            self._faults.refused(peer, incarnation, told)
+            return None
         before = self._inbound_by_name.get(peer)
         if before is not None:
             if before.incarnation > incarnation:
@@ -284,14 +302,13 @@ class Node:
         inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
             identity, peer, incarnation, self._mark
         )
-        self._left.discard(peer)
         self._liveness.expect(peer, trio.current_time())
         self._send_back(inbound, inbound.heartbeat(self.incarnation))
         return inbound
 
     def _leaves(self, peer: str) -> None:
-        if peer not in self._left:
-            self._left.add(peer)
+        if peer not in self._liveness.left:
+            self._liveness.left.add(peer)
             self._on_event(PeerLeft(peer))
 
     def _forget(self, inbound: Inbound) -> None:
@@ -372,7 +389,6 @@ class Node:
         except MalformedFrame as error:
             self._faults.malformed(peer, str(error))
             return
-        self._left.discard(peer)
         self._liveness.heard(peer)
         self._alive(peer)
 

@@ -73,6 +73,8 @@ class Outbound:
     ) -> None:
         self.peer = peer
         self.incarnation: int | None = None
+        self._highest: int | None = None
+        self._known = False
         self.silent = False
         self.pushes: dict[str, tuple[PushSender, PushLink]] = {}
         self.call_links: list[CallLink] = []
@@ -214,9 +216,17 @@ class Outbound:
         else:
             call.finish(reply)
 
+    def expect(self, incarnation: int) -> None:
+        """The peer's process has this incarnation, or an earlier one."""
+        self._highest = incarnation
+        if self.incarnation is not None and self.incarnation > incarnation:
+            self.incarnation = None  # whoever that was: for the true one everything waits here
+
     def _heard(self, heartbeat: HeartbeatBack) -> None:
+        if self._highest is not None and heartbeat.incarnation > self._highest:
+            return
         if self.incarnation is None or heartbeat.incarnation > self.incarnation:
-            known = self.incarnation is not None
+            known, self._known = self._known, True
             self.incarnation = heartbeat.incarnation
             if known:
                 self._replaced()

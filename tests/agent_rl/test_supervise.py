@@ -124,7 +124,8 @@ def main():
     elif behaviour == "lifeline":
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # live on when the parent dies, so that the lifeline alone tells
         tell("up")
-        select.select([options.lifeline], [], [])
+        while os.read(options.lifeline, 4096):
+            pass
         tell("lifeline")
     elif behaviour == "crash":
         tell("up")

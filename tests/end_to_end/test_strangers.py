@@ -1,4 +1,4 @@
-"""A process that does not belong to the run sends rubbish to every socket: counted, told once, and nothing is lost."""
+"""A process that does not belong to the run sends rubbish to every socket, also as its nodes: counted, told once, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ rng = random.Random(1)
 context = zmq.Context()
 context.setsockopt(zmq.LINGER, 2000)
 for path in sys.argv[1:]:
-    for identity in (None, b"\\xff\\xfe", b"nobody#1", b"nobody#99999999999", *(f"many-{n}#1".encode() for n in range(8))):
+    own = path.rpartition("/")[2]
+    nodes = ("kv_scheduler.0", "rollout_generator.0", "tool_executor.0", "roc_filter.0", "learner.0", "supervisor.local")
+    # A node's name with a higher incarnation than its supervisor gave it: its own frames would be taken for a replaced process's.
+    newer = [f"{name}#9000000000000000000".encode() for name in nodes if name != own]
+    strangers = (None, b"\\xff\\xfe", b"nobody#1", b"nobody#99999999999", *(f"many-{n}#1".encode() for n in range(8)))
+    for identity in (*strangers, *newer):
         socket = context.socket(zmq.DEALER)
         if identity is not None:
             socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -81,6 +86,9 @@ def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, te
     for log in logs:
         told = [row for row in rows(log) if "MalformedFrames" in str(row) and "stranger" in str(row)]
         assert len(told) == 1, (log.name, told)
+        refused = [row["detail"] for row in rows(log) if "IncarnationRefused" in str(row)]
+        assert len(refused) == len(LOGS) - 1, (log.name, refused)
+        assert all("claimed=9000000000000000000, told=" in text for text in refused)
 
 
 LOGS = (

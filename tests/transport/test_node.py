@@ -6,8 +6,20 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from transport import BindError, EncodeError, Limits, MemoryNetwork, Node, PeerLeft, PeerSilent, UnknownPeer, encode
+from transport import (
+    BindError,
+    EncodeError,
+    IncarnationRefused,
+    Limits,
+    MemoryNetwork,
+    Node,
+    PeerLeft,
+    PeerSilent,
+    UnknownPeer,
+    encode,
+)
 from transport.codec import size_of
+from transport.frames import Heartbeat, Push, pack
 from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 
@@ -274,6 +286,71 @@ def test_a_node_that_leaves_in_order_is_told_of_once_and_its_silence_never(sends
             case.memory.cut("a", "b")  # one that says nothing is silent
             await case.heartbeats(20)
             assert len(a.told(PeerSilent)) == 1
+
+    case.run(main)
+
+
+@pytest.mark.parametrize("comes", ["before it is told", "after"])
+def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
+    """Whoever takes a node's name: nothing of his is handled once it is known, and the node's own messages always are."""
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            recorder = Recorder()
+            a, b = await world.start("a"), await world.start("b", recorder)
+            b.node._only_told = True
+            if comes == "after":
+                b.node.expect("a", a.node.incarnation)
+            impostor = Node("a", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
+            impostor._port.connect("b")
+            impostor._port.send("b", [pack(Heartbeat(1 << 40, []))])
+            await case.heartbeats(2)
+            if comes != "after":
+                assert not b.told(IncarnationRefused)
+                b.node.expect("a", a.node.incarnation)
+            impostor._port.send("b", [pack(Push("items", b.node.incarnation, 1), encode(Item(666)))])
+            link = a.node.push("items", ["b"], window=8)
+            for number in range(5):
+                await link.send(Item(number))
+            with trio.fail_after(20):
+                await link.drained()
+            assert recorder.numbers == [0, 1, 2, 3, 4]
+            told = b.told(IncarnationRefused)
+            assert told == [IncarnationRefused("a", 1 << 40, a.node.incarnation)]
+            assert b.node.figures["incarnations_refused"] >= 1
+            await a.stop()  # its successor is believed as soon as it is told of
+            b.node.expect("a", a.node.incarnation + 1)
+            again = await world.start("a")
+            link = again.node.push("items", ["b"], window=8)
+            await link.send(Item(6))
+            await link.drained()
+            assert recorder.numbers[-1] == 6
+
+    case.run(main)
+
+
+def test_an_inbox_that_claims_a_higher_incarnation_is_given_up_once_that_is_known():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b") as world:
+            a, recorder = await world.start("a"), Recorder()
+            link = a.node.push("items", ["b"], window=8)
+            impostor = Node("b", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(impostor.run, Recorder())
+                await link.send(Item(1))
+                await link.drained()
+                nursery.cancel_scope.cancel()
+            await link.send(Item(2))
+            b = await world.start("b", recorder)
+            await case.heartbeats(5)
+            assert recorder.numbers == []  # it is taken for a process that was replaced
+            a.node.expect("b", b.node.incarnation)
+            with trio.fail_after(20):
+                await link.drained()
+            assert recorder.numbers == [2]
 
     case.run(main)
 
