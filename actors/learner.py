@@ -171,9 +171,14 @@ class Learner(ModelKeeper):
                 break
             left = {"stage": float(position.stage), "stage_seconds": self.context.now() - began} | self._stage_figures
             await self._next_stage()
-        if self._state != "finished":
+        if self._state != "finished" and not self._begins_sft():
             await self._checkpoint()
         self._ended.set()
+
+    def _begins_sft(self) -> bool:
+        """Whether a supervised stage has done nothing yet: what there is was saved at the end of the stage before."""
+        position, stages = self._position, self.context.topology.stages
+        return not position.step and position.stage < len(stages) and stages[position.stage].kind == "sft"
 
     async def _next_stage(self) -> None:
         version = self._position.version
@@ -201,7 +206,7 @@ class Learner(ModelKeeper):
                 self._skipped.trained()
             except NotFiniteError as fault:
                 await self._skip(stage, step, fault, self._position)
-            self._stage_figures["steps_skipped"] = float(self._skipped.count)
+            self._stage_figures |= {"steps": step + 1.0, "steps_skipped": float(self._skipped.count)}
             self._position = replace(self._position, step=step + 1)
             self._supervised = {
                 "drawn": batches.drawn,

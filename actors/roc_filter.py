@@ -221,6 +221,7 @@ class RoCFilter(Actor):
                 self._commit()
                 return Recorded()
             case CheckpointSaved():
+                self._records.checkpoint(message.path)
                 self._journal.compact(message.oldest_version)
                 self._commit()
                 return Recorded()
@@ -273,7 +274,7 @@ class RoCFilter(Actor):
         position = Position(entered.stage, entered.stage_version, entered.version)
         mark = Mark(entered.run, entered.last_step)
         kinds = [stage.kind for stage in self.context.topology.stages]
-        refuse_learner(self._journal, mark, position, kinds, begins=position == Position(0, 0, 0))
+        refuse_learner(self._journal, mark, position, kinds, begins=position == Position(0, 0, 0) and not entered.run)
 
     def _take_up(self, entered: StageEntered) -> bool:
         """Enter a stage; whether the book was not in it before.

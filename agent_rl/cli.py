@@ -187,7 +187,8 @@ def _show_results(topology: Topology, options: argparse.Namespace, before: Summa
     if summary is not None and exit_code and (reason := read_end(topology.run.directory)):
         summary = add_end(topology.run.directory, summary, reason)
     done = summary is not None and any(
-        name.startswith("success_") or (value and name in {"steps", "groups_opened"}) for name, value in summary.items()
+        name.startswith("success_") or (value and name in {"steps", "groups_opened", "sft_steps", "checkpoint"})
+        for name, value in summary.items()
     )
     if not done and (summary is not None or exit_code == MISTAKE):
         return
@@ -201,6 +202,8 @@ def _show_results(topology: Topology, options: argparse.Namespace, before: Summa
         SteadyConsole().print(summary_table(summary))
         for remark in summary.get("remarks", []):
             print(f"note: {remark}")
+        if checkpoint := summary.get("checkpoint"):
+            print(f"checkpoint: {checkpoint}")
         if "stopped" in summary:
             print(f"stopped: {summary['stopped']}")
         # NaN, a figure there was nothing to compute from, is not JSON

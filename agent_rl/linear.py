@@ -6,11 +6,18 @@ are the same but for rounding.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""The variables by which oneDNN, and ideep between torch and oneDNN, are told how many compiled products to keep."""
+CACHED = "32"
+"""More than the layers of a micro-batch need. Each is for one shape and takes about half a megabyte, and a row's length is hardly ever the
+same twice: of their own accord the libraries keep 1,024 each, a gigabyte with the heap that these hold apart."""
 
 
 def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,7 +57,12 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_one_dnn(model: nn.Module) -> None:
-    """Let oneDNN compute the plain linear layers; parameters, and their names, stay as they are."""
+    """Let oneDNN compute the plain linear layers; parameters, and their names, stay as they are.
+
+    What it keeps is bounded for the whole process, unless the environment says otherwise. It reads that with its first product.
+    """
+    for name in CACHES:
+        os.environ.setdefault(name, CACHED)
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = OneDnnLinear

@@ -299,7 +299,7 @@ def summary_table(summary: Mapping[str, object]) -> Table:
     """A finished run's figures, one a line; a share with its interval (``_low``, ``_high``) and its number as one."""
     table = Table("figure", "value", title="summary", title_justify="left")
     for name, value in summary.items():
-        if isinstance(value, list) or name == "stopped":  # sentences: for below the table
+        if isinstance(value, list) or name in {"stopped", "checkpoint"}:  # for below the table
             continue
         whole = (name.removesuffix("_low"), name.removesuffix("_high"), f"success_{name.removeprefix('problems_')}")
         if any(share != name and share in summary for share in whole):

@@ -24,8 +24,10 @@ SUMMARY = "summary.json"
 SECONDS, START = "seconds_used", "start"
 """Facts of the journal: seconds of all starts so far; when the present start began, and the seconds before it."""
 STAGE_SECONDS = "seconds_in_stage_{}"
-SFT_SKIPPED = "steps_skipped_of_stage_{}"
-"""Facts of the journal, by stage: wall-clock seconds in it, and supervised steps that were skipped as not finite."""
+SFT_STEPS, SFT_SKIPPED, SFT_LOSS = "sft_steps_of_stage_{}", "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
+"""Facts of the journal, by stage: wall-clock seconds in it; supervised steps, how many of them were skipped as not finite, the last loss."""
+CHECKPOINT = "checkpoint"
+"""The fact that names the newest checkpoint."""
 
 
 class RunRecords:
@@ -88,9 +90,14 @@ class RunRecords:
 
     def stage_left(self, figures: dict[str, float], wall: float) -> None:
         """A stage ended with these figures."""
-        if "steps_skipped" in figures:
-            self._journal.set_fact(SFT_SKIPPED.format(int(figures["stage"])), str(figures["steps_skipped"]))
+        for name, fact in (("steps", SFT_STEPS), ("steps_skipped", SFT_SKIPPED), ("loss", SFT_LOSS)):
+            if name in figures:
+                self._journal.set_fact(fact.format(int(figures["stage"])), str(figures[name]))
         self._append({"kind": "stage", **figures}, wall)
+
+    def checkpoint(self, path: str) -> None:
+        """A checkpoint was saved."""
+        self._journal.set_fact(CHECKPOINT, path)
 
     def spent(self, wall: float) -> None:
         """Charge the time since the last call to the stage the journal says the run is in."""
@@ -156,13 +163,17 @@ def _fact(journal: Journal, name: str, stage: int) -> float:
 def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str, Any]:
     """The run so far, flat but for its ``remarks``. ``kinds`` are those of the recipe's stages."""
     rl_seconds = (_fact(journal, STAGE_SECONDS, index) for index, kind in enumerate(kinds) if kind == "rl")
+    losses = [loss for index in range(len(kinds)) if (loss := journal.fact(SFT_LOSS.format(index))) is not None]
     return summarise(
         audit_journal(journal),
         [step for step in journal.steps() if step.trained],
         journal.evaluations(),
         seconds=float(journal.fact(SECONDS) or 0.0),
         rl_seconds=sum(rl_seconds),
+        sft_steps=int(sum(_fact(journal, SFT_STEPS, index) for index in range(len(kinds)))),
         sft_steps_skipped=int(sum(_fact(journal, SFT_SKIPPED, index) for index in range(len(kinds)))),
+        sft_loss=float(losses[-1]) if losses else None,
+        checkpoint=journal.fact(CHECKPOINT),
         checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
     )
 

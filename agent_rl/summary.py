@@ -30,9 +30,15 @@ def summarise(
     seconds: float,
     rl_seconds: float,
     sft_steps_skipped: int,
+    sft_steps: int = 0,
+    sft_loss: float | None = None,
+    checkpoint: str | None = None,
     checkpoints_damaged: int = 0,
 ) -> dict[str, Any]:
-    """All figures by name, and ``remarks``. ``steps`` are those the learner took; seconds are wall-clock time of running."""
+    """All figures by name, and ``remarks``. ``steps`` are those the learner took; seconds are wall-clock time of running.
+
+    ``sft_loss`` is that of the last supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path.
+    """
     updated = [step for step in steps if step.groups and not step.skipped]
     sampled = sum(step.figures.get("rollouts", 0.0) for step in steps)
     correct = sum(round(step.figures.get("success", 0.0) * step.figures.get("rollouts", 0.0)) for step in steps)
@@ -51,6 +57,8 @@ def summarise(
         "steps_empty": audit.empty_steps,
         "steps_skipped": audit.skipped_steps,
     }
+    if sft_steps:
+        summary |= {"sft_steps": sft_steps, "sft_loss": sft_loss}
     if sft_steps_skipped:
         summary["sft_steps_skipped"] = sft_steps_skipped
     if checkpoints_damaged:
@@ -67,6 +75,8 @@ def summarise(
         "mean_staleness": staleness / groups if groups else None,
         "max_staleness": max((step.figures.get("staleness_max", 0.0) for step in updated), default=None),
     }
+    if checkpoint is not None:
+        summary["checkpoint"] = checkpoint
     summary["remarks"] = remarks(summary)
     return summary
 

@@ -2,22 +2,28 @@
 
     agent-rl bench learner
     agent-rl bench learner --models quickstart --rounds 7 --threads 2
+    agent-rl bench learner --growth 300
     agent-rl bench learner --quick
 
 Tokens a second of a whole update: forward, backward, clipped AdamW. Plain transformers (SDPA attention, the model's own loss) takes rows in
 batches of each of --batches, in the order they come and sorted by length, and is compared by its best batch size. Ours
 computes more, the policy loss with entropies and figures. Sides alternate, ratios are taken within a round, figures are medians over
 rounds. Peak memory is that of a process of its own for each side, weights, gradients and moments included.
+
+With --growth: by how much the resident memory of a process of ours grows from update 50 to the given one, each of other lengths, and how much when oneDNN
+keeps as many compiled products as of its own accord; and the ratio of the processor time of an update. Processes of both kinds alternate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +31,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from agent_rl.linear import CACHES
 from agent_rl.tiny import initialise_model
 from agent_rl.topology import InitialiseModel
 from benchmarks.learner_sides import Ours, Padded, Setting, Side
@@ -85,6 +92,54 @@ def print_peak(name: str, arguments: str) -> None:
     print(int(peak.split()[1]) / 1024)
 
 
+WARM = 50
+"""Updates after which growth counts."""
+OF_THEIR_OWN = "1024"
+"""How many products oneDNN and ideep keep when nobody tells them."""
+
+
+def rss_mib() -> float:
+    """What the process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def print_growth(arguments: str, updates: str) -> None:
+    """In a process of its own: growth in MiB, MiB in the end, processor seconds of an update."""
+    given = json.loads(arguments)
+    setting = Setting(**{**given, "model": Path(given["model"])})
+    one, warm, began = side("ours", setting), 0.0, 0.0
+    for number in range(int(updates)):
+        if number == WARM:
+            warm, began = rss_mib(), time.process_time()
+        one.update(setting.work(number), number)
+    seconds = (time.process_time() - began) / (int(updates) - WARM)
+    print(json.dumps([rss_mib() - warm, rss_mib(), seconds]))
+
+
+def grown(setting: Setting, updates: int, *, bounded: bool) -> tuple[float, float, float]:
+    """What `print_growth` prints."""
+    arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
+    command = [sys.executable, "-m", "benchmarks.bench_learner", "--grow", arguments, str(updates)]
+    environment = {name: value for name, value in os.environ.items() if name not in CACHES}
+    environment |= {} if bounded else dict.fromkeys(CACHES, OF_THEIR_OWN)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    growth, held, seconds = json.loads(done.stdout.splitlines()[-1])
+    return growth, held, seconds
+
+
+def measure_growth(setting: Setting, updates: int, rounds: int) -> dict[str, float]:
+    """Medians over rounds; the ratio is taken within a round."""
+    of = [[grown(setting, updates, bounded=bounded) for bounded in (True, False)] for _ in range(rounds)]
+    ours, theirs = ([pair[kind] for pair in of] for kind in (0, 1))
+    return {
+        "learner_rss_growth_mib": statistics.median(growth for growth, _, _ in ours),
+        "learner_rss_mib": statistics.median(held for _, held, _ in ours),
+        "learner_rss_growth_unbounded_mib": statistics.median(growth for growth, _, _ in theirs),
+        "learner_rss_unbounded_mib": statistics.median(held for _, held, _ in theirs),
+        "bounded_over_unbounded_seconds": statistics.median(a[2] / b[2] for a, b in of),
+    }
+
+
 def measure(
     name: str, setting: Setting, batches: Sequence[int], rounds: int, figures: dict[str, float]
 ) -> list[object]:
@@ -136,6 +191,9 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["--peak"]:
         print_peak(*arguments[1:])
         return 0
+    if arguments[:1] == ["--grow"]:
+        print_growth(*arguments[1:])
+        return 0
     parser = argparse.ArgumentParser(
         "agent-rl bench learner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,6 +205,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--growth", type=int, metavar="UPDATES", help="measure growth of memory, and nothing else")
     parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works, measures little")
     options = parser.parse_args(arguments)
     transformers.logging.disable_progress_bar()
@@ -165,6 +224,13 @@ def main(arguments: Sequence[str]) -> int:
                 vocabulary=VOCABULARY[name],
             )
             save_model(name, setting.model)
+            if options.growth:
+                if options.growth <= WARM:
+                    parser.error(f"--growth {options.growth}: name more than {WARM} updates")
+                print_figures(
+                    {k: round(v, 4) for k, v in measure_growth(setting, options.growth, options.rounds).items()}
+                )
+                return 0
             batches = [8] if options.quick else [int(batch) for batch in options.batches.split(",")]
             rows.append(measure(name, setting, batches, 1 if options.quick else options.rounds, figures))
     header = [

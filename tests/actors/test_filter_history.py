@@ -169,6 +169,18 @@ def test_a_learner_that_goes_on_from_another_history_ends_the_run(
     assert fault in stopped_with(main)
 
 
+def test_a_learner_that_goes_on_within_the_first_stage_is_of_the_same_history(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                ours = (await enter(stage, 0, 0, 0)).run
+                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("a supervised step", 0, 0))
+                assert (await enter(stage, 0, 0, 0, run=ours)).epoch == 2
+
+    simulate(main)
+
+
 def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path) -> None:
     async def main() -> None:
         topology = two_stages(tmp_path)

@@ -112,6 +112,8 @@ NOTHING = {"minutes": 0.1, "steps": 0, "groups_opened": 0, "groups_trained": 0, 
         (0, {**NOTHING, "steps": 1}, True),
         (0, {**NOTHING, "success_before_greedy": 0.0}, True),
         (2, {**NOTHING, "groups_opened": 40}, True),  # training had to be stopped
+        (0, {**NOTHING, "sft_steps": 9, "checkpoint": "here"}, True),  # supervised stages alone
+        (0, {**NOTHING, "checkpoint": "here"}, True),  # stopped within one
     ],
 )
 def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch, capsys, code, summary, shown):
@@ -125,6 +127,7 @@ def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch,
     assert main(["run", str(file)]) == code
     output = capsys.readouterr().out
     assert ("mean_staleness" in output) == shown
+    assert ("checkpoint: here" in output.splitlines()) == ("checkpoint" in summary)
     assert bool(output) == shown
 
 

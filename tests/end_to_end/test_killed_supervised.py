@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from tests.end_to_end.processes import finish, process_of_actor, rows, start, wa
 from tests.end_to_end.topologies import write_micro
 
 STEPS = 1200
+LAST = "version-000001-stage-01"
 LONGEST = 4.0
 """Seconds of training before the next kill: a tenth of the stage."""
 
@@ -43,7 +45,7 @@ def test_a_supervised_stage_ends_however_often_its_learner_is_killed(tmp_path: P
     while process.poll() is None:
         wait_for(lambda seen=kills: times_entered(directory) > seen or process.poll() is not None, "the stage")
         time.sleep(draw.uniform(0.7, LONGEST))
-        if process.poll() is None and not (directory / "checkpoints" / "version-000001-stage-01").exists():
+        if process.poll() is None and not (directory / "checkpoints" / LAST).exists():
             os.kill(process_of_actor(path, "learner.0"), signal.SIGKILL)
             kills += 1
         elif process.poll() is None:
@@ -54,7 +56,12 @@ def test_a_supervised_stage_ends_however_often_its_learner_is_killed(tmp_path: P
     path, untouched = supervised_alone(tmp_path / "whole", steps=STEPS)
     code, out, err = finish(start(path))
     assert code == 0, out + err
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["sft_steps"], summary["checkpoint"]) == (STEPS, str(untouched / "checkpoints" / LAST))
+    report = (untouched / "report.html").read_text(encoding="utf-8")
+    assert "Supervised training in" in report
+    assert "Supervised loss, stage sft" in report
     for name in ("model.safetensors", "training/rank-0/rng.safetensors"):
-        found, expected = (run / "checkpoints" / "version-000001-stage-01" / name for run in (directory, untouched))
+        found, expected = (run / "checkpoints" / LAST / name for run in (directory, untouched))
         assert found.read_bytes() == expected.read_bytes(), name
-    assert [path.name for path in (directory / "checkpoints").iterdir()] == ["version-000001-stage-01"]
+    assert [path.name for path in (directory / "checkpoints").iterdir()] == [LAST]

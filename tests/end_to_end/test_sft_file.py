@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from transformers import AutoConfig
+
 from tests.end_to_end.processes import finish, start
 from tests.end_to_end.topologies import write_micro
 
@@ -51,6 +53,10 @@ def test_a_model_answers_as_the_conversations_of_a_file_do(tmp_path: Path) -> No
     summary = json.loads(out.splitlines()[-1])
     assert summary["success_after_greedy"] == 1.0
     assert summary["success_after_sampled"] >= 0.75
+    assert summary["sft_steps"] == 80
+    assert 0 < summary["sft_loss"] < 1
+    assert f"checkpoint: {summary['checkpoint']}" in out.splitlines()
+    assert AutoConfig.from_pretrained(summary["checkpoint"]).hidden_size == 32
 
 
 def test_a_file_that_holds_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
