@@ -141,7 +141,7 @@ def sets(rng: Random) -> Case:
         ],
     )
     changed += mutated("missing solution", [spelt(rest), spelt(items[:-1])])
-    changed += mutated("extra solution", [spelt([*items, tree(41)]), spelt([tree(0), *items])])
+    changed += mutated("extra solution", [spelt([*items, tree(41)]), spelt([tree(-31), *items])])
     changed += mutated("sign", [spelt([neg(first), *rest])]) + mutated(
         "off by one", [spelt([tree(first.value + 1), *rest])]
     )

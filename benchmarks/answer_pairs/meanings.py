@@ -4,7 +4,7 @@ A meaning is an expression, or words, or a tuple of a tag and what belongs to it
 
 | tag | then |
 |---|---|
-| ``set`` | meanings, in any order |
+| ``set`` | meanings, in any order, repeated or not |
 | ``tuple`` | meanings, in order; a matrix is a tuple of rows, tagged ``matrix`` |
 | ``region`` | pieces of the real line in order: (low end or None, closed, high end or None, closed) |
 | ``quantity`` | a dimension, and an expression in its base unit |
@@ -17,6 +17,7 @@ Meanings of different kinds are different. Whatever a teacher could discuss (``5
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from benchmarks.answer_pairs.trees import Tree, close, same_value, values, variables
@@ -31,22 +32,18 @@ def same(first: Meaning, second: Meaning) -> bool:
         return same_value(first, second)
     if not isinstance(first, tuple) or not isinstance(second, tuple):
         return type(first) is type(second) and first == second
+    if first[:1] == second[:1] == ("set",):
+        return _same_elements(first[1:], second[1:])
     if len(first) != len(second) or not first or isinstance(first[0], str) != isinstance(second[0], str):
         return False
-    if first[0] == second[0] == "set":
-        return _same_in_any_order(list(first[1:]), list(second[1:]))
     if first[0] == second[0] == "curve":
         return _same_zeros(first[1], second[1])
     return all(map(same, first, second))
 
 
-def _same_in_any_order(first: list[Meaning], second: list[Meaning]) -> bool:
-    for item in first:
-        match = next((place for place, other in enumerate(second) if same(item, other)), None)
-        if match is None:
-            return False
-        del second[match]
-    return True
+def _same_elements(first: Sequence[Meaning], second: Sequence[Meaning]) -> bool:
+    """Whether each element of either is one of the other: order and repetitions say nothing."""
+    return all(any(same(a, b) for b in second) for a in first) and all(any(same(a, b) for a in first) for b in second)
 
 
 def _same_zeros(first: Meaning, second: Meaning) -> bool:

@@ -14,8 +14,11 @@ import mpmath
 
 DIGITS = 50
 SAME_DIGITS = 40
-_POINTS = tuple(Fraction(n, d) for n, d in ((7, 5), (11, 13), (-17, 11), (23, 7), (-5, 19)))
-"""Where functions of variables are compared; each variable takes another rotation of them."""
+_POINTS = tuple(Fraction(n, d) for n, d in ((31, 17), (11, 13), (-17, 11), (47, 23), (-5, 19)))
+"""Where functions of variables are compared, each variable at another rotation of them.
+
+No pole of a generated function lies here: its coefficients are smaller than these denominators.
+"""
 
 
 @dataclass(frozen=True, slots=True)

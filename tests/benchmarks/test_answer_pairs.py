@@ -89,6 +89,7 @@ def test_values(first, second, equal: bool) -> None:
 def test_meanings_compare_by_order_nesting_and_ends() -> None:
     one, two = tree(1), tree(2)
     assert same(("set", one, two), ("set", two, one))
+    assert same(("set", one, two), ("set", one, two, one))
     assert not same(("set", one, two), ("set", one, one))
     assert not same(("tuple", one, two), ("tuple", two, one))
     assert not same(("set", ("set", one, two)), ("set", one, two))
