@@ -6,16 +6,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
-from agent_rl.answers.evaluation import Undefined, order, variables_of
-from agent_rl.answers.formulas import Apply, Formula, Name, renamed
-from agent_rl.answers.numbers import agree, closed_value, ratio_of, same
+from agent_rl.answers.choices import chosen_option
+from agent_rl.answers.equations import as_equation, equations_equal, is_combination
+from agent_rl.answers.evaluation import Undefined, variables_of
+from agent_rl.answers.formulas import Apply, Formula, Number, called_in, names_in, renamed, with_products
+from agent_rl.answers.names import may_be_left_out, place
+from agent_rl.answers.numbers import closed_value, identical, same
 from agent_rl.answers.reading import readings
 from agent_rl.answers.sets import ascending, is_real_set, sets_equal
 from agent_rl.answers.slices import squeezed
 from agent_rl.answers.statements import (
+    MARKS,
     Answer,
     Bracketed,
+    Clock,
     Comparison,
     Listing,
     Matrix,
@@ -26,15 +32,10 @@ from agent_rl.answers.statements import (
     in_base,
 )
 from agent_rl.answers.text import is_sentence, located, mentioned
+from agent_rl.answers.units import same_dimension
 
-_OPTION = re.compile(
-    r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)[\s}~\\]+(?=\S)|([A-J])[.):][\s}~\\]+(?=\S)|([A-J]), (?=[a-z]{2}))"
-)
-"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``D, since ...``."""
-_OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
-
-_FINAL_OPTION = re.compile(r"(?:\bis|'s|:)\s+\(?([A-J])\)?[\s.!]*$")
-"""A choice at the end of a sentence: ``so it's B``."""
+_FUNCTION_NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
+_ROOT = re.compile(r"([a-zA-Z])_([0-9])")
 
 
 def answers_agree(gold: str, prediction: str) -> bool:
@@ -42,22 +43,19 @@ def answers_agree(gold: str, prediction: str) -> bool:
     ours = _answers(gold)
     if not ours:
         return False
-    if isinstance(ours[0], Value) and re.fullmatch("[A-J]", ours[0].letters):
-        option = _chosen(prediction)
-        if option is not None:
-            return option == ours[0].letters
     theirs = _answers(prediction)
+    letters = _bare_choice(ours), _bare_choice(theirs)
+    if any(letters):
+        choices = letters[0] or chosen_option(gold), letters[1] or chosen_option(prediction)
+        if all(choices):
+            return choices[0] == choices[1]
     return any(_equal(a, b) for a in ours for b in theirs)
 
 
-def _chosen(text: str) -> str | None:
-    """The option that a text chooses by its label; None if it has no such form, or labels others too."""
-    part, _ = located(text)
-    option = _OPTION.match(part)
-    if option and not _OTHER_OPTION.match(part, option.end()):
-        return option[1] or option[2] or option[3]
-    final = _FINAL_OPTION.search(part)
-    return final[1] if final else None
+def _bare_choice(answers: Sequence[Answer]) -> str | None:
+    """The letter of a choice that stands alone."""
+    first = answers[0] if answers else None
+    return first.letters if isinstance(first, Value) and re.fullmatch("[A-J]", first.letters) else None
 
 
 def _answers(text: str) -> list[Answer]:
@@ -67,8 +65,27 @@ def _answers(text: str) -> list[Answer]:
     if is_sentence(part) and (not found or isinstance(found[0], Words)):
         mention = mentioned(part, announced=announced)
         if mention is not None and (stated := readings(mention)):
-            return stated
-    return found
+            found = stated
+    return list(map(_with_one_function_name, found))
+
+
+def _with_one_function_name(answer: Answer) -> Answer:
+    """A function that is defined, under a name that says nothing: ``g(t) = t^2`` is ``f(t) = t^2``. Of several, each keeps its own."""
+    items = answer.items if isinstance(answer, Listing) else (answer,)
+    names = {item.name for item in items if isinstance(item, Named) and item.parameters}
+    if len(names) != 1 or not _FUNCTION_NAME.fullmatch(name := names.pop()):
+        return answer
+    changed = tuple(_renamed(item, name) for item in items)
+    return replace(answer, items=changed) if isinstance(answer, Listing) else changed[0]
+
+
+def _renamed(answer: Answer, name: str) -> Answer:
+    if not isinstance(answer, Named) or answer.name != name:
+        return answer
+    inner = answer.answer
+    if isinstance(inner, Value):
+        inner = replace(inner, formula=renamed(inner.formula, {name: "function"}))
+    return replace(answer, name="function", answer=inner)
 
 
 def _equal(gold: Answer, prediction: Answer) -> bool:
@@ -79,9 +96,11 @@ def _equal(gold: Answer, prediction: Answer) -> bool:
     if isinstance(gold, Comparison) or isinstance(prediction, Comparison):
         return _comparisons_equal(gold, prediction)
     if isinstance(gold, Named):
-        return _equal(gold.answer, prediction)
+        return may_be_left_out(gold.name) and _equal(gold.answer, prediction)
     if isinstance(prediction, Named):
-        return _equal(gold, prediction.answer)
+        return may_be_left_out(prediction.name) and _equal(gold, prediction.answer)
+    if isinstance(gold, Clock) or isinstance(prediction, Clock):
+        return _clocks_equal(gold, prediction)
     if isinstance(gold, Region) or isinstance(prediction, Region):
         return sets_equal(gold, prediction)
     if isinstance(gold, Words) or isinstance(prediction, Words):
@@ -101,21 +120,55 @@ def _words_of(answer: Answer) -> str:
     return squeezed(answer.letters) if isinstance(answer, Value) else ""
 
 
+def _clocks_equal(gold: Answer, prediction: Answer) -> bool:
+    """The same time of day, its half of the day told by both or by none; or equal ratios, if one can't be a time."""
+    if isinstance(gold, Clock) and isinstance(prediction, Clock):
+        return (gold.seconds, gold.marked) == (prediction.seconds, prediction.marked)
+    clock, other = (gold, prediction) if isinstance(gold, Clock) else (prediction, gold)
+    if not isinstance(clock, Clock) or not clock.ratio or not isinstance(other, Value) or other.unit or other.label:
+        return False
+    first, second = (Number(Fraction(number)) for number in clock.ratio)
+    return same(Apply("div", (first, second)), other.formula)
+
+
 def _values_equal(gold: Value, prediction: Value) -> bool:
     """Equal numbers. One unit may be left out, two must be of one dimension; percent and degree are numbers too."""
+    if not _letters_agree(gold.letters, prediction.letters):
+        return False
     ours, theirs = gold.unit, prediction.unit
     if ours is not None and theirs is not None:
-        return ours.dimension == theirs.dimension and same(in_base(gold), in_base(prediction))
-    if gold.label and prediction.label and not (gold.label <= prediction.label or gold.label >= prediction.label):
+        alike = same_dimension(ours, theirs) or {ours.dimension, theirs.dimension} == {"°", "radian^1"}
+        return alike and same(in_base(gold), in_base(prediction))
+    if gold.lax_unit or prediction.lax_unit or (ours and prediction.label) or (theirs and gold.label):
         return False
-    if (ours and prediction.label) or (theirs and gold.label):
+    if gold.label and prediction.label and not _labels_agree(gold.label, prediction.label):
         return False
     unit = ours or theirs
-    if unit is None or unit.dimension not in ("%", "°"):
-        return same(gold.formula, prediction.formula)
+    if unit is None or unit.dimension not in MARKS:
+        return _same_formula(gold.formula, prediction.formula)
     if same(in_base(gold), in_base(prediction)):
         return True
     return same(gold.formula, prediction.formula) and (unit.dimension == "°" or _exceeds_one(gold.formula))
+
+
+def _letters_agree(gold: str, prediction: str) -> bool:
+    """Capital letters side by side are points or choices, in order; a single one is a choice, which no formula equals."""
+    if gold.isupper() and prediction.isupper():
+        return gold == prediction
+    return not any(len(letters) == 1 and letters.isupper() for letters in (gold, prediction))
+
+
+def _labels_agree(gold: frozenset[str], prediction: frozenset[str]) -> bool:
+    """Whether labels count the same; one may say less, but not leave out what the number is a share of."""
+    return gold == prediction if "per" in gold | prediction else gold <= prediction or gold >= prediction
+
+
+def _same_formula(gold: Formula, prediction: Formula) -> bool:
+    """Equal formulas; a letter that is a variable in one place is no function elsewhere: ``h(a + b)`` is ``ha + hb``."""
+    if same(gold, prediction):
+        return True
+    letters = (called_in(gold) | called_in(prediction)) & (names_in(gold) | names_in(prediction))
+    return bool(letters) and same(with_products(gold, letters), with_products(prediction, letters))
 
 
 def _exceeds_one(formula: Formula) -> bool:
@@ -126,17 +179,16 @@ def _exceeds_one(formula: Formula) -> bool:
 
 
 def _matrices_equal(gold: Answer, prediction: Answer) -> bool:
-    """Equal entries in the same places; a single row or column is also the tuple of its entries."""
+    """Equal entries in the same places; a single row or column is also a tuple, and a tuple of tuples the rows."""
     if isinstance(gold, Matrix) and isinstance(prediction, Matrix):
         return len(gold.rows) == len(prediction.rows) and all(map(_pairwise, gold.rows, prediction.rows))
     matrix, other = (gold, prediction) if isinstance(gold, Matrix) else (prediction, gold)
-    if (
-        not isinstance(matrix, Matrix)
-        or not isinstance(other, Bracketed)
-        or (other.opening, other.closing) != ("(", ")")
-    ):
+    if not isinstance(matrix, Matrix) or not isinstance(other, Bracketed) or other.opening + other.closing != "()":
         return False
-    if len(matrix.rows) > 1 and any(len(row) != 1 for row in matrix.rows):
+    rows = [row.items for row in other.items if isinstance(row, Bracketed) and row.opening + row.closing == "()"]
+    if rows:
+        return len(matrix.rows) == len(rows) == len(other.items) and all(map(_pairwise, matrix.rows, rows))
+    if matrix.nested or (len(matrix.rows) > 1 and any(len(row) != 1 for row in matrix.rows)):
         return False
     return _pairwise([entry for row in matrix.rows for entry in row], other.items)
 
@@ -145,17 +197,29 @@ def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
     """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of taste."""
     ours, theirs = gold.opening + gold.closing, prediction.opening + prediction.closing
     matched = len(gold.items) > 2 and {ours, theirs} <= {"()", "[]"}
+    if ours == theirs and ours not in ("()", "::"):  # the bounds of an interval are exact
+        return sets_equal(gold, prediction) if is_real_set(gold) else _pairwise(gold.items, prediction.items)
     return (ours == theirs or matched) and _pairwise(gold.items, prediction.items)
 
 
 def _named_equal(gold: Named, prediction: Named) -> bool:
     """The same about the same name, parameters of functions renamed; or one equation solved for two of its variables."""
     if gold.name != prediction.name:
-        ours, theirs = _as_equation(gold), _as_equation(prediction)
-        return ours is not None and theirs is not None and _equations_equal(ours, theirs)
+        if gold.name == "y" or prediction.name == "y":  # y = x^2 defines the function that f(x) = x^2 defines
+            return _graph_of(gold) == _graph_of(prediction) != () and _equal(gold.answer, prediction.answer)
+        ours, theirs = as_equation(gold), as_equation(prediction)
+        return ours is not None and theirs is not None and equations_equal(ours, theirs)
     if len(gold.parameters) != len(prediction.parameters):
         return not (gold.parameters and prediction.parameters) and _equal(gold.answer, prediction.answer)
     return _equal(_with_numbered_parameters(gold), _with_numbered_parameters(prediction))
+
+
+def _graph_of(named: Named) -> tuple[str, ...]:
+    """The variable of a function of one, ``f(x)`` or ``y``; nothing if there is another."""
+    if not isinstance(named.answer, Value):
+        return ()
+    variables = tuple(names_in(named.answer.formula))
+    return variables if len(variables) == 1 and named.parameters in ((), variables) else ()
 
 
 def _with_numbered_parameters(named: Named) -> Answer:
@@ -175,35 +239,83 @@ def _each_named(answer: Answer) -> Answer:
 
 
 def _listings_equal(gold: Answer, prediction: Answer) -> bool:
-    """As multisets; as sets where one is an explicit set, or gold repeats nothing. In order where a tuple, or names for each item, on one side say so."""
+    """As multisets; as sets where one is an explicit set, or gold repeats nothing. In the order of the names where a tuple, or names for each item on one side, say so."""
     if any(isinstance(side, Region | Comparison) or _is_union(side) for side in (gold, prediction)):
         return sets_equal(gold, prediction)
     if isinstance(gold, Listing) and _all_named(gold.items):
         prediction = _each_named(prediction)
     elif isinstance(prediction, Listing) and _all_named(prediction.items):
         gold = _each_named(gold)
-    if not isinstance(gold, Listing) or not isinstance(prediction, Listing):
-        listing, single = (gold, prediction) if isinstance(gold, Listing) else (prediction, gold)
-        assert isinstance(listing, Listing)
-        if isinstance(single, Bracketed):
-            ordered = not listing.braces and (_is_tuple(single) or _different_names(listing.items))
-            return ordered and _pairwise(*_sides(gold, prediction))
-        return bool(listing.items) and all(_equal(*_sides_of(gold, prediction, item)) for item in listing.items)
+    if isinstance(gold, Listing) and isinstance(prediction, Listing):
+        return _lists_equal(gold, prediction)
+    listing, single = (gold, prediction) if isinstance(gold, Listing) else (prediction, gold)
+    assert isinstance(listing, Listing)
+    if _different_names(listing.items):
+        if not isinstance(single, Bracketed) or single.opening + single.closing != "()" or listing.joint == "or":
+            return False
+        return _pairwise(*_sides(_in_order(gold), _in_order(prediction)))
+    if isinstance(single, Bracketed) or any(map(_is_set, listing.items)):
+        return False
+    return bool(listing.items) and all(_equal(*_sides_of(gold, prediction, item)) for item in listing.items)
+
+
+def _lists_equal(gold: Listing, prediction: Listing) -> bool:
+    if _are_roots(gold.items) != _are_roots(prediction.items):
+        gold, prediction = _without_numbers(gold), _without_numbers(prediction)
     ours, theirs = list(gold.items), list(prediction.items)
+    if _all_named(ours) != _all_named(theirs) and _different_names(ours if _all_named(ours) else theirs):
+        named, other = (gold, prediction) if _all_named(ours) else (prediction, gold)
+        unordered = other.braces or named.joint == "or"
+        return not unordered and _pairwise(ours, _in_order(prediction).items)
+    if (gold.joint == "or") != (prediction.joint == "or") and (_different_names(ours) or _different_names(theirs)):
+        return False
     if gold.braces or prediction.braces:
         ours = _distinct(ours)
     if len(_distinct(ours)) == len(ours) < len(theirs):
         theirs = _distinct(theirs)
     if len(ours) != len(theirs):
         return False
-    if _all_named(ours) != _all_named(theirs) and _different_names(ours if _all_named(ours) else theirs):
-        return _pairwise(ours, theirs)
     for item in ours:
-        match = next((index for index, other in enumerate(theirs) if _equal(item, other)), None)
+        match = next((index for index, other in enumerate(theirs) if _items_equal(item, other)), None)
         if match is None:
             return False
         del theirs[match]
     return True
+
+
+def _items_equal(gold: Answer, prediction: Answer) -> bool:
+    """Within a list a set is no number, even if it holds but one."""
+    return _is_set(gold) == _is_set(prediction) and _equal(gold, prediction)
+
+
+def _is_set(answer: Answer) -> bool:
+    return isinstance(answer, Listing) and answer.braces
+
+
+def _in_order(answer: Answer) -> Any:
+    """A list that names its items, in the order that its names have as the variables of a tuple."""
+    if not isinstance(answer, Listing) or not _different_names(answer.items):
+        return answer
+    return replace(answer, items=tuple(sorted(answer.items, key=_place)))
+
+
+def _place(item: Answer) -> tuple[object, ...]:
+    return place(item.name) if isinstance(item, Named) else ()
+
+
+def _are_roots(items: Sequence[Answer]) -> bool:
+    """Whether the names only number the solutions of one unknown: ``x_1``, ``x_2``."""
+    found = [_ROOT.fullmatch(item.name) for item in items if isinstance(item, Named)]
+    numbers = sorted(int(match[2]) for match in found if match)
+    return len({match[1] for match in found if match}) == 1 and numbers == list(range(1, len(items) + 1))
+
+
+def _without_numbers(listing: Listing) -> Listing:
+    """Numbered solutions as several values of their unknown."""
+    if not _are_roots(listing.items):
+        return listing
+    items = [replace(item, name=item.name[0]) for item in listing.items if isinstance(item, Named)]
+    return replace(listing, items=tuple(items))
 
 
 def _sides(gold: Answer, prediction: Answer) -> tuple[Sequence[Answer], Sequence[Answer]]:
@@ -213,11 +325,6 @@ def _sides(gold: Answer, prediction: Answer) -> tuple[Sequence[Answer], Sequence
 def _sides_of(gold: Answer, prediction: Answer, item: Answer) -> tuple[Answer, Answer]:
     """Gold and prediction, the listing among them replaced by its item."""
     return (item, prediction) if isinstance(gold, Listing) else (gold, item)
-
-
-def _is_tuple(brackets: Bracketed) -> bool:
-    """Whether brackets can't be an interval: more than two entries, or not in ascending order."""
-    return (brackets.opening, brackets.closing) == ("(", ")") and not is_real_set(brackets)
 
 
 def _is_union(answer: Answer) -> bool:
@@ -233,7 +340,7 @@ def _different_names(items: Sequence[Answer]) -> bool:
 
 
 def _unnamed(answer: Answer) -> Answer:
-    return answer.answer if isinstance(answer, Named) else answer
+    return answer.answer if isinstance(answer, Named) and may_be_left_out(answer.name) else answer
 
 
 def _distinct(items: Sequence[Answer]) -> list[Answer]:
@@ -250,51 +357,20 @@ def _pairwise(gold: Sequence[Answer], prediction: Sequence[Answer]) -> bool:
 
 def _comparisons_equal(gold: Answer, prediction: Answer) -> bool:
     """The same solution set where both are solved; else the same relation, its terms moved across or its sides swapped."""
-    ours, theirs = _as_equation(gold), _as_equation(prediction)
+    if isinstance(gold, Value) and isinstance(prediction, Comparison):
+        return (
+            prediction.relations == ("=",)
+            and is_combination(prediction.sides[0])
+            and same(gold.formula, prediction.sides[1])
+        )
+    ours, theirs = as_equation(gold), as_equation(prediction)
     if ours is not None and theirs is not None:
-        return _equations_equal(ours, theirs)
+        return equations_equal(ours, theirs)
     if sets_equal(gold, prediction):
         return True
     if not isinstance(gold, Comparison) or not isinstance(prediction, Comparison):
         return False
     ours, theirs = ascending(gold), ascending(prediction)
     if len(ours.sides) == 3:
-        return ours.relations == theirs.relations and all(map(same, ours.sides, theirs.sides))
-    return len(theirs.sides) == 2 and _equations_equal(ours, theirs)
-
-
-def _as_equation(answer: Answer) -> Comparison | None:
-    if isinstance(answer, Comparison) and answer.relations == ("=",):
-        return answer
-    if (
-        isinstance(answer, Named)
-        and not answer.parameters
-        and isinstance(answer.answer, Value)
-        and len(answer.name) == 1
-    ):
-        return Comparison((Name(answer.name), answer.answer.formula), ("=",))
-    return None
-
-
-def _equations_equal(gold: Comparison, prediction: Comparison) -> bool:
-    """Two-sided relations whose differences of sides are multiples of each other.
-
-    Any multiple describes the same curve or half-plane. In one variable only terms may have changed sides: a multiple
-    could be the problem itself, restated instead of solved.
-    """
-    if gold.relations != prediction.relations:
-        return False
-    ours, theirs = (Apply("add", (side.sides[0], Apply("neg", (side.sides[1],)))) for side in (gold, prediction))
-    variables = variables_of(ours)
-    if not variables or variables != variables_of(theirs):
-        return False
-    ratio = ratio_of(ours, theirs)
-    if ratio is None:
-        return False
-    symmetric = gold.relations[0] in ("=", "!=")
-    try:
-        if not symmetric and order(ratio) <= 0:
-            return False
-    except Undefined:
-        return False
-    return len(variables) > 1 or agree(abs(ratio), Fraction(1))
+        return ours.relations == theirs.relations and all(map(identical, ours.sides, theirs.sides))
+    return len(theirs.sides) == 2 and equations_equal(ours, theirs)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import mpmath
 
 from agent_rl.answers import calculus
-from agent_rl.answers.formulas import Apply, Calculus, Formula, Name, Number, names_in
+from agent_rl.answers.formulas import CALL, CONSTANTS, Apply, Calculus, Formula, Name, Number, names_in
 
 DIGITS = 80
 """mpmath's precision, to be set around ``evaluate``."""
@@ -89,6 +89,8 @@ def _name(name: str, point: Mapping[str, Fraction]) -> Result:
         raise Undefined("infinity within a formula")
     if name in point:
         return point[name]
+    if name not in CONSTANTS:
+        raise Undefined(f"no value is given for {name}")
     return {"pi": mpmath.mp.pi, "e": mpmath.mp.e, "i": mpmath.mpc(0, 1)}[name] * mpmath.mpf(1)
 
 
@@ -105,8 +107,10 @@ def _apply(function: str, values: list[Result]) -> Result:
         return _power(*values)
     if function == "root":
         return _root(*values)
-    if function.startswith("call "):
+    if function.startswith(CALL):
         return _unknown(function, values)
+    if function not in _FUNCTIONS:  # a sign that is left open
+        raise Undefined(f"{function} has no one value")
     return _FUNCTIONS[function](*values)
 
 

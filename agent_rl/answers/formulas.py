@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
@@ -44,6 +45,8 @@ class Calculus:
 Formula: TypeAlias = Number | Name | Apply | Calculus
 
 
+CALL = "call "
+"""What the name of an unknown function follows in ``Apply.function``."""
 CONSTANTS = frozenset({"pi", "e", "i", "oo"})
 
 
@@ -57,12 +60,37 @@ def names_in(formula: Formula) -> set[str]:
 
 
 def renamed(formula: Formula, names: dict[str, str]) -> Formula:
-    """The formula with variables renamed."""
+    """The formula with variables, and unknown functions that are called, renamed."""
     if isinstance(formula, Name):
         return Name(names.get(formula.text, formula.text))
     if isinstance(formula, Apply):
-        return Apply(formula.function, tuple(renamed(argument, names) for argument in formula.arguments))
+        called = formula.function.removeprefix(CALL)
+        function = CALL + names.get(called, called) if formula.function.startswith(CALL) else formula.function
+        return Apply(function, tuple(renamed(argument, names) for argument in formula.arguments))
     return formula
+
+
+def called_in(formula: Formula) -> set[str]:
+    """The unknown functions of one argument that a formula calls."""
+    if not isinstance(formula, Apply):
+        return set()
+    own = {formula.function.removeprefix(CALL)} if _calls(formula) else set[str]()
+    return own.union(*map(called_in, formula.arguments))
+
+
+def with_products(formula: Formula, letters: AbstractSet[str]) -> Formula:
+    """The formula with ``h(a + b)`` as a product, for the letters that are variables elsewhere."""
+    if not isinstance(formula, Apply):
+        return formula
+    arguments = tuple(with_products(argument, letters) for argument in formula.arguments)
+    called = formula.function.removeprefix(CALL)
+    if _calls(formula) and called in letters:
+        return Apply("mul", (Name(called), *arguments))
+    return Apply(formula.function, arguments)
+
+
+def _calls(formula: Apply) -> bool:
+    return formula.function.startswith(CALL) and len(formula.arguments) == 1
 
 
 def signs_of(formula: Formula) -> list[Formula]:

@@ -6,47 +6,23 @@ not equal to anything; a reading that drops part of the text could make a wrong 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
-from agent_rl.answers.formulas import Apply, Calculus, Formula, Name, Number, Unreadable
+from agent_rl.answers.formulas import CALL, Apply, Calculus, Formula, Name, Number, Unreadable
+from agent_rl.answers.tokens import Token, number_of
 from agent_rl.answers.vocabulary import DECORATIONS, FONTS, FUNCTIONS, GREEK, words
-
-MAX_CHARACTERS = 1500
-MAX_DIGITS = 1000
-"""Of one literal number."""
-
-
-class Token(NamedTuple):
-    """A piece of text at ``start``; ``kind`` is number, letters, command or symbol."""
-
-    kind: str
-    text: str
-    start: int
-    end: int
-
 
 _CALCULUS = words(r"\lim \sum \prod \int \iint \oint")
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 """Letters that name a function when a parenthesis follows; any other letter is a factor before it."""
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_TOKEN = re.compile(
-    r"(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![0-9]*\.))?)|(?P<letters>[A-Za-z]+)"
-    r"|(?P<command>\\[A-Za-z]+|\\.)|(?P<symbol>\*\*|<=|>=|!=|:=|\.\.\.|\S)"
-)
 _PRODUCTS = frozenset({"*", r"\cdot", r"\times", r"\ast"})
 _REMAINDERS = frozenset({r"\bmod", r"\mod", "mod"})
 _QUOTIENTS = frozenset({"/", r"\div"})
+_BETWEEN = {r"\over": "div", r"\choose": "binomial"}
+"""TeX's commands between two parts."""
 _ENDS = {"(": ")", "[": "]", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-
-
-def tokens_of(text: str) -> list[Token]:
-    """Cut cleaned text into tokens; space only separates."""
-    if len(text) > MAX_CHARACTERS:
-        raise Unreadable("too long")
-    return [Token(m.lastgroup or "", m[0], m.start(), m.end()) for m in _TOKEN.finditer(text)]
 
 
 def parse_formula(tokens: Sequence[Token], source: str) -> Formula:
@@ -56,20 +32,10 @@ def parse_formula(tokens: Sequence[Token], source: str) -> Formula:
     if any(token.text in _CALCULUS for token in tokens):
         return Calculus(source[tokens[0].start : tokens[-1].end])
     parser = _Parser(list(tokens))
-    formula = parser.sum()
+    formula = parser.whole()
     if parser.peek():
         raise Unreadable(f"unexpected {parser.peek()}")
     return formula
-
-
-def _number(text: str) -> Number:
-    mantissa, _, exponent = text.lower().partition("e")
-    if len(mantissa) > MAX_DIGITS or len(exponent) > 4 or abs(int(exponent or "0")) > MAX_DIGITS:
-        raise Unreadable("a number is too long")
-    value = Fraction(mantissa) * Fraction(10) ** int(exponent or "0")
-    if "." not in text and not exponent:
-        return Number(value)
-    return Number(value, len(mantissa.replace(".", "").lstrip("0")))
 
 
 class _Parser:
@@ -79,6 +45,7 @@ class _Parser:
         self.tokens = tokens
         self.position = 0
         self.bars = 0
+        self.power_end = -1
 
     def peek(self, ahead: int = 0) -> str:
         index = self.position + ahead
@@ -93,6 +60,13 @@ class _Parser:
     def expect(self, text: str) -> None:
         if self.take().text != text:
             raise Unreadable(f"{text} is missing")
+
+    def whole(self) -> Formula:
+        r"""All that a pair of braces encloses: ``{15 \over 17}``, ``{8 \choose 4}``, or a sum."""
+        left = self.sum()
+        if self.peek() not in _BETWEEN:
+            return left
+        return Apply(_BETWEEN[self.take().text], (left, self.sum()))
 
     def sum(self) -> Formula:
         terms = [self.product()]
@@ -118,6 +92,7 @@ class _Parser:
                 if slash:
                     raise Unreadable("what follows a quotient could belong to its denominator or not")
                 numbers = self.tokens[self.position].kind == self.tokens[self.position - 1].kind == "number"
+                numbers = numbers and not self.after_power()
                 mixed = self.mixed_number(result)
                 if numbers and mixed is None:
                     raise Unreadable("two numbers side by side")
@@ -172,7 +147,7 @@ class _Parser:
             return True
         if token.kind == "number":
             previous, following = self.tokens[self.position - 1], self.peek(1)
-            if previous.text == ")" or (previous.kind == "number" and following == "/"):
+            if previous.text == ")" or (previous.kind == "number" and following == "/") or self.after_power():
                 return True
             raise Unreadable("two numbers side by side")
         if token.text == "|":
@@ -184,6 +159,13 @@ class _Parser:
             or token.text in FONTS
             or token.text in DECORATIONS
         )
+
+    def after_power(self) -> bool:
+        """Whether a number follows a power as its factor: ``2^{3}5``, ``2^3 3^2``. Without braces a space tells it apart."""
+        if self.position != self.power_end:
+            return False
+        apart = self.tokens[self.position].start > self.tokens[self.position - 1].end
+        return self.tokens[self.position - 1].text == "}" or (apart and self.peek(1) != "/")
 
     def power(self) -> Formula:
         base = self.atom()
@@ -200,6 +182,7 @@ class _Parser:
             return base
         self.take()
         exponent = self.exponent()
+        self.power_end = self.position
         if self.peek() == "!":
             raise Unreadable("the factorial of a power, or a power of a factorial")
         return Apply("pow", (base, exponent))
@@ -216,7 +199,7 @@ class _Parser:
         """What TeX takes as one argument: braces, or one token (of a number, one digit)."""
         if self.peek() == "{":
             self.take()
-            inner = self.sum()
+            inner = self.whole()
             self.expect("}")
             return inner
         token = self.take()
@@ -234,8 +217,12 @@ class _Parser:
         token = self.take()
         if token.kind == "number":
             return self.literal(token)
+        if token.text == "(" and self.peek(1) == ")" and self.peek(2) == "_" and self.peek().isdigit():  # (1011)_2
+            digits = self.take()
+            self.take()
+            return self.literal(digits)
         if token.text in _ENDS or token.text == "{":
-            inner = self.sum()
+            inner = self.whole() if token.text == "{" else self.sum()
             self.expect(_ENDS.get(token.text, "}"))
             wrap = {r"\lfloor": "floor", r"\lceil": "ceil"}.get(token.text)
             return Apply(wrap, (inner,)) if wrap else inner
@@ -265,7 +252,7 @@ class _Parser:
         raise Unreadable(f"unknown {token.text}")
 
     def literal(self, token: Token) -> Formula:
-        number = _number(token.text)
+        number = number_of(token.text)
         if self.peek() in (r"\overline", r"\bar", r"\dot") and "." in token.text:
             self.take()
             block = self.raw_group()
@@ -358,7 +345,7 @@ class _Parser:
             self.take()
             text += "'"
         if self.peek() == "(" and (text[0] in _UNKNOWN_FUNCTIONS or "'" in text):
-            return Apply(f"call {text}", self.arguments())
+            return Apply(CALL + text, self.arguments())
         return Name(text)
 
     def upright(self) -> Formula:
@@ -369,7 +356,7 @@ class _Parser:
         if len(text) == 1 and text.isalpha():
             return self.named(text)
         if text and all(character in "0123456789." for character in text):
-            return _number(text)
+            return number_of(text)
         raise Unreadable(f"the words {text}")
 
     def subscript(self) -> str:

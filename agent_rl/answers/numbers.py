@@ -7,6 +7,7 @@ is too large, too fine for that precision, or undefined is not the same as anyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import cycle, islice
@@ -34,13 +35,25 @@ BRANCHING_POINTS = 64
 _BRANCHING = frozenset({"abs", "root", "pow", "floor", "ceil", "max", "min", "log", "arcsin", "arccos"})
 _SCALES = (1, 1, 10, 1, 100, 1, 1000, 1)
 DECIMAL_DIGITS = 6
-"""Significant digits from which a decimal may stand for a number that rounds to it (Math-Verify's default: 6 places)."""
-MOST_DECIMAL_DIGITS = 12
-"""Digits after this one are not compared: floating-point output."""
+"""Significant digits from which a decimal may stand for a number that no decimal spells (Math-Verify's default: 6 places)."""
+FLOAT_DIGITS, MOST_FLOAT_DIGITS = 15, 17
+"""Digits of a decimal that binary64 arithmetic gets right, and digits that it prints."""
 
 
 def same(first: Formula, second: Formula) -> bool:
     """Whether the formulas are equal: exactly, as functions, or one as the decimal that the other rounds to."""
+    if identical(first, second):
+        return True
+    try:
+        if infinite(first) or infinite(second) or variables_of(first) or variables_of(second):
+            return False
+        return _spells(first, second) or _spells(second, first)
+    except Undefined:
+        return False
+
+
+def identical(first: Formula, second: Formula) -> bool:
+    """Whether the formulas are equal, exactly or as functions; a decimal is the rational number that it spells."""
     if first == second:
         return True
     try:
@@ -48,8 +61,7 @@ def same(first: Formula, second: Formula) -> bool:
             return infinite(first) == infinite(second)
         variables = variables_of(first) | variables_of(second)
         if not variables:
-            values = closed_value(first), closed_value(second)
-            return agree(*values) or _rounds_to(first, values[1]) or _rounds_to(second, values[0])
+            return agree(closed_value(first), closed_value(second))
         return _same_function(first, second, sorted(variables))
     except Undefined:
         return False
@@ -125,14 +137,34 @@ def _branches(formula: Formula) -> bool:
     return (formula.function in _BRANCHING and not whole_power) or any(map(_branches, formula.arguments))
 
 
-def _rounds_to(formula: Formula, value: Result) -> bool:
-    """Whether a formula is a plain decimal, of enough digits, that ``value`` rounds to."""
+def _spells(formula: Formula, other: Formula) -> bool:
+    """Whether a formula is a plain decimal, of enough digits, that the other one rounds to.
+
+    A number that a decimal spells exactly must be spelt exactly. The exception is what binary64 arithmetic prints for it,
+    ``0.30000000000000004``: the number next to it in that format, in the digits of its own spelling.
+    """
     number, sign = formula, 1
     if isinstance(number, Apply) and number.function == "neg":
         number, sign = number.arguments[0], -1
     if not isinstance(number, Number) or number.digits < DECIMAL_DIGITS or not number.value:
         return False
-    return rounds_to(sign * number.value, min(number.digits, MOST_DECIMAL_DIGITS), value)
+    decimal, value = sign * number.value, closed_value(other)
+    printed = FLOAT_DIGITS < number.digits <= MOST_FLOAT_DIGITS
+    if isinstance(value, Fraction) and _is_decimal(value):
+        return printed and _is_next_float(decimal, value)
+    return rounds_to(decimal, FLOAT_DIGITS if printed else number.digits, value)
+
+
+def _is_decimal(value: Fraction) -> bool:
+    """Whether a decimal of at most FLOAT_DIGITS digits spells a number."""
+    scale: int = 10**FLOAT_DIGITS
+    return abs(value.numerator) < scale and scale % value.denominator == 0
+
+
+def _is_next_float(decimal: Fraction, value: Fraction) -> bool:
+    """Whether a decimal is how binary64 spells one of the two numbers next to ``value``."""
+    nearest = (math.nextafter(float(value), end) for end in (math.inf, -math.inf))
+    return decimal in {Fraction(repr(number)) for number in nearest}
 
 
 def rounds_to(decimal: Fraction, digits: int, value: Result) -> bool:

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from agent_rl.answers.amounts import spelt_number
+from agent_rl.answers.clocks import clock_of
 from agent_rl.answers.evaluation import Undefined, variables_of
 from agent_rl.answers.formulas import Apply, Formula, Name, Number, Unreadable, names_in, signs_of
-from agent_rl.answers.grammar import MAX_CHARACTERS, Token, parse_formula, tokens_of
+from agent_rl.answers.grammar import parse_formula
+from agent_rl.answers.matrices import matrix_of
+from agent_rl.answers.names import may_be_left_out, name_of
 from agent_rl.answers.numbers import closed_value, rounds_to, same
-from agent_rl.answers.slices import UPRIGHT, end_of, name_of, split, squeezed, unwrapped
+from agent_rl.answers.slices import UPRIGHT, end_of, split, squeezed, trimmed, wrapped
 from agent_rl.answers.statements import (
     MARKS,
     REALS,
@@ -30,8 +34,8 @@ from agent_rl.answers.statements import (
     in_base,
 )
 from agent_rl.answers.text import cleaned
-from agent_rl.answers.units import Unit, is_abbreviation, is_label, label_words, unit_of
-from agent_rl.answers.vocabulary import FUNCTIONS, GREEK
+from agent_rl.answers.tokens import MAX_CHARACTERS, Token, tokens_of
+from agent_rl.answers.values import read_value
 
 MAX_ITEMS = 100
 
@@ -47,23 +51,12 @@ _RELATIONS = {
     r"\in": "in",
     r"\approx": "~",
 }
-_MATRIX = re.compile(
-    r"(?:[(\[]\s*)?\\begin\s*\{([pb]?matrix|array)\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\1\}(?:\s*[)\]])?", re.DOTALL
-)
+_SEPARATORS = frozenset({",", "and", "or"})
+_OPTION = re.compile(r"\(\s*(?:\\text(?:bf)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
+_DEFINED = re.compile(r"((?:[a-zA-Z]|\\[a-zA-Z]+)[^()]*)\(([a-z](?:,[a-z])*)\)")
+_INDEXED = re.compile(r"([a-zA-Z]_)([a-z])")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
-_CURRENCY = re.compile(r"[¤€£¥₹]|\bUSD\b|\bRs\.?(?=\s*[0-9])")
-_WORDS = re.compile(r"""[^\W\d_]+(?:[ ,.'"()!?:-]+[^\W\d_]+)*[ .'")!?]*""")
-_NUMBERED = re.compile(r"(?=.*[a-z]{3})(?:[A-Za-z]+|[0-9]+)(?:[ .:']+(?:[A-Za-z]+|[0-9]+)){1,2}")
-_REALS_IN_WORDS = frozenset({"allrealnumbers", "allreals", "realnumbers"})
-_EMPTY_IN_WORDS = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset"})
-_SHORT_WORDS = frozenset({"yes", "no", "odd"})
-"""Words of up to three letters that are answers; others of this length are products of variables."""
-_SUMS = frozenset({"+", "-", r"\pm", r"\mp"})
-_TAIL = re.compile(
-    r"(?:\\(?:text|textrm|textbf|textnormal|mathrm|mbox|textit|mathit|operatorname)\s*\{(?P<text>[^{}]*)\}"
-    r"|(?<![\\A-Za-z])(?P<plain>[A-Za-z]+\.?(?:[\s/-]+[A-Za-z]+\.?)*))\s*(?:\^\s*\{?\s*(?P<power>[2-4])\s*\}?)?\s*$"
-)
 
 
 def readings(text: str) -> list[Answer]:
@@ -102,7 +95,8 @@ def _without_thousands(text: str) -> str | None:
 
 def _with_decimal_point(text: str) -> str | None:
     """The text with its only comma, between digits, as a decimal point; not where it would be one of thousands."""
-    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else None
+    in_set = text.startswith("{") or r"\{" in text
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) and not in_set else None
 
 
 class _Reader:
@@ -116,20 +110,52 @@ class _Reader:
 
     def answer(self, tokens: Sequence[Token]) -> Answer:
         """Separators bind weakest, then relations, then unions, then brackets."""
-        tokens = unwrapped(tokens)
-        for separators in (frozenset({";"}), frozenset({",", "and", "or"})):
-            parts, found = split(tokens, separators)
-            if found:
-                joint: Literal["", "and", "or"] = "or" if "or" in found else "and" if "and" in found else ""
-                return self.listing([part for part in parts if part], joint)
         if not tokens:
             raise Unreadable("empty")
+        if wrapped(tokens):
+            return self.in_braces(tokens[1:-1])
+        parts, found = split(tokens, {";"})
+        if found:
+            return self.listing([part for part in parts if part], "")
+        parts, found = split(tokens, _SEPARATORS)
+        if found:
+            return self.alternatives(tokens, found) or self.listing([part for part in parts if part], _joint(found))
+        parts, found = split(tokens, {r"\mapsto"})
+        if len(found) == 1:
+            return self.mapping(*parts)
         if any(token.text in (r"\ldots", r"\cdots", r"\dots", "...") for token in tokens):
             raise Unreadable("something is left out")
         sides, relations = split(tokens, _RELATIONS.keys())
         if relations:
             return self.relation(sides, [_RELATIONS[relation] for relation in relations])
         return self.single(tokens)
+
+    def in_braces(self, inner: Sequence[Token]) -> Answer:
+        """What stands in braces of TeX: a set if it is a list or again such a set, else what the braces group."""
+        parts, found = split(inner, {",", ";"})
+        if found:
+            return self.listing([part for part in parts if part], "", braces=True)
+        answer = self.answer(inner)
+        return Listing((answer,), braces=True) if wrapped(inner) and isinstance(answer, Listing) else answer
+
+    def alternatives(self, tokens: Sequence[Token], separators: Sequence[str]) -> Answer | None:
+        """``x = 1, y = 2 or x = 2, y = 1``: solutions of several variables; None where "or" only ends a list."""
+        if "or" not in separators or len(set(separators)) == 1:
+            return None
+        parts = [trimmed(part, _SEPARATORS) for part in split(tokens, {"or"})[0]]
+        answers = [self.answer(part) for part in parts if part]
+        if all(isinstance(answer, Listing) and answer.items for answer in answers) and all(
+            isinstance(item, Named) for answer in answers if isinstance(answer, Listing) for item in answer.items
+        ):
+            return Listing(tuple(answers), joint="or")
+        return None
+
+    def mapping(self, left: Sequence[Token], right: Sequence[Token]) -> Answer:
+        r"""``f: x \mapsto x^2``, with or without its name."""
+        match = re.fullmatch(r"(?:([a-zA-Z])\s*:\s*)?([a-z])", self.source(left).strip())
+        if match is None:
+            raise Unreadable("a mapping in a notation that is not read")
+        return Named(match[1] or "f", self.answer(right), (match[2],))
 
     def listing(
         self, parts: Sequence[Sequence[Token]], joint: Literal["", "and", "or"], *, braces: bool = False
@@ -153,21 +179,45 @@ class _Reader:
             sets = [self.answer(part) for part in parts]
             less = operators[-1] == r"\setminus"
             return Region(tuple(sets[:-1]), (sets[-1],)) if less else Region(tuple(sets))
-        ratio, colons = split(tokens, {":"})
-        if len(colons) == 1:
-            return Value(Apply("div", (self.formula(ratio[0]), self.formula(ratio[1]))))
         source = self.source(tokens).strip()
         if source == r"\reals":
             return REALS
-        matrix = _MATRIX.fullmatch(source)
-        if matrix:
-            rows = [row for row in re.split(r"\\\\", matrix[2]) if row.strip()]
-            return Matrix(tuple(tuple(_read(cell) for cell in row.split("&")) for row in rows))
+        if (clock := clock_of(source)) is not None:
+            return clock
+        ratio, colons = split(tokens, {":", "to"})
+        if colons:
+            return self.ratio(ratio)
+        if upright := UPRIGHT.fullmatch(source):
+            return self.upright(upright[1].strip(), font=source.startswith(r"\text"))
+        if option := _OPTION.fullmatch(source):
+            return Value(Name(option[1]), letters=option[1])
+        if (matrix := matrix_of(source, _read, _number)) is not None:
+            return matrix
         bracketed = self.bracketed(tokens)
         return bracketed if bracketed is not None else self.value(tokens, source)
 
+    def ratio(self, parts: Sequence[Sequence[Token]]) -> Answer:
+        """``3:4`` is a quotient, ``3:4:5`` a tuple of quotients; words before a colon name what follows."""
+        name = name_of(parts[0], self.source(parts[0])) if len(parts) == 2 else None
+        if name is not None and re.search(r"[a-z]{3}", name) and may_be_left_out(name):
+            return Named(name, self.answer(parts[1]))
+        first, *others = map(self.formula, parts)
+        if len(others) == 1:
+            return Value(Apply("div", (first, others[0])))
+        return Bracketed(":", tuple(Value(Apply("div", (other, first))) for other in others), ":")
+
+    def upright(self, inner: str, *, font: bool) -> Answer:
+        """What is set in another font as a whole."""
+        inner = re.sub(r"\\[,; ]", " ", inner).strip()
+        if not inner:
+            raise Unreadable("empty")
+        if font and inner.isalpha() and len(inner) > 1 and spelt_number(inner) is None:
+            return Words(squeezed(inner))
+        option = re.fullmatch(r"\(([A-Z])\)", inner)
+        return _read(option[1] if option else inner)
+
     def bracketed(self, tokens: Sequence[Token]) -> Answer | None:
-        """What stands in one pair of brackets, unless they only group a formula."""
+        """What stands in one pair of brackets, unless they only group a formula. Raises Unreadable."""
         opening, closing = tokens[0].text, tokens[-1].text
         french = {"]": "(", "[": "["}.get(opening), {"[": ")", "]": "]"}.get(closing)
         if len(tokens) > 3 and all(french) and (opening == "]" or closing == "["):
@@ -183,12 +233,12 @@ class _Reader:
             if len(bars) == 1:
                 return self.set_builder(bar[0], bar[1])
             return self.listing([part for part in parts if part], "", braces=True)
-        if not found and opening != r"\langle":
+        if not found and opening != r"\langle" and not (opening == "[" and len(inner) > 2 and inner[0].text == "["):
             return None
-        if opening == "[" and all(part and part[0].text == "[" for part in parts):
-            rows = [self.bracketed(part) for part in parts]
-            if all(isinstance(row, Bracketed) for row in rows):
-                return Matrix(tuple(row.items for row in rows if isinstance(row, Bracketed)))
+        if opening == "[" and all(part[0].text == "[" and end_of(part, 0) == len(part) - 1 for part in parts if part):
+            return Matrix(
+                tuple(tuple(map(self.answer, split(part[1:-1], {","})[0])) for part in parts if part), nested=True
+            )
         brackets = ("(", ")") if opening == r"\langle" else (opening, closing)
         return Bracketed(brackets[0], tuple(map(self.answer, parts)), brackets[1])
 
@@ -205,6 +255,10 @@ class _Reader:
         return answer
 
     def relation(self, sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> Answer:
+        if not sides[0] and relations[0] == "=":  # = 5
+            sides, relations = sides[1:], relations[1:]
+            if not relations:
+                return self.answer(sides[0])
         if not all(sides):
             raise Unreadable("a relation without a side")
         if "~" in relations:
@@ -226,7 +280,12 @@ class _Reader:
         if relations[-1] != "~" or "~" in relations[:-1]:
             raise Unreadable("an approximation before the end")
         decimal = self.formula(sides[-1])
-        if len(sides) == 2 and name_of(sides[0], self.source(sides[0])):
+        if (
+            len(sides) == 2
+            and isinstance(decimal, Number)
+            and decimal.digits
+            and name_of(sides[0], self.source(sides[0]))
+        ):
             return self.named(sides[0], sides[1])
         exact = self.relation(sides[:-1], relations[:-1]) if len(sides) > 2 else self.answer(sides[0])
         value = exact.answer if isinstance(exact, Named) else exact
@@ -248,27 +307,29 @@ class _Reader:
             if len(named) == len(sides) - 1 > 1:  # a = b = 0
                 return Listing(tuple(self.named(side, sides[-1]) for side in named))
             if len(sides) > 2:
-                self.require_equal([formula for formula in map(self.formula, sides[1:]) if self.closed([formula])])
+                self.require_equal(list(map(self.formula, sides[1:])))
             return self.named(sides[0], sides[-1])
         if len(sides) == 2 and name_of(sides[1], self.source(sides[1])) is not None:
             return self.named(sides[1], sides[0])
-        formulas = [self.formula(side) for side in sides]
-        if self.closed(formulas):
+        formulas = [self.formula(side) for side in sides[:-1]]
+        formulas.append(self.formula(sides[-1], bare=not any(map(self.variables, formulas))))
+        first, last = formulas[0], formulas[-1]
+        if len(formulas) > 2 or not self.variables(first) | self.variables(last):
             self.require_equal(formulas)
+        if self.variables(first) == self.variables(last) and same(first, last):
             return self.answer(sides[-1])
-        if len(formulas) != 2:
-            raise Unreadable("a chain of equations")
-        return Comparison(tuple(formulas), ("=",))
+        return Comparison((first, last), ("=",))
 
-    def closed(self, formulas: Sequence[Formula]) -> bool:
+    def variables(self, formula: Formula) -> set[str]:
         try:
-            return not any(variables_of(formula) for formula in formulas)
+            return variables_of(formula)
         except Undefined as error:
             raise Unreadable(str(error)) from None
 
     def require_equal(self, formulas: Sequence[Formula]) -> None:
-        """A chain whose links contradict each other states nothing."""
-        if not all(same(formulas[-1], formula) for formula in formulas[:-1]):
+        """A chain states its last side, unless another side in the same variables contradicts it."""
+        last = formulas[-1]
+        if not all(same(last, each) for each in formulas[:-1] if self.variables(each) == self.variables(last)):
             raise Unreadable("a false equation")
 
     def named(self, left: Sequence[Token], right: Sequence[Token]) -> Answer:
@@ -277,99 +338,45 @@ class _Reader:
         if name is None:
             raise Unreadable("something without a name is said to be in a set")
         parameters: tuple[str, ...] = ()
-        match = re.fullmatch(r"((?:[a-zA-Z]|(\\[a-zA-Z]+))[^()]*)\(([a-zA-Z](?:,[a-zA-Z])*)\)", name)
-        if match and (not match[2] or match[2] in GREEK):
-            name, parameters = match[1], tuple(match[3].split(","))
         answer = _joined(self.answer(right))
+        if match := _DEFINED.fullmatch(name):
+            name, parameters = match[1], tuple(match[2].split(","))
+        elif (match := _INDEXED.fullmatch(name)) and isinstance(answer, Value) and match[2] in names_in(answer.formula):
+            name, parameters = match[1], (match[2],)
         if isinstance(answer, Listing) and answer.items:
             return replace(answer, items=tuple(Named(name, item, parameters) for item in answer.items))
         return Named(name, answer, parameters)
 
-    def formula(self, tokens: Sequence[Token]) -> Formula:
-        """A side of a relation."""
+    def formula(self, tokens: Sequence[Token], *, bare: bool = False) -> Formula:
+        """A side of a relation, with its unit as a factor unless it is to be ``bare``."""
         value = self.value(tokens, self.source(tokens))
         if not isinstance(value, Value):
             raise Unreadable("a relation between words")
-        return value.formula if value.unit is None or value.unit.dimension not in MARKS else in_base(value)
+        measured = value.unit is not None and value.unit.dimension not in MARKS
+        measure = value.unit.dimension if value.unit and measured else " ".join(sorted(value.label))
+        if measure and bare:
+            return value.formula
+        return Apply("mul", (in_base(value), Name(f"1 {measure}"))) if measure else in_base(value)
 
     def value(self, tokens: Sequence[Token], source: str) -> Answer:
-        """A formula with its unit, or words."""
-        if source == "∅" or squeezed(source) in _EMPTY_IN_WORDS:
-            return Listing((), braces=True)
-        if squeezed(source) in _REALS_IN_WORDS:
-            return REALS
-        if source.casefold() in _SHORT_WORDS:
-            return Words(source.casefold())
-        upright = UPRIGHT.fullmatch(source)
-        if upright and upright[1].strip() and upright[1] != source:
-            inner = re.sub(r"\\[,; ]", " ", upright[1]).strip()
-            if inner.isalpha() and len(inner) > 1 and source.startswith(r"\text"):
-                return Words(squeezed(inner))
-            option = re.fullmatch(r"\(([A-Z])\)", inner)
-            return _read(option[1] if option else inner)
-        option = re.fullmatch(r"\(\s*(?:\\text(?:bf)?\s*\{)?\s*([A-Z])\s*\}?\s*\)", source)
-        if option:
-            return Value(Name(option[1]), letters=option[1])
-        currency = _CURRENCY.sub("", source).strip()
-        if currency != source:
-            money = _read(currency)
-            if isinstance(money, Value) and money.unit is None:
-                return Value(money.formula, unit_of("dollar") if source.startswith("¤") else None)
-            raise Unreadable("an amount of something else")
-        if len(tokens) > 1 and tokens[-1].text in MARKS and not _is_looser(tokens):
-            return Value(parse_formula(tokens[:-1], self.text), Unit(tokens[-1].text, MARKS[tokens[-1].text]))
-        label = _TAIL.search(source)
-        if label and label.start() and label["plain"] and is_abbreviation(source[: label.start()], label["plain"]):
-            amount = _labelled(source[: label.start()], label)
-            if amount is not None:
-                return amount
-        try:
-            return Value(parse_formula(tokens, self.text), letters=source if source.isalpha() else "")
-        except Unreadable:
-            pass
-        if label and label.start():
-            found = _labelled(source[: label.start()], label)
-            if found is not None:
-                return found
-        if _WORDS.fullmatch(source) and (not source.isalpha() or len(source) > 2):
-            return Words(squeezed(source))
-        if _NUMBERED.fullmatch(source) and not re.search(r"\b(?:is|are|was|were|be|equals?)\b", source):
-            return Words(source.casefold())  # June 20
-        raise Unreadable("neither a formula nor words")
+        return read_value(tokens, source, self.text)
 
 
-def _is_looser(tokens: Sequence[Token]) -> bool:
-    r"""Whether a mark at the end belongs to an operand rather than to the whole: ``1 + 5%``, ``\sin 30°``."""
-    functions = FUNCTIONS - {"sqrt"}
-    return any(token.text.lstrip("\\") in functions for token in tokens) or any(
-        token.text in _SUMS for token in tokens[1:]
+def _number(text: str) -> Formula:
+    return parse_formula(tokens_of(text), text)
+
+
+def _joint(separators: Sequence[str]) -> Literal["", "and", "or"]:
+    """The word between the items of a list; none where there are two."""
+    return (
+        "" if {"and", "or"} <= set(separators) else "or" if "or" in separators else "and" if "and" in separators else ""
     )
-
-
-def _labelled(number: str, label: re.Match[str]) -> Answer | None:
-    """A number and what is counted, if the label is a unit or says nothing about the number."""
-    words = label["text"] if label["text"] is not None else label["plain"]
-    power = f"^{label['power']}" if label["power"] else ""
-    words = re.sub(r"\\[,;: ]|~", " ", words).strip()
-    unit = unit_of(words + power)
-    spelt_out = (len(word) > 3 or unit_of(word) or word.lower() == "per" for word in re.findall(r"[A-Za-z]+", words))
-    if label["text"] is None and unit is None and not all(spelt_out):
-        return None
-    if unit is None and words and not is_label(words):
-        return None
-    try:
-        value = _read(number)
-    except Unreadable:
-        return None
-    if not isinstance(value, Value) or value.unit or value.label:
-        return None
-    if label["text"] is None and names_in(value.formula):
-        return None
-    return Value(value.formula, unit, frozenset() if unit else label_words(words))
 
 
 def _read(text: str) -> Answer:
     """One reading of cleaned text. Raises Unreadable."""
+    if (spelt := spelt_number(text)) is not None:
+        return Value(Number(spelt))
     text = re.sub(r"(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])|(?<=[0-9)])(and|or)(?=[a-zA-Z](?![a-zA-Z]))", r" \1\2 ", text)
     text = re.sub(r"(?<=[)\]}])\s*U\s*(?=[(\[\\])", r"\\cup ", text)
     return _joined(_Reader(text).answer(tokens_of(text)))

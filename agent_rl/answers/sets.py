@@ -8,8 +8,8 @@ from functools import cmp_to_key
 
 from agent_rl.answers.evaluation import Undefined, infinite, order, variables_of
 from agent_rl.answers.formulas import Apply, Formula, Name
-from agent_rl.answers.numbers import closed_value, same
-from agent_rl.answers.statements import Answer, Bracketed, Comparison, Listing, Named, Region, Value
+from agent_rl.answers.numbers import closed_value, identical
+from agent_rl.answers.statements import MARKS, Answer, Bracketed, Comparison, Listing, Named, Region, Value, in_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ def sets_equal(gold: Answer, prediction: Answer) -> bool:
     if names and other_names and names != other_names:
         return False
     return len(ours) == len(theirs) and all(
-        (a.low_closed, a.high_closed) == (b.low_closed, b.high_closed) and same(a.low, b.low) and same(a.high, b.high)
+        (a.low_closed, a.high_closed) == (b.low_closed, b.high_closed)
+        and identical(a.low, b.low)
+        and identical(a.high, b.high)
         for a, b in zip(ours, theirs, strict=True)
     )
 
@@ -61,17 +63,17 @@ def _set_of(answer: Answer) -> tuple[list[_Piece], set[str]]:
     if isinstance(answer, Comparison):
         return _solved(answer)
     if isinstance(answer, Value):
-        return [_point(answer.formula)], set()
+        return [_point(_bare(answer))], set()
     if isinstance(answer, Bracketed):
         if len(answer.items) != 2 or answer.opening not in "([" or answer.closing not in ")]":
             raise _NoSet
         low, high = answer.items
         if not isinstance(low, Value) or not isinstance(high, Value):
             raise _NoSet
-        return [_valid(_Piece(low.formula, answer.opening == "[", high.formula, answer.closing == "]"))], set()
+        return [_valid(_Piece(_bare(low), answer.opening == "[", _bare(high), answer.closing == "]"))], set()
     if isinstance(answer, Listing | Region):
         if isinstance(answer, Listing) and not answer.braces and answer.joint != "or":
-            raise _NoSet
+            return _common(answer)
         parts = [_set_of(part) for part in (answer.items if isinstance(answer, Listing) else answer.parts)]
         names = set[str]().union(*(part[1] for part in parts))
         if len(names) > 1:
@@ -82,6 +84,44 @@ def _set_of(answer: Answer) -> tuple[list[_Piece], set[str]]:
                 pieces = _less(pieces, point)
         return pieces, names
     raise _NoSet
+
+
+def _common(listing: Listing) -> tuple[list[_Piece], set[str]]:
+    """What satisfies all of several relations: ``x > 1 and x < 2``; ``x != 1, x != 2``."""
+    relations = [item for item in listing.items if isinstance(item, Comparison)]
+    exclusions = all(relation.relations == ("!=",) for relation in relations)
+    if len(relations) < max(2, len(listing.items)) or not (listing.joint == "and" or exclusions):
+        raise _NoSet
+    solved = [_solved(relation) for relation in relations]
+    names = set[str]().union(*(each[1] for each in solved))
+    if len(names) > 1:
+        raise _NoSet
+    pieces = solved[0][0]
+    for others, _ in solved[1:]:
+        pieces = [common for piece in pieces for other in others if (common := _overlap(piece, other))]
+    return pieces, names
+
+
+def _overlap(first: _Piece, second: _Piece) -> _Piece | None:
+    """What two pieces have in common."""
+    low, high = _compared(first.low, second.low), _compared(first.high, second.high)
+    found = _Piece(
+        first.low if low >= 0 else second.low,
+        (first.low_closed or low < 0) and (second.low_closed or low > 0),
+        first.high if high <= 0 else second.high,
+        (first.high_closed or high > 0) and (second.high_closed or high < 0),
+    )
+    try:
+        return _valid(found)
+    except _NoSet:
+        return None
+
+
+def _bare(value: Value) -> Formula:
+    """A number without a unit."""
+    if value.label or (value.unit is not None and value.unit.dimension not in MARKS):
+        raise _NoSet
+    return in_base(value)
 
 
 def _solved(comparison: Comparison) -> tuple[list[_Piece], set[str]]:
@@ -109,7 +149,7 @@ def _solved(comparison: Comparison) -> tuple[list[_Piece], set[str]]:
 
 def _compared(first: Formula, second: Formula) -> int:
     """Which of two ends is less. Raises Undefined if they are no real numbers."""
-    if same(first, second):
+    if identical(first, second):
         return 0
     return -1 if _place(first) < _place(second) else 1
 
@@ -151,7 +191,7 @@ def _merged(pieces: list[_Piece]) -> list[_Piece]:
 
 def _less(pieces: list[_Piece], point: _Piece) -> list[_Piece]:
     """The pieces without a point."""
-    if not same(point.low, point.high):
+    if not identical(point.low, point.high):
         raise _NoSet
     found: list[_Piece] = []
     for piece in pieces:

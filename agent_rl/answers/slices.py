@@ -1,4 +1,4 @@
-r"""Slices of tokens: cut at what no bracket encloses, unwrapped, or taken as the name of something."""
+"""Slices of tokens: cut at what no bracket encloses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from agent_rl.answers.formulas import CONSTANTS
-from agent_rl.answers.grammar import Token
-from agent_rl.answers.vocabulary import FONTS
+from agent_rl.answers.tokens import Token
 
 _OPENING = frozenset({"(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"})
 _CLOSING = frozenset({")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"})
-_LETTER = r"(?:[a-zA-Z]|\\[a-zA-Z]+)'*(?:_(?:\{[^{}]*\}|\w))?'*"
-_NO_NAME = re.compile(
-    r"[-+*/^!|<>°%]|\\(?:frac|sqrt|cdot|times|pm|mp|log|ln|sin|cos|tan|binom|lim|sum|int|prod|max|min|infty|pi)(?![a-zA-Z])"
-)
-_POINTS = re.compile(r"(?:m?\\angle|\\triangle|\\(?:overline|vec|overrightarrow|bar)|\{|\}|[A-Z](?:_\{?\w\}?|')*)+")
-"""``AB``, ``\\angle ABC``."""
 UPRIGHT = re.compile(
     r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname|boldsymbol|bm)\s*\{([^{}]*)\}"
 )
@@ -28,28 +20,17 @@ def squeezed(text: str) -> str:
     return "".join(filter(str.isalnum, UPRIGHT.sub(r"\1", text).casefold()))
 
 
-def name_of(tokens: Sequence[Token], source: str) -> str | None:
-    r"""What a left side names: a variable, ``a_{1}``, ``f(x)``, ``f(2)``, ``AB``, ``\angle ABC``, ``(p, q)``, ``a:b``, words."""
-    plain = re.sub(r"\s+|\\left|\\right", "", UPRIGHT.sub(r"\1", source))
-    if _NO_NAME.search(plain):
-        return None
-    if plain in CONSTANTS or not re.search(r"[^\W\d]", plain):
-        return None
-    if re.fullmatch(r"\([a-zA-Z](?:_\{?\w+\}?)?(?:,[a-zA-Z](?:_\{?\w+\}?)?)+\)", plain):
-        return plain
-    if any(token.text in FONTS for token in tokens) or re.search(r"[a-z]{4,}(?<!angle)", source):
-        return squeezed(source) if not re.search(r"\d", source) else None
-    if re.fullmatch(rf"{_LETTER}(?:\([^()]+\))?", plain):
-        return re.sub(r"_\{([^{}]*)\}", r"_\1", plain)
-    if _POINTS.fullmatch(plain) or (":" in plain and all(re.fullmatch(_LETTER, part) for part in plain.split(":"))):
-        return plain
-    return None
+def wrapped(tokens: Sequence[Token]) -> bool:
+    """Whether braces of TeX stand around all of the tokens."""
+    return len(tokens) > 1 and tokens[0].text == "{" and end_of(tokens, 0) == len(tokens) - 1
 
 
-def unwrapped(tokens: Sequence[Token]) -> Sequence[Token]:
-    """The tokens without braces of grouping around all of them."""
-    while len(tokens) > 1 and tokens[0].text == "{" and end_of(tokens, 0) == len(tokens) - 1:
-        tokens = tokens[1:-1]
+def trimmed(tokens: Sequence[Token], separators: AbstractSet[str]) -> Sequence[Token]:
+    """The tokens without separators around them."""
+    while tokens and tokens[0].text in separators:
+        tokens = tokens[1:]
+    while tokens and tokens[-1].text in separators:
+        tokens = tokens[:-1]
     return tokens
 
 

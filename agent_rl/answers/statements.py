@@ -12,12 +12,28 @@ from agent_rl.answers.units import Unit
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only letters."""
+    """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only letters.
+
+    ``lax_unit``: the unit may be a variable, as in ``5 m``, so that it can be converted but not left out.
+    """
 
     formula: Formula
     unit: Unit | None = None
     label: frozenset[str] = frozenset()
     letters: str = ""
+    lax_unit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A time of day, in seconds after midnight; not ``marked`` if it may be in either half of the day.
+
+    ``ratio``: the numbers on both sides of the colon, where ``7:32`` may also be a ratio.
+    """
+
+    seconds: int
+    marked: bool
+    ratio: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +71,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of values."""
+    """Rows of values; ``nested``: written as a list of lists, which is no tuple."""
 
     rows: tuple[tuple[Answer, ...], ...]
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,7 @@ class Comparison:
     relations: tuple[str, ...]
 
 
-Answer: TypeAlias = Value | Words | Listing | Bracketed | Region | Matrix | Named | Comparison
+Answer: TypeAlias = Value | Clock | Words | Listing | Bracketed | Region | Matrix | Named | Comparison
 
 REALS = Bracketed("(", (Value(Apply("neg", (Name("oo"),))), Value(Name("oo"))), ")")
 MARKS = {"%": Fraction(1, 100), "°": Fraction(1, 180)}

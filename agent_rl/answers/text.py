@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from agent_rl.answers.labels import label_words
+from agent_rl.answers.units import CURRENCY_SIGNS
 from agent_rl.answers.vocabulary import GREEK
 
 MAX_SENTENCE = 5000
@@ -18,12 +20,15 @@ SENTENCE_WORDS = 5
 """Before a number at the end; ``June 20`` is no sentence."""
 
 _BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
-_BETWEEN_BOXES = re.compile(r"(?:[\s$,;~]|\\[,;:!()\[\]]|\\q?quad(?![a-zA-Z])|\\text\s*\{|\}|\b(?:and|or)\b)*")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;~]|([-+*=_])\1{2,}|\\[,;:!()\[\]]|\\q?quad(?![a-zA-Z])|\\text\s*\{|\}|\b(?:and|or)\b)*"
+)
+_LABELLED_BOX = re.compile(r"\s+[A-Za-z]+(?: [A-Za-z]+)?(?=\s+(?:and|or)\b|,)")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z]{2})")
 _MARK = re.compile(r"(?i)\banswers?(?:\s+is|\s+are|\s*:)(?:\s*:)?|\bsolutions?(?:\s+is|\s+are|\s*:)(?:\s*:)?|####")
 _MARK_TAIL = re.compile(r"\.\s+(?=[A-Z])|\.?\s*\n\s*\n|\.?\s*<\||\.\s*$")
 _MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PERCENT = r"(?:\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
+_PERCENT = r"(?:\s*(?:\\?%|per\s?cent(?:age)?\b|pct\b))?"
 _PLAIN_NUMBER = rf"(?<![\w.^_/\\])[-+]?(?:[0-9]+(?:,[0-9]{{3}})*(?:[.,][0-9]+)?|\.[0-9]+)(?:/[0-9]+)?{_PERCENT}"
 _CANDIDATE = re.compile(rf"{_MATHS.pattern}|({_PLAIN_NUMBER})", re.DOTALL)
 _SEPARATOR = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?[\s,;]*")
@@ -31,8 +36,17 @@ _TRAILING_PERCENT = re.compile(r"\s*(?:\\?%|percent\b|percentage\b|pct\b)")
 _DENIAL = re.compile(
     r"(?i)(?:\bnot|n't|\bneither|\bnor|\bexcept|\bwithout|\bunlike|\bthan|\bat\s+(?:least|most)|\bup\s+to|\bnever)\W+(?:\w+\W+){0,2}$"
 )
+_DENIED = re.compile(r"(?i)\b(?:not|never|wrong|incorrect|false|untrue|doubt|neither|unless|cannot|no)\b|n't\b")
+_CLAUSE = re.compile(r"([^.,;:!?\n<(]*)(.?)")
+_CONNECTIVE = re.compile(
+    r"(?i)\b(?:because|since|so|which|hence|thus|therefore|ago|indeed|(?:is|are) (?:the|our|an?) (?:solution|answer|result)s?)\b"
+)
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
-_FINAL_MARK = re.compile(r"(?<![.,;])[.,;]$")
+_FINAL_MARKS = re.compile(r"(?<![.,;])[.,;。]$|\\+[,;!: ]?$|~$|\\q?quad$")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_DOLLARS = re.compile(r"(?<!\\)\$\s*([-+]?[0-9.,]+.*)|([-+]?[0-9.,]+)\s*\$", re.DOTALL)
+_AROUND = (("**", "**"), ("`", "`"), ('"', '"'), (r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"))
+"""What may stand around an answer without being part of it."""
 _VERB = re.compile(r"(?:\b(?:is|are|be|was|were|equals?|gives?|get|obtain)|'s|[=:])\s*[$€£¥]?$")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 
@@ -44,7 +58,7 @@ _TRANSLATED = {
     "±": r" \pm ", "∓": r" \mp ", "π": r"\pi ", "√": r"\sqrt ", "∪": r" \cup ", "∩": r" \cap ", "∈": r" \in ",
     "∖": r" \setminus ", "²": "^{2}", "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}", "，": ", ", "、": ", ", "；": "; ", "（": "(", "）": ")", "＝": "=", "：": ":", "。": ".", "％": "%",
-    "º": "°", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "＋": "+", "＜": "<", "＞": ">", "\u200b": "",
+    "‰": r"\text{ permille}", "º": "°", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "＋": "+", "＜": "<", "＞": ">", "\u200b": "",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_TRANSLATED)
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -56,7 +70,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "",
         ),
         (r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\,|\\!)\s*(?=[0-9]{3}(?![0-9]))", ""),
-        (r"(?<=[0-9])\{,\}(?=[0-9])", "."),
+        (r"(?<=[0-9])\{[,.]\}(?=[0-9])", "."),
+        (r"(?<![0-9])\.(?=\\(?:overline|bar|dot)(?![a-zA-Z]))", "0."),
+        (r"(?<=[0-9]\.)\(([0-9]+)\)", r"\\overline{\1}"),
         (r"(?<!\\)\\(?:[,;: ]|q?quad|hfill(?![a-zA-Z]))|~", " "),
         (r"\\!|\\hspace\s*\{[^{}]*\}|\\mathstrut|\\phantom\s*(?:\{[^{}]*\}|.)", ""),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -81,9 +97,13 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|\\\{\s*\\\}|ø", "∅"),
         (r"\\infty(?![a-zA-Z])|\binfinity\b", "∞"),
         (r"\\backslash(?![a-zA-Z])|\\smallsetminus(?![a-zA-Z])", r"\\setminus "),
-        (r"\\%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|\s*\b(?:percent|percentage|pct)\b", "%"),
-        (r"\\text\s*\{\s*,?\s*(and|or)\s*\}", r" \1 "),
+        (r"\\%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|\s*\b(?:per ?cent|percentage|pct)\b", "%"),
+        (r"\\text\s*\{\s*,?\s*(and|or|to)\s*\}", r" \1 "),
         (r"^\\approx(?![a-zA-Z])", ""),
+        (r"\\(?:lor|vee)(?![a-zA-Z])", " or "),
+        (r"\\(?:land|wedge)(?![a-zA-Z])", " and "),
+        (r"(\\text\s*\{[^{}]*?)\s*:\s*\}", r"\1}: "),
+        (r"\b(?:(?:np|numpy|sympy)\.)?(?:Matrix|array)\s*\((\[.*\])\)", r"\1"),
         (r"\\\$", "¤"),
         (r"\s+", " "),
     )
@@ -99,6 +119,9 @@ def located(text: str) -> tuple[str, bool]:
         return boxed, False
     marks = list(_MARK.finditer(text[-MAX_SENTENCE:]))
     if marks:
+        before = text[-MAX_SENTENCE:][: marks[-1].start()]
+        if _DENIED.search(re.split(r"[.,;:!?\n]", before)[-1]):
+            return "", False
         tail = text[-MAX_SENTENCE:][marks[-1].end() :].strip().lstrip("}").strip()
         if tail:
             end = _MARK_TAIL.search(tail)
@@ -127,8 +150,18 @@ def mentioned(text: str, *, announced: bool) -> str | None:
             found.append("or")
         found.append(f"{content}%" if percent else content)
         end = percent.end() if percent else match.end()
-    if not found or _DENIAL.search(text[max(0, begin - 60) : begin]):
+    if not found or _DENIAL.search(text[max(0, begin - 60) : begin]) or _DENIED.search(text[end : end + 60]):
         return None
+    behind = _CLAUSE.match(text, end)
+    assert behind is not None
+    if behind[2] == "?":
+        return None
+    words = _CONNECTIVE.split(behind[1])[0].replace("$", " ").replace("}", " ").strip()
+    sign = text[end:].lstrip()[:1].replace("$", "¤")
+    if sign in CURRENCY_SIGNS:
+        found[-1] += sign + (words.lstrip(sign) if len(words.lstrip(sign)) > 1 else "")
+    elif words:  # they may measure the number, scale it or deny it
+        found[-1] += " " + re.sub(r"([A-Za-z]+)", r"\\text{ \1}", words.translate(_TRANSLATION))
     return ", ".join(found).replace(", or,", " or")
 
 
@@ -155,7 +188,7 @@ def cleaned(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text.replace("$", " "))
-    return _FINAL_MARK.sub("", text.strip()).strip()
+    return _FINAL_MARKS.sub("", text.strip()).strip()
 
 
 def _in_ascii(character: str) -> str:
@@ -172,12 +205,22 @@ def _in_ascii(character: str) -> str:
 
 def _bare(text: str) -> str:
     """The text without delimiters of mathematics around it."""
-    text = _FINAL_MARK.sub("", text.strip()).strip()
-    for opening, closing in (("**", "**"), (r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$")):
+    text = _without_marks(text)
+    if len(_DOLLAR.findall(text)) % 2:  # the sign of an amount, or one delimiter too many
+        text = _DOLLARS.sub(lambda match: f"¤{match[1] or match[2]}", text)
+    for opening, closing in _AROUND:
         if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
             inner = text[len(opening) : -len(closing)]
             if opening not in inner:
-                text = inner.strip()
+                text = _without_marks(inner)
+    return text
+
+
+def _without_marks(text: str) -> str:
+    """The text without the marks that end a sentence or a line of TeX."""
+    text = text.strip()
+    while (shorter := _FINAL_MARKS.sub("", text).strip()) != text:
+        text = shorter
     return text
 
 
@@ -208,7 +251,9 @@ def _boxed(text: str) -> str | None:
         return text[start.end() :].rstrip("$ ") if start else None
     parts = [boxes[-1][2]]
     for (_, end, before), (begin, _, _) in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
-        if not _BETWEEN_BOXES.fullmatch(text, end, begin):
+        words = _LABELLED_BOX.match(text, end, begin)  # \boxed{1} papers and \boxed{2} bins
+        after = words.end() if words and label_words(words[0]) is not None else end
+        if not _BETWEEN_BOXES.fullmatch(text, after, begin):
             break
-        parts += [" or " if "or" in text[end:begin] else ", ", before]
+        parts += [" or " if "or" in text[after:begin] else ", ", before]
     return "".join(reversed(parts)) + ("%" if _TRAILING_PERCENT.match(text, boxes[-1][1]) else "")

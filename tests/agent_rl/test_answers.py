@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,18 @@ from agent_rl.rewards import answers_equal, final_answer
 
 
 def cases(table: str) -> list[tuple[str, str]]:
-    """Two answers a line, between them a double bar."""
+    """Two answers a line, between them a double bar; a line that begins with a number sign names the class below it."""
     return [
         (gold.strip(), prediction.strip())
         for line in table.strip().splitlines()
+        if not line.startswith("#")
         for gold, prediction in [line.split("||")]
     ]
+
+
+def cases_of(file: str) -> list[tuple[str, str]]:
+    """The pairs in a file beside this one."""
+    return cases((Path(__file__).parent / file).read_text(encoding="utf-8"))
 
 
 EQUAL = cases(r"""
@@ -251,6 +258,10 @@ DIFFERENT = cases(r"""
 """)  # fmt: skip
 
 
+ONE_WAY = [("1,2", "y=1, x=2")]
+"""Right with the sides exchanged: a gold that names its items tells in which order it lists them."""
+
+
 @pytest.mark.parametrize(("gold", "prediction"), EQUAL)
 def test_equal(gold: str, prediction: str) -> None:
     assert answers_equal(gold, prediction)
@@ -259,6 +270,17 @@ def test_equal(gold: str, prediction: str) -> None:
 @pytest.mark.parametrize(("gold", "prediction"), DIFFERENT)
 def test_different(gold: str, prediction: str) -> None:
     assert not answers_equal(gold, prediction)
+
+
+def test_equal_in_another_notation() -> None:
+    """One test for all pairs of a file, which are many: either may be the gold, but for names that only a prediction adds."""
+    assert [pair for pair in cases_of("answers_equal.txt") if not answers_equal(*pair)] == []
+
+
+def test_nearest_wrong_answers() -> None:
+    wrong = cases_of("answers_different.txt")
+    assert [pair for pair in wrong if answers_equal(*pair)] == []
+    assert [pair for pair in wrong if answers_equal(*reversed(pair)) and pair not in ONE_WAY] == []
 
 
 @pytest.mark.parametrize(
