@@ -171,7 +171,7 @@ class Learner(ModelKeeper):
                 break
             left = {"stage": float(position.stage), "stage_seconds": self.context.now() - began} | self._stage_figures
             await self._next_stage()
-        if self._state != "finished" and not self._begins_sft():
+        if self._state != "finished" and not restored and not self._begins_sft():  # `restored`: nothing was done yet
             await self._checkpoint()
         self._ended.set()
 

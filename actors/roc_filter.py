@@ -345,7 +345,7 @@ class RoCFilter(Actor):
         """End the run when its journal is taken away; nothing tells of that, so it is looked at."""
         while True:
             await trio.sleep(WATCH_SECONDS)
-            self._journal.look()
+            self._records.look()
 
     async def _commits(self) -> None:
         """Commit what has gathered, then acknowledge it: one commit for all that arrives within ``commit_seconds``."""

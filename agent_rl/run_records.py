@@ -7,16 +7,18 @@ appended to the file once it is committed and flushed; what the file lacks, beca
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_rl.audit import audit_journal, journal_of
 from agent_rl.continuing import made_with
-from agent_rl.disk import LineFile, whole, writing
+from agent_rl.disk import DiskError, LineFile, whole, writing
 from agent_rl.history import MADE_WITH, METRICS
 from agent_rl.journal import Journal, JournalError
+from agent_rl.run_directory import add_end, read_end
 from agent_rl.summary import summarise
 from agent_rl.topology import RlStage, Topology
 
@@ -115,7 +117,8 @@ class RunRecords:
 
     def commit(self, *, flush: bool = False) -> None:
         """Commit the journal; then write the rows it now holds."""
-        self._journal.commit(flush=flush or bool(self._pending))
+        with self._journal_in_place():
+            self._journal.commit(flush=flush or bool(self._pending))
         path = self._directory / METRICS
         while self._pending:
             with writing(path):
@@ -123,6 +126,22 @@ class RunRecords:
                     self._rows = LineFile(path)
                 self._rows.append(self._pending[0])
             del self._pending[0]
+
+    def look(self) -> None:
+        """Whether the journal is where it was. Raises JournalError when not."""
+        with self._journal_in_place():
+            self._journal.look()
+
+    @contextlib.contextmanager
+    def _journal_in_place(self) -> Iterator[None]:
+        """Leave a summary of what was recorded, should the journal's file be lost: it is still open here."""
+        try:
+            yield
+        except JournalError:
+            with contextlib.suppress(JournalError, DiskError):
+                if self._directory.is_dir():
+                    _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
+            raise
 
     def close(self) -> None:
         """Close the file of rows."""
@@ -193,11 +212,14 @@ def rebuild(directory: Path) -> None:
     finally:
         journal.close()
     _write_rows(directory, rows)
+    if stopped := read_end(directory):
+        add_end(directory, json.loads((directory / SUMMARY).read_text(encoding="utf-8")), stopped)
 
 
 def _write_summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> None:
+    made = summary(directory, journal, kinds)
     with whole(directory / SUMMARY) as partial:
-        partial.write_text(json.dumps(summary(directory, journal, kinds)) + "\n")
+        partial.write_text(json.dumps(made) + "\n")
 
 
 def _write_rows(directory: Path, rows: Sequence[str]) -> None:

@@ -153,7 +153,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """A finished run's figures, and whether its journal balances."""
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     balance = audit(directory)
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     return summary | {"balanced": balance.balanced, "trained_twice": len(trained) - len(set(trained))}

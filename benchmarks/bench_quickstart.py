@@ -49,7 +49,7 @@ def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str
 
 def held_out_overlap(directory: Path) -> set[tuple[int, ...]]:
     """Operands that the run both trained and evaluated on, read from its journal; there must be none."""
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     ids: dict[bool, list[str]] = {True: [], False: []}
     for opened in journal.opened_groups():
         group = decode_stored(opened)

@@ -102,7 +102,7 @@ def mixed(rng: random.Random, samples: int = 4) -> list[str]:
 
 def journalled(folder: Path) -> set[str]:
     """The names of groups and rollouts that another process finds in the journal."""
-    journal = Journal(folder / "journal.sqlite")
+    journal = Journal(folder / "journal.sqlite", read_only=True)
     try:
         names = {row.id for row in journal.groups(stage=RL, states=("open", "ready", "dropped", "trained"))}
         rollouts = {f"{name}/{s}/{a}" for name in names for s, a, *_ in journal.trajectories(name)}
@@ -113,7 +113,7 @@ def journalled(folder: Path) -> set[str]:
 
 def trajectories(folder: Path, group: str) -> list[tuple[int, int, str, float | None, bytes]]:
     """What the journal holds of a group."""
-    journal = Journal(folder / "journal.sqlite")
+    journal = Journal(folder / "journal.sqlite", read_only=True)
     try:
         return journal.trajectories(group)
     finally:

@@ -30,7 +30,7 @@ class HalfRight(RoCFilter):
     async def handle(self, message: Any) -> Any:
         if isinstance(message, Trajectory):
             answer = ANSWER if message.sample % 2 else "5"
-            message = replace(message, text=f"<answer>\\boxed{{{answer}}}</answer>")
+            message = replace(message, texts=(f"<answer>\\boxed{{{answer}}}</answer>",))
         return await super().handle(message)
 
 

@@ -19,7 +19,7 @@ STEPS = 400
 
 def trained(directory: Path) -> dict[str, int]:
     """The step of every trained group."""
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     try:
         return {group: step.version for step in journal.steps() if step.trained for group in step.groups}
     finally:

@@ -119,7 +119,7 @@ def test_killed_anywhere_the_learner_ends_with_the_bits_of_one_that_never_was(
     traces.assert_none()
 
     given = groups_given(directory)
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained = [tuple(step.groups) for step in journal.steps()]
     journal.close()
     assert trained == [tuple(group.group for group in groups) for groups in given.values()]

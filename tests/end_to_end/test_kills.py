@@ -38,7 +38,7 @@ def temporary() -> Iterator[Path]:
 
 
 def check_trained_once(directory: Path) -> None:
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     assert len(trained) == len(set(trained))
@@ -99,7 +99,7 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temp
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert len(steps) == 8
     assert all(row["rollouts_failed"] == row["tool_error_share"] == 0 for row in steps)
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     calls = [
         [call.outcome for call in decode_stored(payload).calls]
         for step in journal.steps()

@@ -64,14 +64,14 @@ def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> 
     assert done < 40
     assert audit(directory).balanced
     assert processes_of(path) == []
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
     journal.close()
 
     code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
     assert code == 0, out + err
     check_finished(path, directory, out, steps=done + 2)
-    journal = Journal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     steps = journal.steps()
     assert journal.fact("epoch") == "2"
     journal.close()

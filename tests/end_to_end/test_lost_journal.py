@@ -1,0 +1,88 @@
+"""A real run whose journal is taken away or put back from an older copy, and one that is killed and has its records made again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_rl.cli import main
+from agent_rl.deep_audit import deep_audit
+from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
+from tests.end_to_end.topologies import write_half_right, write_micro
+
+MARGIN = 90
+"""Steps that no run here comes to the end of."""
+
+
+def backup(journal: Path, to: Path) -> None:
+    """As `sqlite3 journal.sqlite '.backup FILE'` makes it, beside the run."""
+    source, target = sqlite3.connect(f"file:{journal}?mode=ro", uri=True), sqlite3.connect(to)
+    source.backup(target)
+    source.close()
+    target.close()
+
+
+@pytest.mark.slow
+def test_a_journal_replaced_by_an_older_copy_ends_the_run_and_the_next_start_is_refused(tmp_path: Path) -> None:
+    path, directory = write_half_right(tmp_path, steps=MARGIN)
+    journal = directory / "journal.sqlite"
+    process = start(path)
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    backup(journal, tmp_path / "copy")
+    seen = steps_trained(directory)
+    wait_for(lambda: steps_trained(directory) >= seen + 3, "three more steps")
+    (tmp_path / "copy").replace(journal)
+    began = time.monotonic()
+    code, out, err = finish(process)
+    said = out + err
+    assert code == 2, said
+    assert f"{journal} was changed by another program while the run was going" in said
+    assert "Traceback" not in said
+    assert time.monotonic() - began < 60
+    summary = json.loads((directory / "summary.json").read_text())
+    assert "was changed by another program" in summary["stopped"]
+    assert summary["steps"] >= seen + 3
+    log = (directory / "logs" / "supervisor.local.jsonl").read_text()
+    assert "was changed by another program" in log
+
+    for name in ("journal.sqlite-wal", "journal.sqlite-shm"):  # as the message says
+        (directory / name).unlink(missing_ok=True)
+    code, out, err = finish(start(path))
+    assert code == 2, out + err
+    assert f"{journal} is older than" in err
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_its_records_can_be_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, directory = write_micro(tmp_path, steps=MARGIN)
+    process = start(path)
+    wait_for(lambda: steps_trained(directory) >= 3, "three steps")
+    process.kill()
+    process.communicate()
+    assert main(["audit", str(directory), "--deep"]) == 0, capsys.readouterr().out  # the log is there still
+    done = len([row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"])
+    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
+    assert code == 0, out + err
+    check_finished(path, directory, out, steps=done + 2)
+    found = deep_audit(directory)
+    assert found.faults == found.notes == ()
+    assert found.checkpoints >= 2
+    files = [directory / name for name in ("metrics.jsonl", "summary.json")]
+    before = [file.read_text() for file in files]
+    for file in files:
+        file.unlink()
+    assert main(["report", str(directory), "--rebuild"]) == 0
+    assert [file.read_text() for file in files] == before
+
+    shutil.rmtree(directory / "checkpoints")
+    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
+    assert code == 2, out + err
+    assert "knows of checkpoints, and there is none" in err
