@@ -195,7 +195,7 @@ class Learner(ModelKeeper):
             self._skipped.count = self._supervised["skipped"]
             self._stage_figures = self._supervised["figures"]
         self._figures |= {"step": float(began_at), "steps": float(stage.steps)}
-        began = self._saved_at = self.context.now()
+        began = self._going_since = self._saved_at = self.context.now()
         for step in range(began_at, stage.steps):
             if self._stopping:
                 return False

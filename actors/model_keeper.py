@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 SAVING_SHARE = 0.05
 """Of a supervised stage's time, the most that its checkpoints take: those of a large model are minutes apart."""
+SOONEST = 1.0
+"""Seconds of a supervised stage before a new process saves it for the first time."""
 
 
 class LearnerSettings(Settings):
@@ -136,7 +138,8 @@ class ModelKeeper(Actor):
         self._waiting_for = ""
         self._epoch = 0
         self._checkpoint_due = False
-        self._saved_at, self._saving_seconds = self.context.now(), 0.0
+        self._going_since = self._saved_at = self.context.now()
+        self._saving_seconds = 0.0
         self._weights, self._claim = self._published_weights()
         self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
         self._publisher = Publisher(self.context, self._weights, self.log)
@@ -210,9 +213,14 @@ class ModelKeeper(Actor):
         raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self.context.settings.weights_in}")
 
     def _due_in_time(self) -> bool:
-        """Whether a supervised stage is to be saved on its way: often enough to lose little, not so often as to cost much."""
-        least = self.context.topology.run.checkpoint_seconds
-        return self.context.now() - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
+        """Whether a supervised stage is to be saved on its way: often enough to lose little, not so often as to cost much.
+
+        A new process saves soon, and then after twice the time, until ``checkpoint_seconds``: one that is always killed early
+        comes further too.
+        """
+        now = self.context.now()
+        least = min(self.context.topology.run.checkpoint_seconds, max(SOONEST, self._saved_at - self._going_since))
+        return now - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
 
     async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
         """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,27 @@ def test_killed_anywhere_it_ends_with_the_same_bits_and_trains_every_group_once(
         assert not list(folder.rglob("*.partial"))
 
     Contract(Learner).run(main)
+
+
+@pytest.mark.parametrize(
+    ("saving", "expected"),
+    [
+        (0.0, [1, 2, 4, 8, 13, 18, 23, 28]),  # a process that is killed early comes further too
+        (0.5, [1, 11, 21]),  # a twentieth of the time
+    ],
+)
+def test_a_new_process_saves_a_supervised_stage_soon_and_then_seldom(saving: float, expected: list[float]) -> None:
+    keeper, saved = Learner.__new__(Learner), []
+    keeper._going_since = keeper._saved_at = 100.0
+    keeper._saving_seconds = 0.0
+    for tick in range(300):
+        now = 100.0 + tick / 10
+        run = SimpleNamespace(checkpoint_seconds=5.0)
+        keeper.context = SimpleNamespace(now=lambda now=now: now, topology=SimpleNamespace(run=run))  # type: ignore[assignment]
+        if keeper._due_in_time():
+            saved.append(tick / 10)
+            keeper._saved_at, keeper._saving_seconds = now, saving
+    assert saved == pytest.approx(expected, abs=0.2)
 
 
 class EveryThird(Learner):
