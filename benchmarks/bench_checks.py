@@ -4,8 +4,8 @@
     agent-rl bench checks --pairs pairs.jsonl --misses
     agent-rl bench checks --seed 5 --near-misses 20000 --equal-pairs 20000
 
-Generated pairs (``benchmarks/answer_pairs``) are near-misses, of which none should be accepted, and equal pairs, of which
-all should be. They go the way of a rollout: the prediction stands in a box, in answer tags.
+Generated pairs (``benchmarks/answer_pairs``) are near-misses, of which none should be accepted, and equal pairs, of
+which all should be. They go the way of a rollout: the prediction stands in a box, in answer tags.
 
 The judged pairs (`gold`, `pred`, `equal` a line) are no part of the repository; without them that share is unknown. Speed is
 that of one process, warmed up, on the short answers below, each checker in turn, with Math-Verify beside, round by round; medians are told, beside

@@ -1,7 +1,8 @@
 r"""Generated pairs of answers: equal ones in other notation, and near-misses that one mutation made wrong.
 
-Each pair is proved. Its two sides are built from meanings (``meanings.py``) that this package computes itself, with nothing
-of the checker: those of an equal pair are the same, those of a near-miss differ. The same seed gives the same pairs.
+Each pair is proved. Its two sides are built from meanings (``meanings.py``) that this package computes itself, with
+nothing of the checker: those of an equal pair are the same, those of a near-miss differ. The same seed gives the same
+pairs.
 
 What careful teachers could discuss is in neither set: a unit or label on one side only, ``50`` for ``50\%`` or
 ``90`` for ``90^\circ``, rounding, tuples in other brackets, an interval for a point, bare lists in another order
@@ -30,7 +31,7 @@ _TRIES = 200
 
 
 class Pair(NamedTuple):
-    """A gold answer, a prediction, what kind of answer they are, and the mutation between them ("" if they are equal)."""
+    """A gold answer and a prediction, their kind, and the mutation between them ("" if they are equal)."""
 
     kind: str
     mutation: str

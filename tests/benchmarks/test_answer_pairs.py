@@ -28,6 +28,7 @@ from benchmarks.answer_pairs.trees import (
     text,
     tree,
 )
+from benchmarks.bench_checks import judge
 
 
 @pytest.mark.parametrize("draw", [equal_pair, near_miss])
@@ -58,6 +59,14 @@ def test_all_forms_of_a_case_mean_the_same_and_mutations_something_else(kind: st
         changed = [not same(case.forms[0].meaning, form.meaning) for _, form in case.wrong]
         assert sum(changed) > 0.6 * len(changed)
         assert all(mutation for mutation, _ in case.wrong)
+
+
+def test_a_sample_meets_the_bounds_of_the_checker() -> None:
+    """The bounds of the full measurement: 1 of 2,000 near-misses, 98 % of the equal pairs."""
+    misses, equal = list(pairs(near_miss, 300, 31)), list(pairs(equal_pair, 300, 31))
+    assert [pair for pair in misses if judge(pair) is not False] == []
+    refused = [pair for pair in equal if not judge(pair)]
+    assert len(refused) <= 6, refused
 
 
 def test_pairs_tell_kind_and_mutation() -> None:
