@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from actors.sandbox.directories import Directory
-from actors.sandbox.namespaces import Slot
 from actors.sandbox.rlimits import Bounds
+from actors.sandbox.slots import Slot
 from actors.sandbox.wire import NO_VERDICT, NOT_RUN, send
 
 Place: TypeAlias = Slot | Directory

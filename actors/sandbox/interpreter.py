@@ -20,7 +20,7 @@ import trio
 from actors.sandbox.control_groups import ControlGroups
 from actors.sandbox.isolation import Level, child_filter_program, filter_program, outer_users, visible
 from actors.sandbox.limits import ExecutionLimits
-from actors.sandbox.namespaces import NamespaceSlots
+from actors.sandbox.slots import NamespaceSlots
 from actors.sandbox.wire import (
     CALL,
     CANCEL,

@@ -20,9 +20,10 @@ from actors.sandbox import kernel
 from actors.sandbox.child import CONTROL, MAIN, check_answer, run_code
 from actors.sandbox.directories import Directories, open_files_limit, remove_tree
 from actors.sandbox.forks import WARM, Forker, ForkerGone, Forks
-from actors.sandbox.namespaces import Maker, NamespaceSlots, enter_namespaces, import_from_where_shown
+from actors.sandbox.namespaces import enter_namespaces, import_from_where_shown
 from actors.sandbox.server import Farewell, OwnerGone, Server
 from actors.sandbox.shares import Shares
+from actors.sandbox.slots import Maker, NamespaceSlots
 from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
 from actors.sandbox.wire import FAILED, READY
 

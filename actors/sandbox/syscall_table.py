@@ -124,11 +124,7 @@ UNDER_ANY_ARGUMENTS = (
         "poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create:213: epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232: "
         "epoll_pwait:281:22 epoll_pwait2:441:441",
     ),
-    Group(
-        "Talk through a socket pair: asyncio, multiprocessing",
-        "recvfrom:45:207 recvmsg:47:212 recvmmsg:299:243 sendmsg:46:211 sendmmsg:307:269 shutdown:48:210 getsockname:51:204 "
-        "getpeername:52:205",
-    ),
+    Group("Names and ends of a socket pair", "shutdown:48:210 getsockname:51:204 getpeername:52:205"),
     Group(
         "Memory of the process",
         "brk:12:214 mprotect:10:226 mremap:25:216 munmap:11:215 get_mempolicy:239:236",
@@ -277,6 +273,7 @@ OPTIONS = {
     "SO_DOMAIN": 39,
 }
 SETTABLE = {name: OPTIONS[name] for name in ("SO_SNDBUF", "SO_RCVBUF", "SO_KEEPALIVE", "SO_RCVTIMEO", "SO_SNDTIMEO")}
+OUT_OF_BAND = {"MSG_OOB": 1}
 SOL_SOCKET = {"SOL_SOCKET": 1}
 X86_THREADS = {
     "ARCH_SET_GS": 0x1001,
@@ -341,7 +338,13 @@ CHECKED = (
         "socketpair:53:199",
         (OneOf(0, {"AF_UNIX": 1}), OneOf(1, SOCKET_TYPES)),
     ),
-    Checked("Send to the other end, and to no address", "sendto:44:206", (Null(4),)),
+    Checked("Send to the other end, and to no address", "sendto:44:206", (Null(4), Without(3, OUT_OF_BAND))),
+    Checked(
+        "Talk through a socket pair: asyncio, multiprocessing. Not out of band, which only attackers do there",
+        "sendmsg:46:211 recvmsg:47:212",
+        (Without(2, OUT_OF_BAND),),
+    ),
+    Checked("As sendmsg", "recvfrom:45:207 recvmmsg:299:243 sendmmsg:307:269", (Without(3, OUT_OF_BAND),)),
     Checked("Sizes and timeouts of a socket pair", "setsockopt:54:208", (OneOf(1, SOL_SOCKET), OneOf(2, SETTABLE))),
     Checked("What a descriptor's socket is", "getsockopt:55:209", (OneOf(1, SOL_SOCKET), OneOf(2, OPTIONS))),
     Checked(

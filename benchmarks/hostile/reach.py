@@ -23,6 +23,7 @@ MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64
 GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, *IGNORED, MARKING, ENTERING)
 TABLE = [REFUSED, NOT_THERE, *(group.calls for group in GROUPS), *(calls for calls, _ in SIGNALLING)]
 NUMBERS = {name: number for calls in TABLE for name, number in numbers(calls, MACHINE).items()} | {"futex_waitv": 449}
+STRONG = ("strong",)
 STRONG_AS_ROOT: tuple[str, ...] = ("strong",) if os.geteuid() == 0 else ()
 """What the kernel counts by user is the slot's own where root can give each slot a user."""
 
@@ -227,6 +228,13 @@ SOCKETS = [
         "sockets",
         "tried(socket.socketpair()[0].setsockopt, socket.SOL_SOCKET, 26, bytes(16))",
         "A BPF program of the attacker's in the kernel.",
+    ),
+    attack(
+        "bytes out of band",
+        "sockets",
+        "a, b = socket.socketpair()\nsaid = {tried(a.send, b'x', 1), tried(a.sendmsg, [b'x'], [], 1), tried(b.recv, 1, 1), tried(b.recvmsg, 1, 0, 1)}\n"
+        "conclude(said == {'EPERM'}, said)\n",
+        "A part of the kernel that no program here needs, and that had faults by which sandboxes were left.",
     ),
     refused(
         "other levels of socket options",
@@ -567,6 +575,14 @@ SIGNALS = [
 ]
 
 PROCESSES = [
+    attack(
+        "numbers of processes as words",
+        "processes",
+        "for _ in range(37):\n    pid = os.fork()\n    if pid == 0: os._exit(0)\n    os.waitpid(pid, 0)\nconclude(os.getpid() == 2, os.getpid())\n",
+        "The next call in the slot sees how many processes this one had.",
+        victim="conclude(os.getpid() == 2, os.getpid())\n",
+        levels=STRONG,
+    ),
     attack(
         "a session for each process",
         "processor",

@@ -16,9 +16,9 @@ from actors.sandbox.child import USER_FILE
 from actors.sandbox.children import Child
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
 from actors.sandbox.directories import Directory
-from actors.sandbox.namespaces import NamespaceSlots
 from actors.sandbox.server import Farewell, Server
 from actors.sandbox.shares import Share
+from actors.sandbox.slots import NamespaceSlots
 from benchmarks.tool_processes import children_of, processes_of
 from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
 

@@ -22,6 +22,7 @@ from actors.sandbox.directories import Directories
 from actors.sandbox.interpreter import ENDING_SECONDS, WarmUpError
 from actors.sandbox.rlimits import Bounds
 from actors.sandbox.server import Call, Farewell, Server
+from actors.sandbox.shares import Shares
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
 from agent_rl.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
@@ -103,7 +104,7 @@ def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "no process")
 
-    places = Directories(str(tmp_path), 2, [], filtered=False)
+    places = Directories(str(tmp_path), 2, [], Shares([], ""), filtered=False)
     first, second = places.get(), places.get()
     assert first is not None
     assert second is not None
