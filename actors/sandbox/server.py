@@ -32,6 +32,7 @@ from actors.sandbox.children import Call, Child, Place
 from actors.sandbox.directories import Directories
 from actors.sandbox.forks import ForkerGone
 from actors.sandbox.rlimits import Bounds
+from actors.sandbox.shares import Looks
 from actors.sandbox.wire import (
     CALL,
     CANCEL,
@@ -88,6 +89,7 @@ class Server:
         self.next_spare = 0.0
         self.outgoing: list[bytes] = []
         self.deadlines: list[tuple[float, int, Child, Call]] = []
+        self.looks = Looks()
         self.running: dict[int, Child] = {}  # by pidfd: all of them
         self.by_control: dict[int, Child] = {}
         self.sessions: dict[int, Child] = {}
@@ -109,6 +111,7 @@ class Server:
                 elif fd in self.by_control:
                     self.said(self.by_control[fd])
             self.kill_late()
+            self.looks.look(time.monotonic())
             if forks in ready:
                 raise ForkerGone  # it says nothing unasked
             if slots in ready:
@@ -126,8 +129,8 @@ class Server:
         """How long to wait for events; None without end."""
         if self.forks.unreaped:
             return 0.0
-        seconds, to_spare = self.seconds_to_deadline(), self.seconds_to_spare()
-        return to_spare if seconds is None or (to_spare is not None and to_spare < seconds) else seconds
+        waits = self.seconds_to_deadline(), self.seconds_to_spare(), self.looks.seconds(time.monotonic())
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def seconds_to_spare(self) -> float | None:
         """How long until a child is to be made that waits for a call; None when none is, until something happens.
@@ -166,6 +169,7 @@ class Server:
     def watch(self, child: Child, call: Call) -> None:
         """``child`` runs ``call`` from here on."""
         child.call, child.settling = call, None
+        self.looks.begin(child, call)
         heapq.heappush(self.deadlines, (call.deadline, call.id, child, call))
 
     def receive(self) -> None:

@@ -1,17 +1,33 @@
 """Who of the calls gets how much of the processors, from the side of the interpreter that runs them. Standard library only.
 
 Each place for a call has a group of its own there (``control_groups``). Whatever a call has of processes, threads and sessions shares what one group gets.
+A call that goes on with more tasks than most ever have yields: it gets what no other call wants. So a storm of wake-ups, forks or
+interrupts, which costs neighbours more than the processor time it is charged for, lasts a moment.
 """
 
 from __future__ import annotations
 
 import ctypes
+import heapq
 import os
 from collections import deque
+from typing import TYPE_CHECKING
 
 from actors.sandbox.kernel import Step, direct
+from actors.sandbox.wire import NO_VERDICT
+
+if TYPE_CHECKING:
+    from actors.sandbox.children import Call, Child
 
 MYSELF = b"0"
+MOST_TASKS = 2
+"""Processes and threads of a call that keeps its share however long it runs: its own, and one that it waits for."""
+FIRST_LOOK_SECONDS = 0.1
+"""How long a call runs before its tasks are counted; after that as long again, and so on. Most have ended by then."""
+IDLE = "cpu.idle"
+"""From Linux 5.15 on, in both versions: a group gets what others leave, and yields as soon as one of them wakes."""
+LEAST = {"tasks": ("cpu.shares", b"2", b"1024"), "cgroup.threads": ("cpu.weight", b"1", b"100")}
+"""Without it: the file of the weight, its least and its usual value, by the file in which a task writes itself down."""
 
 
 def joining(members: ctypes.c_int) -> Step:
@@ -20,12 +36,43 @@ def joining(members: ctypes.c_int) -> Step:
 
 
 class Share:
-    """The group of one place. ``members``: where a child writes itself down; /dev/null where there are no groups."""
+    """The group of one place. ``members``: where a child writes itself down, and its tasks can be read."""
 
-    __slots__ = ("members",)
+    __slots__ = ("_usual", "_weight", "_yielding", "_yields", "members")
 
-    def __init__(self, members: int) -> None:
-        self.members = members
+    def __init__(self, directory: str, alone: str) -> None:
+        self.members = os.open(f"{directory}/{alone}", os.O_RDWR)
+        name, self._yielding, self._usual = LEAST[alone]
+        if os.access(f"{directory}/{IDLE}", os.W_OK):
+            name, self._yielding, self._usual = IDLE, b"1", b"0"
+        self._weight, self._yields = os.open(f"{directory}/{name}", os.O_WRONLY), False
+
+    def tasks(self) -> int:
+        """How many tasks are in it; above ``MOST_TASKS`` maybe less than there are."""
+        return os.pread(self.members, 64, 0).count(b"\n")
+
+    def give_way(self) -> None:
+        """Have all in it yield to others."""
+        os.pwrite(self._weight, self._yielding, 0)
+        self._yields = True
+
+    def restore(self) -> None:
+        """Another call begins: it has a whole share again."""
+        if self._yields:
+            os.pwrite(self._weight, self._usual, 0)
+            self._yields = False
+
+
+class NoShare(Share):
+    """What takes its place where there are no groups."""
+
+    def __init__(self) -> None:
+        self.members = os.open(os.devnull, os.O_RDWR)
+        self._yields = False
+
+    def tasks(self) -> int:
+        """None can be counted."""
+        return 0
 
 
 class Shares:
@@ -33,8 +80,8 @@ class Shares:
 
     def __init__(self, directories: list[str], alone: str) -> None:
         """Open them, while the host's files can be seen."""
-        self._none = Share(os.open(os.devnull, os.O_WRONLY))
-        self._free = deque(Share(os.open(f"{directory}/{alone}", os.O_WRONLY)) for directory in directories)
+        self._none = NoShare()
+        self._free = deque(Share(directory, alone) for directory in directories)
 
     def get(self) -> Share:
         """A group for one more place."""
@@ -44,3 +91,33 @@ class Shares:
         """The place is no more."""
         if share is not self._none:
             self._free.append(share)
+
+
+class Looks:
+    """When to count the tasks of the calls that run."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Child, Call]] = []
+
+    def begin(self, child: Child, call: Call) -> None:
+        """``child`` runs ``call`` from here on, with a whole share."""
+        child.place.share.restore()
+        heapq.heappush(self._due, (call.started + FIRST_LOOK_SECONDS, call.id, child, call))
+
+    def seconds(self, now: float) -> float | None:
+        """How long until ``look`` is to be called; None when no call runs."""
+        while self._due:
+            due, _, child, call = self._due[0]
+            if child.call is call and call.verdict == NO_VERDICT:
+                return max(0.0, due - now)
+            heapq.heappop(self._due)
+        return None
+
+    def look(self, now: float) -> None:
+        """Have those yield that have many tasks; look at others again."""
+        while self.seconds(now) == 0.0:
+            _, number, child, call = heapq.heappop(self._due)
+            if child.place.share.tasks() > MOST_TASKS:
+                child.place.share.give_way()
+            else:
+                heapq.heappush(self._due, (2 * now - call.started + FIRST_LOOK_SECONDS, number, child, call))
