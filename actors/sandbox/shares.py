@@ -120,4 +120,4 @@ class Looks:
             if child.place.share.tasks() > MOST_TASKS:
                 child.place.share.give_way()
             else:
-                heapq.heappush(self._due, (2 * now - call.started + FIRST_LOOK_SECONDS, number, child, call))
+                heapq.heappush(self._due, (2 * now - call.started, number, child, call))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 from actors.sandbox.client import ExecutionLimits, Sandbox
 from actors.sandbox.control_groups import ControlGroups, Group, Hierarchy, in_units
-from actors.sandbox.shares import Shares
+from actors.sandbox.shares import FIRST_LOOK_SECONDS, MOST_TASKS, Looks, Share, Shares
+from actors.sandbox.wire import NO_VERDICT
 from tests.actors.sandbox.running import eventually, groups_or_skip, named, pids, require, run_with
 
 COUNTED = """
@@ -89,16 +91,63 @@ def test_groups_of_an_interpreter_that_has_ended_are_used_again(tmp_path: Path) 
 
 
 def test_the_share_that_was_used_last_is_given_out_last(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tasks").touch()
-    shares = Shares([str(tmp_path / name) for name in "ab"], "tasks")
+    shares = Shares([str(group_like(tmp_path / name)) for name in "ab"], "tasks")
     a, b = shares.get(), shares.get()
     shares.put_back(a)
     shares.put_back(b)
     assert [shares.get(), shares.get()] == [a, b]
     without = Shares([], "")
     assert os.fstat(without.get().members).st_rdev == Path(os.devnull).stat().st_rdev
+
+
+def group_like(directory: Path, tasks: int = 0, *, idle: bool = True) -> Path:
+    """A directory with the files of a version 1 group that a share uses."""
+    directory.mkdir()
+    (directory / "tasks").write_text("".join(f"{pid}\n" for pid in range(1000, 1000 + tasks)))
+    (directory / "cpu.shares").write_text("1024")
+    if idle:
+        (directory / "cpu.idle").write_text("0")
+    return directory
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_does_not(
+    tmp_path: Path, *, idle: bool
+) -> None:
+    def weights() -> list[str]:
+        return [(tmp_path / name / ("cpu.idle" if idle else "cpu.shares")).read_text() for name in ("few", "many")]
+
+    usual, least = ("0", "1") if idle else ("1024", "2024")  # a file keeps the rest of its text
+    looks, children = Looks(), []
+    for number, (name, tasks) in enumerate({"few": MOST_TASKS, "many": MOST_TASKS + 1}.items()):
+        share = Share(str(group_like(tmp_path / name, tasks, idle=idle)), "tasks")
+        call = SimpleNamespace(started=10.0, id=number, verdict=NO_VERDICT)
+        children.append(SimpleNamespace(place=SimpleNamespace(share=share), call=call))
+        looks.begin(children[-1], call)  # type: ignore[arg-type]
+    assert looks.seconds(10.0) == pytest.approx(FIRST_LOOK_SECONDS)
+    looks.look(10.05)
+    assert weights() == [usual, usual]
+    looks.look(10.0 + FIRST_LOOK_SECONDS)
+    assert weights() == [usual, least]
+    assert looks.seconds(10.0 + FIRST_LOOK_SECONDS) == pytest.approx(FIRST_LOOK_SECONDS)  # the one with few
+    (tmp_path / "few" / "tasks").write_text("1\n2\n3\n")
+    looks.look(11.0)
+    assert weights() == [least, least]
+    assert looks.seconds(11.0) is None
+    for child in children:
+        child.place.share.restore()
+    assert {text[:4] for text in weights()} == {usual}
+
+
+def test_a_call_that_has_ended_is_not_looked_at(tmp_path: Path) -> None:
+    looks, share = Looks(), Share(str(group_like(tmp_path / "a", 30)), "tasks")
+    call = SimpleNamespace(started=10.0, id=1, verdict=NO_VERDICT)
+    child = SimpleNamespace(place=SimpleNamespace(share=share), call=call)
+    looks.begin(child, call)  # type: ignore[arg-type]
+    child.call = None
+    looks.look(12.0)
+    assert looks.seconds(12.0) is None
+    assert (tmp_path / "a" / "cpu.idle").read_text() == "0"
 
 
 @pytest.mark.parametrize("level", ["strong", "filtered"])
