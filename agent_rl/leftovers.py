@@ -162,7 +162,7 @@ def remove_group(group: Path) -> bool:
     """Remove a control group with those below it, and kill what is in them; whether it is gone."""
     deadline = time.monotonic() + GROUP_SECONDS
     while (group / "cgroup.procs").exists():  # else it is gone, or is no control group
-        below = [path for path in group.iterdir() if path.is_dir()]
+        below = [Path(path) for path, _, _ in os.walk(group, topdown=False)][:-1]
         pids = [pid for one in (group, *below) for pid in _members(one)]
         try:
             for one in (*below, group):

@@ -5,13 +5,15 @@
     the executor's own group (its processes are in agent-rl.rest below it, with version 2)
       `- agent-rl.groups-x: a sandbox's warm interpreters, which join it before anything else, and so all of their children
            |- interpreters: the processor time of those who serve calls
-           `- call-0, call-1, ...: the processor time of one call at a time
+           `- calls: the processor time of all calls
+                `- call-0, call-1, ...: that of one call at a time
 
 Memory and processes are limited in one group for a sandbox, not one per call: to move a process costs 8 % of what a call costs, to be born
 in a group nothing. So where the total is exceeded the kernel ends the largest process of any call, and nothing else of the host.
 
 Processor time is shared in a group for each call, so that a call gets no more for having many processes, threads or sessions. These groups are
-made with their interpreter. A child with a single thread moves itself, which is the one move that takes no lock of all forks of the host.
+made with their interpreter. A child with a single thread moves itself, which is the one move that takes no lock of all forks of the host. Interpreters have
+one group beside them, not many: however calls sleep and wake each other, what decides when an interpreter runs is how much all of them have had.
 
 Each group has a link in a claimed directory before it is made: whoever sweeps that (``agent_rl.leftovers``) removes it too.
 """
@@ -51,9 +53,9 @@ SWAP = "memory.swap.max"
 """Version 2 counts swap by itself: there is to be none."""
 WEIGHT = 100
 """The weight of a group of which nothing is said, and so of each call; in version 1 it is called 1,024 shares."""
-INTERPRETERS = "interpreters"
-INTERPRETERS_WEIGHT = 1000
-"""Calls wait for those who fork, watch and end them."""
+INTERPRETERS, CALLS = "interpreters", "calls"
+INTERPRETERS_WEIGHT = 800
+"""Calls wait for those who fork, watch and end them, but are not to stand still while interpreters warm up: all calls have 100."""
 ALONE = {1: "tasks", 2: "cgroup.threads"}
 """The file in which a task writes itself down, and not its process."""
 KILLS = {1: "memory.oom_control", 2: "memory.events"}
@@ -177,31 +179,24 @@ class ControlGroups:
 
     def _divide(self, group: Group) -> None:
         """Make the group of those who serve calls, and a first one for a call. In version 2 they divide nothing but the processor."""
-        interpreters = group.directory / INTERPRETERS
-        for directory in (interpreters, self._call_group(group)):
-            directory.mkdir()
-            if group.version == 2:
-                (directory / "cgroup.type").write_text("threaded")
+        interpreters, calls = group.directory / INTERPRETERS, group.directory / CALLS
+        for directory in (interpreters, calls):
+            _make_part(directory, group.version)
         if group.version == 2:
-            (group.directory / "cgroup.subtree_control").write_text("+cpu")
+            for directory in (group.directory, calls):
+                (directory / "cgroup.subtree_control").write_text("+cpu")
         share = LIMITS[group.version, "cpu"][0]
         (interpreters / share).write_text(str(in_units(INTERPRETERS_WEIGHT, group.version)))
         self._shared = group
-        self._free.append(self._call_group(group))
-        self._calls_made = 1
-
-    def _call_group(self, group: Group) -> Path:
-        return group.directory / f"call-{self._calls_made}"
+        self.give_back(self.take_calls(1))
 
     def take_calls(self, count: int) -> list[Path]:
         """Groups for so many calls at once, each with the weight of one; none where the processor is not divided. Raises OSError."""
         if self._shared is None:
             return []
         while len(self._free) < count:
-            directory = self._call_group(self._shared)
-            directory.mkdir()
-            if self._shared.version == 2:
-                (directory / "cgroup.type").write_text("threaded")
+            directory = self._shared.directory / CALLS / f"call-{self._calls_made}"
+            _make_part(directory, self._shared.version)
             self._calls_made += 1
             self._free.append(directory)
         taken, self._free = self._free[:count], self._free[count:]
@@ -281,6 +276,13 @@ async def control_groups(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(groups.remove)
+
+
+def _make_part(directory: Path, version: int) -> None:
+    """A group that divides the processor and nothing else: in version 2 a threaded one."""
+    directory.mkdir()
+    if version == 2:
+        (directory / "cgroup.type").write_text("threaded")
 
 
 def in_units(weight: int, version: int) -> int:

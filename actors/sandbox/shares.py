@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MYSELF = b"0"
 MOST_TASKS = 2
 """Processes and threads of a call that keeps its share however long it runs: its own, and one that it waits for."""
-FIRST_LOOK_SECONDS = 0.1
+FIRST_LOOK_SECONDS = 0.05
 """How long a call runs before its tasks are counted; after that as long again, and so on. Most have ended by then."""
 IDLE = "cpu.idle"
 """From Linux 5.15 on, in both versions: a group gets what others leave, and yields as soon as one of them wakes."""

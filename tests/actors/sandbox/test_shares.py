@@ -68,13 +68,15 @@ def test_version_2_divides_the_processor_alone(tmp_path: Path) -> None:
         "cpu.weight": "250",
         "cgroup.subtree_control": "+cpu",
         "interpreters/cgroup.type": "threaded",
-        "interpreters/cpu.weight": "1000",
-        "call-0/cgroup.type": "threaded",
+        "interpreters/cpu.weight": "800",
+        "calls/cgroup.type": "threaded",
+        "calls/cgroup.subtree_control": "+cpu",
+        "calls/call-0/cgroup.type": "threaded",
     }
     assert groups.limits == {"memory": "1024 MiB", "pids": "700 tasks", "cpu": "weight 250"}
     assert groups.to_join == [f"{made}/cgroup.procs", f"{made}/interpreters/cgroup.threads"]
     assert [path.name for path in groups.take_calls(3)] == ["call-0", "call-1", "call-2"]
-    assert (made / "call-2" / "cgroup.type").read_text() == "threaded"
+    assert (made / "calls" / "call-2" / "cgroup.type").read_text() == "threaded"
     assert groups.alone == "cgroup.threads"
 
 
@@ -125,7 +127,7 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
         children.append(SimpleNamespace(place=SimpleNamespace(share=share), call=call))
         looks.begin(children[-1], call)  # type: ignore[arg-type]
     assert looks.seconds(10.0) == pytest.approx(FIRST_LOOK_SECONDS)
-    looks.look(10.05)
+    looks.look(10.04)
     assert weights() == [usual, usual]
     looks.look(10.0 + FIRST_LOOK_SECONDS)
     assert weights() == [usual, least]
