@@ -39,7 +39,8 @@ class ToolExecutorSettings(Settings):
     cpu_seconds: PositiveFloat = 4.0
     memory_mib: PositiveInt = 512
     """Address space of each process of a call, beyond the interpreter's."""
-    processes: PositiveInt = 32
+    processes: PositiveInt = 16
+    """Processes and threads of a call. Those of one call that hold a lock of the kernel keep its neighbours waiting the longer the more they are."""
     control_groups: Wanted = "host"
     """Whether the calls are limited in total too: where the host allows it, always ("required"), or not ("off")."""
     calls_memory_mib: PositiveInt | None = None

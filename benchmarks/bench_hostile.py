@@ -26,6 +26,7 @@ import trio
 import benchmarks.hostile
 from actors.sandbox.client import ExecutionLimits, Sandbox
 from actors.sandbox.isolation import Level
+from actors.tool_executor import ToolExecutorSettings
 from benchmarks.hostile import Attack, shares
 from benchmarks.hostile.running import failure
 from benchmarks.reporting import print_figures, print_table
@@ -41,7 +42,7 @@ WORST_RATIO = 10.0
 """A class of attacks that makes neighbours wait longer than this counts as one that succeeded."""
 QUICK = ("spin-32", "orphans")
 QUICK_REACHING = 4
-LIMITS = ExecutionLimits(output_bytes=65536)
+LIMITS = ExecutionLimits(output_bytes=65536, processes=ToolExecutorSettings().processes)
 
 
 @dataclass
