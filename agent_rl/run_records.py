@@ -163,7 +163,7 @@ class RunRecords:
         written = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         rows = self._journal.records()
         if not rows and self._journal.fact("adopted"):
-            for row in written.splitlines():
+            for row in written.split("\n")[:-1]:  # behind the last end of a line is a row that was not finished
                 self._journal.add_record(row)
         elif written != _lines(rows):
             _write_rows(self._directory, rows)

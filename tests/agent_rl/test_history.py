@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl import journal_file
 from agent_rl.checkpoints import Position
 from agent_rl.cli import main
+from agent_rl.continuing import remember
 from agent_rl.history import Known, Mark, Saved, check_history, disagreement
 from agent_rl.journal import Journal, JournalError
 from agent_rl.journal_file import SCHEMA
 from agent_rl.load import load_topology
+from agent_rl.run_directory import RunRefused
 from agent_rl.run_records import RunRecords, rebuild
 from agent_rl.topology import Topology
 from tests.agent_rl.report_runs import SyntheticRun
+from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 
 KINDS = ("sft", "evaluate", "rl", "evaluate")
 KNOWN = Known(Path("journal.sqlite"), "ours", False, 2, 6, 4, frozenset({1}))
@@ -219,6 +223,29 @@ def listing(directory: Path) -> list[tuple[str, int]]:
     return sorted((path.name, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.parametrize("damage", [truncated, other_text, another_database, zeros_within])
+def test_a_damaged_journal_is_refused(run: Run, damage: Callable[[Path], None]) -> None:
+    damage(run.journal)
+    with pytest.raises(JournalError, match=r"journal\.sqlite: not a usable journal \(.*; put back a whole copy"):
+        run.check()
+
+
+def test_a_locked_journal_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_file, "BUSY_SECONDS", 0.1)
+    with locked(run.journal), pytest.raises(JournalError, match="is locked by another program"):
+        run.check()
+
+
+def test_the_topology_of_another_run_is_refused(run: Run) -> None:
+    path = run.directory / "topology.json"
+    path.write_text(path.read_text().replace('"run.seed": 0', '"run.seed": 1'))
+    run.check()  # the journal is of this topology
+    with pytest.raises(
+        RunRefused, match=r"topology\.json holds a run that was started otherwise:\n  run.seed: 1 then, 0 now"
+    ):
+        remember(run.topology, run.directory)
+
+
 def test_a_checkpoint_that_is_damaged_or_weights_alone_is_the_learners_to_set_aside(run: Run) -> None:
     folder = run.directory / "checkpoints"
     for path in folder.glob("*/training/state.json"):
@@ -262,6 +289,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="kept no rows"):
         rebuild(run.directory)
     rows = (run.directory / "metrics.jsonl").read_text()
+    (run.directory / "metrics.jsonl").write_text(rows + '{"kind": "st')  # its process was killed
     journal = Journal(run.journal)
     records = RunRecords(run.directory, journal, run.topology, 0.0, 0.0)
     records.commit()

@@ -11,6 +11,7 @@ import pytest
 
 from agent_rl import journal_file
 from agent_rl.cli import main
+from agent_rl.evaluation.command import _finished as finished
 from agent_rl.journal import Journal, JournalError
 from tests.agent_rl.report_runs import SyntheticRun
 
@@ -85,6 +86,14 @@ def test_a_damaged_journal_is_one_message(
     line = refused(capsys, command, str(directory))
     assert f"{path}: not a usable journal (" in line
     assert "put back a whole copy" in line
+
+
+@pytest.mark.parametrize("damage", [truncated, other_text])
+def test_an_evaluation_whose_journal_is_damaged_says_so(directory: Path, damage: Callable[[Path], None]) -> None:
+    """`agent-rl eval` ends with this message and exit code 2; what it can open, its run looks at."""
+    damage(directory / "journal.sqlite")
+    with pytest.raises(JournalError, match="not a usable journal"):
+        finished(directory / "journal.sqlite")
 
 
 @pytest.mark.parametrize("command", ["audit", "report"])
