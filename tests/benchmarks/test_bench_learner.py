@@ -28,6 +28,14 @@ def test_a_quick_measurement_ends_with_its_figures(capfd):
     assert figures["learner_peak_mib_quickstart"] > 100  # torch alone takes as much
 
 
+@pytest.mark.slow
+def test_memory_does_not_grow_with_lengths_that_are_ever_new(capfd):
+    assert main(["--quick", "--growth", "100", "--rounds", "1"]) == 0
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert figures["learner_rss_growth_mib"] < 30
+    assert figures["learner_rss_growth_unbounded_mib"] > 80
+
+
 def test_rows_are_padded_on_the_right_and_trained_on_responses_alone():
     inputs, mask, labels = _pad([(torch.tensor([5, 6, 7]), 1), (torch.tensor([8, 9, 10, 11, 12]), 3)])
     assert inputs.tolist() == [[5, 6, 7, 0, 0], [8, 9, 10, 11, 12]]
