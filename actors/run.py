@@ -24,7 +24,7 @@ from actors.engines.base import EngineRefusedError
 from actors.sandbox.control_groups import ControlGroupsError
 from actors.sandbox.isolation import IsolationError
 from agent_rl import messages
-from agent_rl.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
+from agent_rl.addresses import actor_nodes, supervisor_node
 from agent_rl.check import find_class
 from agent_rl.children import leave_message
 from agent_rl.contracts import ContractError
@@ -36,24 +36,23 @@ from agent_rl.journal import Journal, JournalError
 from agent_rl.load import TopologyError, load_topology
 from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus
+from agent_rl.networks import run_network
 from agent_rl.outages import OutageError
 from agent_rl.prompts import PromptError
 from agent_rl.roster import read
+from agent_rl.run_directory import RunRefused
 from agent_rl.tasks import TaskError
 from agent_rl.topology import Topology
 from agent_rl.user_modules import look_beside
 from transport import (
     BindError,
-    CurveKeys,
     Delivery,
     DeliveryKind,
     InsecureLink,
     LinkEvent,
-    Network,
     Node,
     PeerLeft,
     Registry,
-    ZmqNetwork,
     keep_freed_memory,
 )
 
@@ -73,6 +72,7 @@ MISTAKES = (
     OutageError,
     BindError,
     InsecureLink,
+    RunRefused,
 )
 STATUS_LINK = "status"
 DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
@@ -199,7 +199,7 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
     settings = cls.Settings.model_validate(entry.settings)
     node = Node(
         arguments.actor,
-        _network(topology, path),
+        run_network(topology, path),
         Registry.of(messages),
         incarnation=arguments.incarnation,
         on_event=lambda event: _log_event(log, event),
@@ -243,15 +243,6 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
 def _log_event(log: structlog.typing.FilteringBoundLogger, event: LinkEvent) -> None:
     ordinary = isinstance(event, PeerLeft)
     (log.info if ordinary else log.warning)("link", link_event=type(event).__name__, detail=str(event))
-
-
-def _network(topology: Topology, path: Path) -> Network:
-    table = addresses(topology, runtime_directory(topology))
-    key_file = topology.security.key_file
-    curve = None
-    if key_file is not None and len(topology.hosts_in_use) > 1:
-        curve = CurveKeys.load(path.parent / key_file.expanduser())
-    return ZmqNetwork(table, curve=curve)
 
 
 async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

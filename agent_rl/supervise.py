@@ -44,6 +44,7 @@ from agent_rl.live import Display, LiveView, make_display
 from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus, Incarnations, RunState
 from agent_rl.metrics import MetricsBoard
+from agent_rl.networks import run_network
 from agent_rl.other_hosts import OtherHosts, is_supervisor, link_notice
 from agent_rl.roster import Roster
 from agent_rl.run_directory import END, RunRefused, record_end, run_lock, socket_directory
@@ -126,7 +127,7 @@ async def run_topology(
             epoch=epoch,
             again=again,
         )
-        return await supervisor.run(_network(topology, path, table), received)
+        return await supervisor.run(run_network(topology, path), received)
 
 
 class Supervisor:
@@ -246,9 +247,9 @@ class Supervisor:
                 incarnation=self._incarnation,
                 on_event=self._link_event,
             )
-            await nursery.start(partial(node.run, self._hear, concurrency=1))
             self._others.link(node)
             self._roster.link(node)
+            await nursery.start(partial(node.run, self._hear, concurrency=1))
 
     def _link_event(self, event: LinkEvent) -> None:
         from transport import PeerLeft
@@ -420,16 +421,3 @@ class Supervisor:
         overrides = [part for override in self._overrides for part in ("--set", override)]
         host = ["--host", self._hosts[0]] if self._others else []
         return shlex.join(["agent-rl", "run", str(self._path), *overrides, *host])
-
-
-def _network(topology: Topology, path: Path, table: dict[str, str]) -> Network:
-    from transport import CurveKeys, ZmqNetwork
-
-    key_file = topology.security.key_file
-    curve = None
-    if key_file is not None and len(topology.hosts_in_use) > 1:
-        try:
-            curve = CurveKeys.load(path.parent / key_file.expanduser())
-        except (OSError, ValueError) as error:
-            raise RunRefused(f"security.key_file: {error}") from error
-    return ZmqNetwork(table, curve=curve)

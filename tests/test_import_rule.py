@@ -17,7 +17,7 @@ FORBIDDEN = {
     "transport": {"agent_rl", "actors"},
     "actors": {"tests", "benchmarks"},
 }
-LAZILY = {ROOT / "agent_rl" / name for name in ("cli.py", "other_hosts.py", "supervise.py")}
+LAZILY = {ROOT / "agent_rl" / name for name in ("cli.py", "networks.py", "other_hosts.py", "supervise.py")}
 
 
 def imported(tree: ast.AST, *, inside_functions: bool) -> Iterator[str]:

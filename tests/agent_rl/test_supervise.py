@@ -345,6 +345,25 @@ def test_an_actor_that_dies_is_started_again_as_a_new_incarnation(stage, capsys)
     assert "a.0 was killed by SIGKILL; starting it again" in capsys.readouterr().out
 
 
+def test_a_later_start_is_newer_though_the_clock_is_set_back(stage, monkeypatch):
+    """In the second start an actor is restarted too: all four processes, in order, are newer than those before."""
+    topology = stage.topology(a='settings = { behaviour = "crash_once" }')
+    heard = []
+
+    async def during():
+        heard.extend(await stage.await_news(2))
+        press(signal.SIGTERM)
+        await stage.await_news(1)
+
+    for clock in (2e9, 1e9):
+        monkeypatch.setattr("agent_rl.incarnations.time.time", lambda clock=clock: clock)
+        assert supervise(stage, topology, during) == 0
+        (stage.folder / "crashed").unlink()
+    incarnations = [incarnation for _, _, _, incarnation, *_ in heard]
+    assert incarnations == sorted(set(incarnations))
+    assert len(incarnations) == 4
+
+
 def test_a_spent_budget_stops_the_run_loudly(stage, capsys):
     topology = stage.topology(a='restarts = 1\nsettings = { behaviour = "crash" }', b="")
     heard = []
