@@ -79,39 +79,38 @@ def forge(directory, seconds):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
-            fd = os.open("solve.py", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, dir_fd=directory)
+            fd = os.open("solve.py", os.O_WRONLY | os.O_TRUNC, dir_fd=directory)
             os.write(fd, b"print('forged')")
             os.close(fd)
         except OSError:
             pass
         time.sleep(0.002)
 """
-"""What a foreign holder of a call's directory does with it."""
+"""What a foreign holder of a call's directory does with it: it waits until the call has a program there, so that nothing shows before."""
 NAMED_DATAGRAMS = """
 names, ends = [], []
-try:
-    for _ in range(25):
-        for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
-            tried(end.setsockopt, socket.SOL_SOCKET, 16, 1)
-            ends.append(end)
-    for end in ends:
-        end.send(b"x")
-        names.append(end.getsockname())
-    for end in ends:
-        end.recv(1)
-        end.settimeout(0.02)
-except OSError:
-    pass
+for _ in range(40):
+    try:
+        end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:
+        break
+    tried(end.setsockopt, socket.SOL_SOCKET, 16, 1)
+    tried(end.send, b"x")
+    other.close()
+    tried(end.send, b"x")
+    names.append(end.getsockname())
+    ends.append(end)
 """
+"""Sockets that have names, since they ask for credentials, and take what anybody sends, since their other ends are gone."""
 TAKE_DESCRIPTOR = f"""{NAMED_DATAGRAMS}{FORGE}
 conclude(True)
-until = time.monotonic() + 1.2
+until = time.monotonic() + 2
 import select
 while names and time.monotonic() < until:
     for end in select.select(ends, [], [], 0.1)[0]:
-        _, fds, _, _ = socket.recv_fds(end, 16, 1)
+        _, fds, _, _ = socket.recv_fds(end, 16, 16)
         if fds:
-            forge(fds[0], 0.6)
+            forge(fds[0], 4)
             names = []
             break
 """
@@ -126,7 +125,8 @@ else:
     sent = 0
     for number in range(1 << 20):
         try:
-            socket.send_fds(sender, [b"x"], [directory], 0, b"\\0%05x" % number)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [directory]))
+            sender.sendmsg([b"x"], [rights], 0, b"\\0%05x" % number)
             break
         except OSError:
             pass

@@ -7,8 +7,10 @@ import trio
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
 from benchmarks.hostile import Attack, held
 
-LIMITS = ExecutionLimits(wall_seconds=8, cpu_seconds=6, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
+LIMITS = ExecutionLimits(wall_seconds=20, cpu_seconds=10, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
 NEIGHBOUR = "import os\nopen('mine', 'w').write('honest')\nprint(open('mine').read(), os.listdir('.'))"
+VICTIMS = 3
+"""Calls after the attack: children that wait in other slots take the first."""
 HEAD_START_SECONDS = 0.1
 """How long an accomplice runs before the attack."""
 
@@ -28,8 +30,8 @@ async def failure(sandbox: Sandbox, attack: Attack) -> str:
             await trio.sleep(HEAD_START_SECONDS)
         nursery.start_soon(call, "neighbour", NEIGHBOUR)
         await call("attack", attack.code)
-        if attack.victim:
-            await call("victim", attack.victim)
+        for number in range(VICTIMS if attack.victim else 0):
+            await call(f"victim {number}", attack.victim)
     sandbox.end_session(attack.name)
     neighbour = results.pop("neighbour")
     if (neighbour.outcome, neighbour.stdout) != ("success", "honest ['mine']\n"):
