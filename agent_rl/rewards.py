@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from agent_rl.answers.text import innermost_boxes
+from agent_rl.answers.text import boxes_in
 
 OPENING, CLOSING = "<answer>", "</answer>"
 
@@ -27,11 +27,11 @@ def final_answer(*turns: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` with balanced braces in the last well-formed ``<answer>...</answer>``.
 
     ``turns`` is what the model wrote, turn by turn. Well-formed is an opening tag whose closing tag comes in the same
-    turn and before the next opening one. Of nested boxes the inner one counts. None when there is no such answer, or no
+    turn and before the next opening one. A box that holds but another box is that box. None when there is no such answer, or no
     such box in it. Linear in the length of the turns.
     """
     answer = next((found for turn in reversed(turns) if (found := _last_answer(turn)) is not None), None)
-    boxes = [] if answer is None else innermost_boxes(answer)
+    boxes = [] if answer is None else boxes_in(answer)
     return boxes[-1][2] if boxes else None
 
 

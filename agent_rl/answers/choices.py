@@ -12,7 +12,8 @@ _OPTION = re.compile(
 )
 """A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``D, since ...``, ``A Peter``."""
 _OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
-_FINAL_OPTION = re.compile(r"(?:\bis|'s|:)\s+\(?([A-J])\)?[\s.!]*$")
+_NAMED_OPTION = re.compile(r"(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?\.?")
+_FINAL_OPTION = re.compile(r"(?:\bis|'s|(?<![A-J]):)\s+\(?([A-J])\)?[\s.!]*$")
 """A choice at the end of a sentence: ``so it's B``."""
 
 
@@ -24,5 +25,5 @@ def chosen_option(text: str) -> str | None:
         if option[4] and re.search(r"\b(?:or|and|not)\b", part):
             return None
         return option[1] or option[2] or option[3] or option[4]
-    final = _FINAL_OPTION.search(part)
+    final = _FINAL_OPTION.search(part) or _NAMED_OPTION.fullmatch(part)
     return final[1] if final else None

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from agent_rl.answers.choices import chosen_option
 from agent_rl.answers.equations import as_equation, equations_equal, is_combination
-from agent_rl.answers.evaluation import Undefined, variables_of
-from agent_rl.answers.formulas import Apply, Formula, Number, called_in, names_in, renamed, with_products
+from agent_rl.answers.formulas import names_in, renamed
 from agent_rl.answers.names import may_be_left_out, place
-from agent_rl.answers.numbers import closed_value, identical, same
+from agent_rl.answers.numbers import identical, same
+from agent_rl.answers.quantities import clocks_equal, values_equal
 from agent_rl.answers.reading import readings
 from agent_rl.answers.sets import ascending, is_real_set, sets_equal
 from agent_rl.answers.slices import squeezed
 from agent_rl.answers.statements import (
-    MARKS,
     Answer,
     Bracketed,
     Clock,
@@ -29,10 +27,8 @@ from agent_rl.answers.statements import (
     Region,
     Value,
     Words,
-    in_base,
 )
 from agent_rl.answers.text import is_sentence, located, mentioned
-from agent_rl.answers.units import same_dimension
 
 _FUNCTION_NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
 _ROOT = re.compile(r"([a-zA-Z])_([0-9])")
@@ -95,12 +91,18 @@ def _equal(gold: Answer, prediction: Answer) -> bool:
         return _named_equal(gold, prediction)
     if isinstance(gold, Comparison) or isinstance(prediction, Comparison):
         return _comparisons_equal(gold, prediction)
+    if isinstance(gold, Named | Bracketed) and isinstance(prediction, Named | Bracketed):
+        gold, prediction = _ordered(gold), _ordered(prediction)
     if isinstance(gold, Named):
-        return may_be_left_out(gold.name) and _equal(gold.answer, prediction)
+        return not _is_choice(prediction, gold.name) and may_be_left_out(gold.name) and _equal(gold.answer, prediction)
     if isinstance(prediction, Named):
-        return may_be_left_out(prediction.name) and _equal(gold, prediction.answer)
+        return (
+            not _is_choice(gold, prediction.name)
+            and may_be_left_out(prediction.name)
+            and _equal(gold, prediction.answer)
+        )
     if isinstance(gold, Clock) or isinstance(prediction, Clock):
-        return _clocks_equal(gold, prediction)
+        return clocks_equal(gold, prediction)
     if isinstance(gold, Region) or isinstance(prediction, Region):
         return sets_equal(gold, prediction)
     if isinstance(gold, Words) or isinstance(prediction, Words):
@@ -110,72 +112,19 @@ def _equal(gold: Answer, prediction: Answer) -> bool:
     if isinstance(gold, Bracketed) and isinstance(prediction, Bracketed):
         return _brackets_equal(gold, prediction)
     if isinstance(gold, Value) and isinstance(prediction, Value):
-        return _values_equal(gold, prediction)
+        return values_equal(gold, prediction)
     return False
+
+
+def _is_choice(answer: Answer, name: str) -> bool:
+    """Whether an answer is a letter, so that another letter before an equals sign, ``C = B``, is no name for it."""
+    return isinstance(answer, Value) and answer.letters.isupper() and name.isupper()
 
 
 def _words_of(answer: Answer) -> str:
     if isinstance(answer, Words):
         return answer.text
     return squeezed(answer.letters) if isinstance(answer, Value) else ""
-
-
-def _clocks_equal(gold: Answer, prediction: Answer) -> bool:
-    """The same time of day, its half of the day told by both or by none; or equal ratios, if one can't be a time."""
-    if isinstance(gold, Clock) and isinstance(prediction, Clock):
-        return (gold.seconds, gold.marked) == (prediction.seconds, prediction.marked)
-    clock, other = (gold, prediction) if isinstance(gold, Clock) else (prediction, gold)
-    if not isinstance(clock, Clock) or not clock.ratio or not isinstance(other, Value) or other.unit or other.label:
-        return False
-    first, second = (Number(Fraction(number)) for number in clock.ratio)
-    return same(Apply("div", (first, second)), other.formula)
-
-
-def _values_equal(gold: Value, prediction: Value) -> bool:
-    """Equal numbers. One unit may be left out, two must be of one dimension; percent and degree are numbers too."""
-    if not _letters_agree(gold.letters, prediction.letters):
-        return False
-    ours, theirs = gold.unit, prediction.unit
-    if ours is not None and theirs is not None:
-        alike = same_dimension(ours, theirs) or {ours.dimension, theirs.dimension} == {"°", "radian^1"}
-        return alike and same(in_base(gold), in_base(prediction))
-    if gold.lax_unit or prediction.lax_unit or (ours and prediction.label) or (theirs and gold.label):
-        return False
-    if gold.label and prediction.label and not _labels_agree(gold.label, prediction.label):
-        return False
-    unit = ours or theirs
-    if unit is None or unit.dimension not in MARKS:
-        return _same_formula(gold.formula, prediction.formula)
-    if same(in_base(gold), in_base(prediction)):
-        return True
-    return same(gold.formula, prediction.formula) and (unit.dimension == "°" or _exceeds_one(gold.formula))
-
-
-def _letters_agree(gold: str, prediction: str) -> bool:
-    """Capital letters side by side are points or choices, in order; a single one is a choice, which no formula equals."""
-    if gold.isupper() and prediction.isupper():
-        return gold == prediction
-    return not any(len(letters) == 1 and letters.isupper() for letters in (gold, prediction))
-
-
-def _labels_agree(gold: frozenset[str], prediction: frozenset[str]) -> bool:
-    """Whether labels count the same; one may say less, but not leave out what the number is a share of."""
-    return gold == prediction if "per" in gold | prediction else gold <= prediction or gold >= prediction
-
-
-def _same_formula(gold: Formula, prediction: Formula) -> bool:
-    """Equal formulas; a letter that is a variable in one place is no function elsewhere: ``h(a + b)`` is ``ha + hb``."""
-    if same(gold, prediction):
-        return True
-    letters = (called_in(gold) | called_in(prediction)) & (names_in(gold) | names_in(prediction))
-    return bool(letters) and same(with_products(gold, letters), with_products(prediction, letters))
-
-
-def _exceeds_one(formula: Formula) -> bool:
-    try:
-        return not variables_of(formula) and abs(closed_value(formula)) > 1
-    except Undefined:
-        return False
 
 
 def _matrices_equal(gold: Answer, prediction: Answer) -> bool:
@@ -197,15 +146,15 @@ def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
     """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of taste."""
     ours, theirs = gold.opening + gold.closing, prediction.opening + prediction.closing
     matched = len(gold.items) > 2 and {ours, theirs} <= {"()", "[]"}
-    if ours == theirs and ours not in ("()", "::"):  # the bounds of an interval are exact
-        return sets_equal(gold, prediction) if is_real_set(gold) else _pairwise(gold.items, prediction.items)
+    if ours == theirs and is_real_set(gold):  # the bounds of an interval are exact
+        return sets_equal(gold, prediction)
     return (ours == theirs or matched) and _pairwise(gold.items, prediction.items)
 
 
 def _named_equal(gold: Named, prediction: Named) -> bool:
     """The same about the same name, parameters of functions renamed; or one equation solved for two of its variables."""
     if gold.name != prediction.name:
-        if gold.name == "y" or prediction.name == "y":  # y = x^2 defines the function that f(x) = x^2 defines
+        if "y" in (gold.name, prediction.name) and (gold.parameters or prediction.parameters):  # f(x) = x^2, y = x^2
             return _graph_of(gold) == _graph_of(prediction) != () and _equal(gold.answer, prediction.answer)
         ours, theirs = as_equation(gold), as_equation(prediction)
         return ours is not None and theirs is not None and equations_equal(ours, theirs)
@@ -228,6 +177,16 @@ def _with_numbered_parameters(named: Named) -> Answer:
         return named.answer
     names = {name: f"parameter {place}" for place, name in enumerate(named.parameters)}
     return replace(named.answer, formula=renamed(named.answer.formula, names))
+
+
+def _ordered(answer: Answer) -> Answer:
+    """``(y, x) = (1, 2)`` as ``(x, y) = (2, 1)``."""
+    named = _each_named(answer)
+    if not isinstance(answer, Named) or not isinstance(answer.answer, Bracketed) or not isinstance(named, Listing):
+        return answer
+    items = _in_order(named).items
+    name = f"({','.join(item.name for item in items)})"
+    return Named(name, replace(answer.answer, items=tuple(item.answer for item in items)))
 
 
 def _each_named(answer: Answer) -> Answer:
@@ -256,7 +215,7 @@ def _listings_equal(gold: Answer, prediction: Answer) -> bool:
         return _pairwise(*_sides(_in_order(gold), _in_order(prediction)))
     if isinstance(single, Bracketed) or any(map(_is_set, listing.items)):
         return False
-    return bool(listing.items) and all(_equal(*_sides_of(gold, prediction, item)) for item in listing.items)
+    return len(listing.items) == 1 and _equal(*_sides_of(gold, prediction, listing.items[0]))
 
 
 def _lists_equal(gold: Listing, prediction: Listing) -> bool:
@@ -268,6 +227,8 @@ def _lists_equal(gold: Listing, prediction: Listing) -> bool:
         unordered = other.braces or named.joint == "or"
         return not unordered and _pairwise(ours, _in_order(prediction).items)
     if (gold.joint == "or") != (prediction.joint == "or") and (_different_names(ours) or _different_names(theirs)):
+        return False
+    if {gold.joint, prediction.joint} == {"and", "or"} and not all(map(_is_solution, ours)):
         return False
     if gold.braces or prediction.braces:
         ours = _distinct(ours)
@@ -286,6 +247,11 @@ def _lists_equal(gold: Listing, prediction: Listing) -> bool:
 def _items_equal(gold: Answer, prediction: Answer) -> bool:
     """Within a list a set is no number, even if it holds but one."""
     return _is_set(gold) == _is_set(prediction) and _equal(gold, prediction)
+
+
+def _is_solution(answer: Answer) -> bool:
+    """What an unknown can be: 1 "or" 2 are the solutions 1 "and" 2, but "p and q" is not "p or q"."""
+    return not isinstance(answer, Words) and not (isinstance(answer, Value) and names_in(answer.formula))
 
 
 def _is_set(answer: Answer) -> bool:

@@ -70,6 +70,12 @@ def renamed(formula: Formula, names: dict[str, str]) -> Formula:
     return formula
 
 
+def holds(formula: Formula, part: Formula) -> bool:
+    """Whether a part stands somewhere in a formula."""
+    inner = formula.arguments if isinstance(formula, Apply) else ()
+    return formula == part or any(holds(argument, part) for argument in inner)
+
+
 def called_in(formula: Formula) -> set[str]:
     """The unknown functions of one argument that a formula calls."""
     if not isinstance(formula, Apply):

@@ -147,7 +147,7 @@ class _Parser:
             return True
         if token.kind == "number":
             previous, following = self.tokens[self.position - 1], self.peek(1)
-            if previous.text == ")" or (previous.kind == "number" and following == "/") or self.after_power():
+            if previous.text in (")", "!") or (previous.kind == "number" and following == "/") or self.after_power():
                 return True
             raise Unreadable("two numbers side by side")
         if token.text == "|":

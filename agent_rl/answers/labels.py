@@ -128,7 +128,11 @@ def label_words(text: str, *, one: bool = False) -> frozenset[str] | None:
             nouns += 1
         elif word not in _ADJECTIVES and not (before and word in _LINKS):
             return None
-    return frozenset(found) - _LINKS if nouns and (found[-1] in _NOUNS or found[-1] in _ORDERED) else None
+    return (
+        frozenset(found) - (_LINKS - {"per", "of"})
+        if nouns and (found[-1] in _NOUNS or found[-1] in _ORDERED)
+        else None
+    )
 
 
 def is_quantity(name: str) -> bool:

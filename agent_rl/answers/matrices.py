@@ -22,8 +22,8 @@ def matrix_of(source: str, read: Callable[[str], Answer], number: Callable[[str]
     """The matrix that a text is; ``read`` reads an entry, ``number`` a factor. None if it is none; may raise Unreadable."""
     if r"\begin" not in source:
         rows = _ROWS.fullmatch(source)
-        if rows is None:
-            return None
+        if rows is None or re.fullmatch(r"[^\s,]+;[^\s,]+", re.sub(r"\s*;\s*", ";", rows[1].strip())):
+            return None  # [0; 1] is an interval
         return _checked([re.split(r"\s*,\s*|\s+", row.strip()) for row in rows[1].split(";")], read)
     match = _ENVIRONMENT.search(source)
     if match is None or match.end() != len(source) or _NO_FACTOR.search(source[: match.start()]):

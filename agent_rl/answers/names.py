@@ -23,6 +23,7 @@ _FUNCTION = re.compile(
 _TRIGONOMETRIC = re.compile(
     rf"\\?(?:sin|cos|tan|cot|sec|csc)(?:\s*\(\s*{_LETTER}{_INDEX}\s*\)|(?![a-z])\s*(?:\\angle\s*)?{_LETTER}{_INDEX}|\s*\\angle\s*[A-Z]+)"
 )
+_EXTREME = re.compile(rf"\\(?:max|min|sup|inf|det|deg|dim)(?![a-zA-Z])\s*(?:{_LETTER}{_INDEX}(?:\s*\([^()]*\))?)?")
 _OF_SETS = re.compile(r"n\s*")
 _POINTS = re.compile(
     r"(?:m?\s*\\angle|\\triangle|\\(?:overline|vec|overrightarrow|bar|widehat|hat)(?![a-zA-Z])|\{|\}|\s|[A-Z](?:_\{?\w\}?|')*)+"
@@ -40,11 +41,12 @@ def name_of(tokens: Sequence[Token], source: str) -> str | None:
         return None
     source = source.strip()
     plain = re.sub(r"\s+", " ", UPRIGHT.sub(r"\1", source)).strip()
-    if plain in CONSTANTS or not re.search(r"[^\W\d_]", plain):
+    if plain in CONSTANTS or not re.search(r"[^\W\d_]", plain) or len(plain) > 200:
         return None
     if (
         _VARIABLE.fullmatch(plain)
         or _TUPLE.fullmatch(plain)
+        or _EXTREME.fullmatch(plain)
         or _TRIGONOMETRIC.fullmatch(plain)
         or _NORM.fullmatch(plain)
         or _POINTS.fullmatch(plain)

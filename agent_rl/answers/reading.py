@@ -52,7 +52,7 @@ _RELATIONS = {
     r"\approx": "~",
 }
 _SEPARATORS = frozenset({",", "and", "or"})
-_OPTION = re.compile(r"\(\s*(?:\\text(?:bf)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
+_OPTION = re.compile(r"\(\s*(?:\\(?:text|math)(?:bf|rm)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
 _DEFINED = re.compile(r"((?:[a-zA-Z]|\\[a-zA-Z]+)[^()]*)\(([a-z](?:,[a-z])*)\)")
 _INDEXED = re.compile(r"([a-zA-Z]_)([a-z])")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
@@ -65,6 +65,8 @@ def readings(text: str) -> list[Answer]:
     if len(text) > MAX_CHARACTERS:
         return found
     text = cleaned(text)
+    if text.endswith("?"):  # a question is no answer
+        return found
     for reading in (_without_thousands(text), text, _with_decimal_point(text)):
         if reading is None:
             continue
@@ -243,7 +245,10 @@ class _Reader:
         return Bracketed(brackets[0], tuple(map(self.answer, parts)), brackets[1])
 
     def set_builder(self, element: Sequence[Token], condition: Sequence[Token]) -> Answer:
-        name = self.source(split(element, {r"\in"})[0][0]).strip()
+        parts, _ = split(element, {r"\in"})
+        name = self.source(parts[0]).strip()
+        if len(parts) > 1 and self.source(parts[1]).strip() != r"\reals":
+            raise Unreadable("a set of other numbers than real ones")
         answer = self.answer(condition)
         named = names_in(answer.sides[0]) | names_in(answer.sides[-1]) if isinstance(answer, Comparison) else {name}
         if isinstance(answer, Comparison) and len(answer.sides) == 3:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import NamedTuple
 
 from agent_rl.answers.labels import label_words
 from agent_rl.answers.units import CURRENCY_SIGNS
@@ -20,6 +21,8 @@ SENTENCE_WORDS = 5
 """Before a number at the end; ``June 20`` is no sentence."""
 
 _BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\boxed\s*(?=\{)")
+_NOTHING = re.compile(r"[\s$]*")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;~]|([-+*=_])\1{2,}|\\[,;:!()\[\]]|\\q?quad(?![a-zA-Z])|\\text\s*\{|\}|\b(?:and|or)\b)*"
 )
@@ -37,6 +40,12 @@ _DENIAL = re.compile(
     r"(?i)(?:\bnot|n't|\bneither|\bnor|\bexcept|\bwithout|\bunlike|\bthan|\bat\s+(?:least|most)|\bup\s+to|\bnever)\W+(?:\w+\W+){0,2}$"
 )
 _DENIED = re.compile(r"(?i)\b(?:not|never|wrong|incorrect|false|untrue|doubt|neither|unless|cannot|no)\b|n't\b")
+_WITHDRAWN = re.compile(r"(?i)\b(?:no|not|wait|actually|wrong|instead|rather|sorry|incorrect|correction)\b")
+_BEFORE = re.compile(
+    r"(?i)(?:^|[:=,;.!>\n({}\]-]|\b(?:is|are|be|was|were|equals?|gives?|get|gets|obtain|obtains|have|has|find|found|that|therefore"
+    r"|thus|hence|so|then|answers?|results?|solutions?|conclude|say|write|and|or))\s*(?:\**|\\text\s*\{)\s*$"
+)
+"""What may stand before a formula that a sentence states; ``half of`` and ``minus`` may not."""
 _CLAUSE = re.compile(r"([^.,;:!?\n<(]*)(.?)")
 _CONNECTIVE = re.compile(
     r"(?i)\b(?:because|since|so|which|hence|thus|therefore|ago|indeed|(?:is|are) (?:the|our|an?) (?:solution|answer|result)s?)\b"
@@ -75,7 +84,14 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=[0-9]\.)\(([0-9]+)\)", r"\\overline{\1}"),
         (r"(?<!\\)\\(?:[,;: ]|q?quad|hfill(?![a-zA-Z]))|~", " "),
         (r"\\!|\\hspace\s*\{[^{}]*\}|\\mathstrut|\\phantom\s*(?:\{[^{}]*\}|.)", ""),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\fbox(?![a-zA-Z])", ""),
+        (
+            r"\\frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}",
+            r"\\text{\1/\2}",
+        ),
+        (r"(\\\\)\s*\[-?[0-9.]+\s*(?:pt|em|ex|mm|cm)\]", r"\1"),
+        (r"^(?:negative|minus)\s+(?=[0-9\\])", "-"),
         (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
         (r"\\(?:leqslant|leq)(?![a-zA-Z])|<=|=<", r"\\le "),
         (r"\\(?:geqslant|geq)(?![a-zA-Z])|>=", r"\\ge "),
@@ -125,6 +141,8 @@ def located(text: str) -> tuple[str, bool]:
         tail = text[-MAX_SENTENCE:][marks[-1].end() :].strip().lstrip("}").strip()
         if tail:
             end = _MARK_TAIL.search(tail)
+            if end and _WITHDRAWN.search(tail[end.end() : end.end() + 60]):
+                return "", False
             return (tail[: end.start()] if end and end.start() else tail), True
     return text.strip(), False
 
@@ -144,6 +162,14 @@ def mentioned(text: str, *, announced: bool) -> str | None:
         joined = begin >= 0 and _SEPARATOR.fullmatch(text, end, match.start()) is not None
         if match[5] and not (joined or announced or _is_stated(text, match.start(), match.end())):
             continue
+        if (
+            not match[5]
+            and not joined
+            and not announced
+            and not _BEFORE.search(text[max(0, match.start() - 40) : match.start()])
+        ):
+            found, begin = [], -1  # what is said of this formula is not known, nor what an earlier one means beside it
+            continue
         if not joined:
             found, begin = [], match.start()
         elif " or " in f" {text[end : match.start()]} ":
@@ -151,6 +177,8 @@ def mentioned(text: str, *, announced: bool) -> str | None:
         found.append(f"{content}%" if percent else content)
         end = percent.end() if percent else match.end()
     if not found or _DENIAL.search(text[max(0, begin - 60) : begin]) or _DENIED.search(text[end : end + 60]):
+        return None
+    if announced and _DENIED.search(text[:begin]):
         return None
     behind = _CLAUSE.match(text, end)
     assert behind is not None
@@ -224,13 +252,14 @@ def _without_marks(text: str) -> str:
     return text
 
 
-def innermost_boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Begin, end and content, stripped, of each ``\boxed{...}`` with balanced braces and no other box in it.
+def boxes_in(text: str) -> list[tuple[int, int, str]]:
+    r"""Begin, end and content, stripped, of each ``\boxed{...}`` with balanced braces that no other such box encloses.
 
-    In order; linear in the length of ``text``. An escaped brace is none, a stray one no obstacle.
+    In order; linear in the length of ``text``. An escaped brace is none, a stray one no obstacle. A box that holds but
+    another box is that box; in any other the boxes are braces: ``\boxed{-\boxed{5}}`` is -5.
     """
     open_braces: list[tuple[int, int] | None] = []  # where a box and its content begin; None for another brace
-    found: list[tuple[int, int, str]] = []
+    found: list[_Box] = []
     for token in _BOX_OR_BRACE.finditer(text):
         if token[0] == "{":
             open_braces.append(None)
@@ -238,14 +267,31 @@ def innermost_boxes(text: str) -> list[tuple[int, int, str]]:
             open_braces.append((token.start(), token.end()))
         elif token[0] == "}" and open_braces:
             box = open_braces.pop()
-            if box and not (found and found[-1][0] > box[0]):
-                found.append((box[0], token.end(), text[box[1] : token.start()].strip()))
-    return found
+            if box:
+                begin, content = box
+                inner: list[_Box] = []
+                while found and found[-1].begin > begin:
+                    inner.append(found.pop())
+                alone = len(inner) == 1 and _NOTHING.fullmatch(text, content, inner[0].begin)
+                if alone and _NOTHING.fullmatch(text, inner[0].end, token.start()):
+                    found.append(inner[0]._replace(begin=begin, end=token.end()))
+                else:
+                    found.append(_Box(begin, token.end(), content, token.start()))
+    return [(box.begin, box.end, _BOX.sub("", text[box.first : box.last]).strip()) for box in found]
+
+
+class _Box(NamedTuple):
+    """Where a box begins and ends, and where its content does."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
 
 
 def _boxed(text: str) -> str | None:
     """The content of the last box; with it those before it that only separators part from it."""
-    boxes = innermost_boxes(text)
+    boxes = boxes_in(text)
     if not boxes:
         start = re.search(r"\\boxed\s*\{", text)  # never closed: up to the end
         return text[start.end() :].rstrip("$ ") if start else None

@@ -125,6 +125,8 @@ def unit_of(label: str) -> Unit | None:
             if unit is None or (after and match[2]):
                 return None
             position = after.end() if after else position
+            if match[2] == "0":
+                return None
             power = int(match[2] or "1") * sign * pending * (_POWERS[after[1]] if after else 1)
             factor *= unit.factor**power
             for base, exponent in _exponents(unit.dimension):
@@ -136,7 +138,7 @@ def unit_of(label: str) -> Unit | None:
                 return None
             position = separator.end()
             sign = -1 if separator[0].strip() in ("/", "per") else sign
-    if pending != 1 or not total:
+    if pending != 1 or not any(total.values()):
         return None
     return Unit("*".join(f"{base}^{exponent}" for base, exponent in sorted(total.items()) if exponent), factor)
 

@@ -24,7 +24,7 @@ _CURRENCY_FIRST = re.compile(
 )
 _CURRENCY_LAST = re.compile(rf"(.*?)\s*(?:\\text\s*\{{)?\s*([{_SIGNS}])\s*\}}?", re.DOTALL)
 _WORDS = re.compile(r"""[^\W\d_]+(?:[ ,.'"()!?:-]+[^\W\d_]+)*[ .'")!?]*""")
-_NUMBERED = re.compile(r"(?=.*[a-z]{3})(?:[A-Za-z]+|[0-9]+)(?:[ .:']+(?:[A-Za-z]+|[0-9]+)){1,2}")
+_NUMBERED = re.compile(r"(?=.*(?:[a-z]{3}|May\b))(?:[A-Za-z]+|[0-9]+)(?:[ .:']+(?:[A-Za-z]+|[0-9]+)){1,5}")
 _REALS_IN_WORDS = frozenset({"allrealnumbers", "allreals", "realnumbers"})
 _EMPTY_IN_WORDS = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset"})
 _SHORT_WORDS = frozenset({"yes", "no", "odd"})
