@@ -31,6 +31,8 @@ from benchmarks.answer_pairs import Pair, equal_pair, near_miss, pairs
 from benchmarks.reporting import print_figures, print_table
 
 DEFAULT_PAIRS = Path(__file__).resolve().parents[2] / "shared/data/equivalence/pairs.jsonl"
+EXCLUDED = Path(__file__).with_name("equivalence_excluded.json")
+"""Ids of pairs that ask for another thing than equality, by the reason: see docs/answer_checking.md."""
 ROUNDS = 7
 SHOWN = 3
 """Misjudged pairs that are shown of a kind and mutation."""
@@ -188,7 +190,14 @@ def _accuracy(
             f"{_prefix(name)}_{what}" for name in checkers for what in ("right", "false_positives")
         )
         return
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    all_rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    reasons = {pair: reason for reason, ids in json.loads(EXCLUDED.read_text()).items() for pair in ids}
+    rows = [row for row in all_rows if row.get("id") not in reasons]
+    excluded = Counter(reasons[row["id"]] for row in all_rows if row.get("id") in reasons)
+    print(f"excluded, by id: {', '.join(f'{count} ({reason})' for reason, count in excluded.items()) or 'none'}")
+    in_all = sum(answers_equal(row["gold"], row["pred"]) == bool(row["equal"]) for row in all_rows)
+    figures["equivalence_excluded"] = excluded.total()
+    figures["equivalence_right_of_all"] = in_all / len(all_rows)
     judged = [(row["gold"], row["pred"], bool(row["equal"])) for row in rows]
     table: list[list[object]] = []
     for name, check in checkers.items():

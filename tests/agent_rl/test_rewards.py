@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ REAL_PAIRS = Path(__file__).resolve().parents[2].parent / "shared/data/equivalen
         (r"<answer>\boxed{\{1, 2\}}</answer>", r"\{1, 2\}"),
         (r"<answer>\boxed {5}</answer>", "5"),
         (r"<answer>\boxed{\boxed{5}}</answer>", "5"),
+        (r"<answer>\boxed{ $\boxed{5}$ }</answer>", "5"),
+        (r"<answer>\boxed{-\boxed{5}}</answer>", "-{5}"),
+        (r"<answer>\boxed{\boxed{5}, 6}</answer>", "{5}, 6"),
+        (r"<answer>\boxed{\text{not }\boxed{5}}</answer>", r"\text{not }{5}"),
+        (r"<answer>\boxed{1 \boxed{5}</answer>", "5"),
         (r"<answer>\boxed{}</answer>", ""),
         ("<answer>\n\\boxed{\n1\n}\n</answer>", "1"),
         # A box that never closes does not count, an earlier one does; a stray brace is no obstacle.
@@ -51,6 +57,7 @@ def test_final_answer_takes_time_linear_in_the_text() -> None:
     started = time.process_time()
     assert final_answer("<answer>" * 50_000 + "\\boxed{" * 50_000 + "</answer>") is None
     assert final_answer("<answer>\\boxed{1}" * 50_000) is None
+    assert final_answer("<answer>" + "\\boxed{" * 50_000 + "1" + "}" * 50_000 + "</answer>") == "1"
     assert time.process_time() - started < 2
 
 
@@ -127,7 +134,11 @@ def test_real_pairs_are_judged_as_their_sources_expect_but_for_a_few_that_are_ar
     assert all(ours in (None, theirs) for ours, theirs in decided)
     verdicts = [answers_equal(pair["gold"], pair["pred"]) for pair in pairs]
     right = sum(verdict == pair["equal"] for verdict, pair in zip(verdicts, pairs, strict=True))
-    assert right / len(pairs) >= 0.92
+    assert right / len(pairs) >= 0.94
+    reasons = json.loads((Path(__file__).parents[2] / "benchmarks/equivalence_excluded.json").read_text())
+    counted = [pair["id"] not in chain(*reasons.values()) for pair in pairs]
+    right = sum(verdict == pair["equal"] for verdict, pair, one in zip(verdicts, pairs, counted, strict=True) if one)
+    assert right / sum(counted) >= 0.95
     accepted = [pair for verdict, pair in zip(verdicts, pairs, strict=True) if verdict and not pair["equal"]]
     # Mathematically equal, as docs/answer_checking.md argues: one is marked so, one is a list in another order.
     assert all(
