@@ -308,6 +308,7 @@ class ActorEntry(Part):
     links: dict[str, str | tuple[str, ...]] = {}
     """Link name (the class names its links) to the role or roles it leads to."""
     restarts: NonNegativeInt = 3
+    """Within ``restart_window_seconds``; and so many in a row of a process that ends by itself before it did anything."""
     restart_window_seconds: PositiveFloat = 60.0
     silent_seconds: PositiveFloat = 120.0
     """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""

@@ -7,15 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import trio
 
-from actors.engines.base import Engine
+from actors.engines.base import Engine, EngineError, ModelError, TurnRequest, TurnResult
 from actors.engines.scripted import ScriptedEngine
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator, RolloutGeneratorSettings
+from actors.tool_executor import ToolExecutor, refused
 from agent_rl.disk import whole
-from agent_rl.messages import Policy, TrainingGroup, Trajectory
+from agent_rl.messages import Policy, ToolCall, ToolResult, TrainingGroup, Trajectory
 from agent_rl.prompts import PYTHON_TOOL
 from transport import Registry, decode, encode
 
@@ -39,6 +42,61 @@ class AnyWeights(ScriptedEngine):
 
     async def load_weights(self, path: Path, policy: Policy) -> None:
         await super().load_weights(Path("/weights"), policy)
+
+
+class Refuses(AnyWeights):
+    """Refuses every prompt."""
+
+    def __init__(self, model_path: Path, **settings: Any) -> None:
+        fault = EngineError("the device has fallen off the bus")
+        super().__init__(model_path, script=lambda number, request: fault, **settings)
+
+
+class Rubbish(AnyWeights):
+    """Its log-probabilities are not finite."""
+
+    def __init__(self, model_path: Path, **settings: Any) -> None:
+        super().__init__(model_path, script=lambda number, request: "4", **settings)
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        turn = await super().generate(request)
+        return replace(turn, logprobs=turn.logprobs * np.float32("nan"))
+
+
+class Dies(AnyWeights):
+    """Starts, and dies a moment later, every time."""
+
+    def __init__(self, model_path: Path, **settings: Any) -> None:
+        super().__init__(model_path, script=lambda number, request: "4", **settings)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep(1.0)
+        raise EngineError("an illegal memory access was encountered")
+
+
+class Unservable(AnyWeights):
+    """Dies once it has served; then it finds that its device is gone."""
+
+    def __init__(self, model_path: Path, **settings: Any) -> None:
+        super().__init__(model_path, script=lambda number, request: "4", **settings)
+        started = Path(os.environ["STARTED"])
+        self._gone = started.exists()
+        started.touch()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        if self._gone:
+            raise ModelError("device: torch has no 'cuda' here")
+        task_status.started()
+        await trio.sleep(1.0)
+        raise EngineError("an illegal memory access was encountered")
+
+
+class NoTools(ToolExecutor):
+    """Runs no call."""
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return refused(call, "unavailable", "no interpreter")
 
 
 class CallsTools(RolloutGenerator):

@@ -1,0 +1,72 @@
+"""Engines and tools that are broken for good: a run that trains on nothing ends, and message, summary and report say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_rl.audit import audit
+from tests.end_to_end.processes import finish, processes_of, rows, start
+from tests.end_to_end.topologies import write_half_right
+
+ENGINE = "--set=actors.rollout_generator.settings.engine=tests.end_to_end.faulty:{}"
+SOUND = "--set=actors.rollout_generator.class=tests.end_to_end.faulty:CallsTools"
+BROKEN = {
+    # what is broken: the arguments that make it so, the exit code, and what is said
+    "an engine that refuses every prompt": (
+        [ENGINE.format("Refuses")],
+        2,
+        "attempts failed), the last one on rollout_generator.0: the device has fallen off the bus; look at logs/",
+    ),
+    "an engine that returns rubbish": (
+        [ENGINE.format("Rubbish")],
+        2,
+        "rollout_generator.0: the engine returned log-probabilities that are not finite; look at logs/",
+    ),
+    "tools that run nothing": (
+        [SOUND, "--set=actors.tool_executor.class=tests.end_to_end.faulty:NoTools"],
+        2,
+        "rollout_generator.0: tools unavailable: s0-g",
+    ),
+    "an engine that dies whenever it is started": (
+        [ENGINE.format("Dies")],
+        1,
+        "it said: EngineError: an illegal memory access was encountered",
+    ),
+    "an engine whose device is gone when it is started again": (
+        [ENGINE.format("Unservable")],
+        2,
+        "the engine cannot be started: device: torch has no 'cuda' here",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_run_whose_rollouts_all_come_to_nothing_ends_with_the_cause_and_goes_on_when_it_is_mended(
+    tmp_path: Path, broken: str
+) -> None:
+    arguments, wanted, told = BROKEN[broken]
+    path, directory = write_half_right(tmp_path, steps=3)
+    code, out, err = finish(start(path, *arguments, STARTED=str(tmp_path / "started")))
+    assert code == wanted, out + err
+    assert "stopping the run: " in out
+    assert told in out
+    assert "Traceback" not in out + err
+    assert processes_of(path) == []
+    assert json.loads((directory / "summary.json").read_text())["steps"] == 0
+    end = json.loads((directory / "end.json").read_text())
+    assert end["exit_code"] == wanted
+    assert told in end["reason"]
+    if (directory / "report.html").exists():  # a run that did anything has one
+        assert "The run was stopped: " in (directory / "report.html").read_text()
+        assert told in json.loads((directory / "summary.json").read_text())["stopped"]
+
+    code, out, err = finish(start(path, SOUND))
+    assert code == 0, out + err
+    assert not (directory / "end.json").exists()
+    assert audit(directory).balanced
+    steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
+    assert [row["groups_trained"] for row in steps] == [2, 2, 2]  # no step was lost to what was broken
