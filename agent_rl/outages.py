@@ -68,7 +68,7 @@ class LostGroups:
         remedy = (
             "shorten the problems, or serve a model with longer sequences"
             if too_long
-            else f"look at logs/{last.generator}.log and at the tool executors' logs, and mend the cause"
+            else f"look at logs/{last.generator}.jsonl and at the tool executors' logs, and mend the cause"
         )
         return (
             f"too few rollouts of the last {len(self._groups)} groups came to an end ({self._attempts} attempts failed), the last one on "

@@ -456,7 +456,7 @@ def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_sample
         simulate(fail)
     said = user_mistake(caught.value)  # what the supervisor is told, with the exit code 2
     assert said is not None
-    assert "rollout_generator.0: tools unavailable: nobody answered; look at logs/rollout_generator.0.log" in said
+    assert "rollout_generator.0: tools unavailable: nobody answered; look at logs/rollout_generator.0.jsonl" in said
     assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_too_few_rollouts"] == 2
 
     async def go_on() -> None:
