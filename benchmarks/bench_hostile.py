@@ -221,7 +221,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--callers", type=int, default=4, help="honest callers (4)")
     parser.add_argument("--interpreters", type=int, default=2, help="warm interpreters (2)")
     parser.add_argument("--children", type=int, default=8, help="calls running at once, times interpreters (8)")
-    parser.add_argument("--memory-mib", type=int, default=2048, help="memory of all calls together (2048)")
+    parser.add_argument("--memory-mib", type=int, default=5120, help="memory of all calls together (5120)")
     parser.add_argument("--groups", choices=("host", "required", "off"), default="host", help="control groups (host)")
     parser.add_argument("--isolation", choices=("host", "strong", "filtered", "limits"), default="host")
     parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="these attacks alone")

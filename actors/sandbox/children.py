@@ -89,7 +89,8 @@ class Child:
             return None
 
     def kill(self) -> None:
-        """Kill it and its group; nothing, where a forker that has died since has reaped it."""
+        """Kill it and its group; nothing, where a forker that has died since has reaped it. With a whole share: who dies holds locks."""
+        self.place.share.restore()
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self.kill_group()

@@ -57,7 +57,7 @@ class Share:
         self._yields = True
 
     def restore(self) -> None:
-        """Another call begins: it has a whole share again."""
+        """It has a whole share again: another call begins, or what is in it is to die."""
         if self._yields:
             os.pwrite(self._weight, self._usual, 0)
             self._yields = False
@@ -88,7 +88,8 @@ class Shares:
         return self._free.popleft() if self._free else self._none
 
     def put_back(self, share: Share) -> None:
-        """The place is no more."""
+        """The place is no more. What is left in it dies with a whole share: it holds locks that neighbours wait for."""
+        share.restore()
         if share is not self._none:
             self._free.append(share)
 
