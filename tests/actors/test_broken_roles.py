@@ -114,8 +114,8 @@ class KnowsNothingUnfinished(RoCFilter):
 
 
 class AsksForNothingAgain(RoCFilter):
-    def _commit(self) -> None:
-        super()._commit()
+    def _commit(self, **flush: bool) -> None:
+        super()._commit(**flush)
         self.context.link("progress").set(replace(self._book.progress(), retries=()))
 
 
