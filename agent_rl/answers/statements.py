@@ -14,7 +14,7 @@ from agent_rl.answers.units import Unit
 class Value:
     """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only letters.
 
-    ``lax_unit``: the unit may be a variable, as in ``5 m``, so that it can be converted but not left out.
+    ``lax_unit``: the unit is also met as a word for a number, ``5 decades``, so that it is converted but not left out.
     """
 
     formula: Formula
