@@ -156,7 +156,14 @@ class Learner(ModelKeeper):
                 self._state = "finished"
                 break
             stage = stages[position.stage]
-            self.log.info("stage", stage=position.stage, name=stage.name, kind=stage.kind, version=position.version)
+            self.log.info(
+                "stage",
+                stage=position.stage,
+                name=stage.name,
+                kind=stage.kind,
+                version=position.version,
+                step=position.step,
+            )
             began = self.context.now()
             self._stage_figures = {}
             self._skipped = SkippedSteps()
