@@ -17,7 +17,7 @@ from actors.sandbox.children import Child
 from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
 from actors.sandbox.directories import Directory
 from actors.sandbox.server import Farewell, Server
-from actors.sandbox.shares import Share
+from actors.sandbox.shares import Shares
 from actors.sandbox.slots import NamespaceSlots
 from benchmarks.tool_processes import children_of, processes_of
 from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
@@ -229,7 +229,7 @@ def test_a_child_that_a_dying_forker_has_reaped_does_not_stop_the_killing_of_oth
     with ours, theirs:
         server = Server(ours, Farewell(), 2)
         for process in processes:
-            child = Child(process.pid, Directory(str(tmp_path / str(process.pid)), Share(-1)), theirs)
+            child = Child(process.pid, Directory(str(tmp_path / str(process.pid)), Shares([], "").get()), theirs)
             server.running[child.pidfd] = child
         processes[0].kill()
         processes[0].wait()
@@ -296,7 +296,7 @@ def test_a_process_is_at_rest_only_when_it_stands_and_has_no_other(tmp_path: Pat
     command = ["/bin/sh", "-c", "/bin/sleep 60 & read line; kill -9 $!; wait; exec /bin/sleep 60"]
     with ours, theirs, subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as process:
         try:
-            child = Child(process.pid, Directory(str(tmp_path / "d"), Share(-1)), theirs)
+            child = Child(process.pid, Directory(str(tmp_path / "d"), Shares([], "").get()), theirs)
             assert wait_until(lambda: child.has_descendants(proc))
             process.send_signal(signal.SIGSTOP)
             assert wait_until(lambda: state(process.pid) == "T")
