@@ -143,10 +143,14 @@ def remove_tree(directory: Path) -> None:
     """Remove a directory, whatever was made of the permissions of what is in it."""
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):
-        for parent, names, _ in os.walk(directory):
-            for path in (Path(parent, name) for name in names):
-                if not path.is_symlink():
-                    path.chmod(0o700)
+        for _, names, _, parent in os.fwalk(directory):
+            for name in names:
+                try:  # not by its path: what has been left running may put a link in its place at any time
+                    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
+                except OSError:  # a link, or gone
+                    continue
+                Path(f"/proc/self/fd/{fd}").chmod(0o700)
+                os.close(fd)
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -13,6 +13,7 @@ from actors.sandbox.syscall_table import (
     NOT_THERE,
     REFUSED,
     SEALED,
+    SHORTENING,
     SIGNALLING,
     SIGNALLING_REASON,
     UNDER_ANY_ARGUMENTS,
@@ -21,6 +22,7 @@ from actors.sandbox.syscall_table import (
     Masked,
     Null,
     OneOf,
+    Pretended,
     When,
     Without,
 )
@@ -50,6 +52,8 @@ def condition(check: Check) -> str:
             return f"{argument}: {values(check.values)}; besides, {values(check.ignored)}"
         case Without():
             return f"{argument}: none of {values(check.bits)}"
+        case Pretended():
+            return f"{values(check.values)}: report success, do nothing"
         case Null():
             return f"{argument}: NULL"
         case AtLeast():
@@ -62,7 +66,9 @@ def rows() -> list[tuple[str, str, str]]:
     """System calls, the arguments that are let through, and the reason."""
     found = [(named(row.calls), "; ".join(map(condition, row.checks)), row.reason) for row in (*CHECKED, ENTERING)]
     found += [(named(calls), f"{ORDINALS[at]}: not SIGCONT", SIGNALLING_REASON) for calls, at in SIGNALLING]
-    found += [(named(group.calls), "any", group.reason) for group in (*UNDER_ANY_ARGUMENTS, MARKING, LEADING)]
+    found += [
+        (named(group.calls), "any", group.reason) for group in (*UNDER_ANY_ARGUMENTS, SHORTENING, MARKING, LEADING)
+    ]
     return found + [(named(ignored.calls), "any", ignored.reason) for ignored in IGNORED]
 
 

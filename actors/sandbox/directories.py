@@ -4,7 +4,7 @@ Standard library only.
 """
 
 # pathlib is memory that every fork would pay for:
-# ruff: noqa: PTH102, PTH106, PTH118, PTH114, PTH101
+# ruff: noqa: PTH102, PTH106, PTH101
 
 from __future__ import annotations
 
@@ -155,10 +155,14 @@ def remove_tree(directory: str) -> None:
 
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):
-        for parent, names, _ in os.walk(directory):
-            for path in (os.path.join(parent, name) for name in names):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
+        for _, names, _, parent in os.fwalk(directory):
+            for name in names:
+                try:  # not by its path: what the code has left running may put a link in its place at any time
+                    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
+                except OSError:  # a link, or gone
+                    continue
+                os.chmod(f"/proc/self/fd/{fd}", 0o700)
+                os.close(fd)
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -36,6 +36,8 @@ LANDLOCK_FILE = 0b111 | 1 << 14
 """The rights that a rule about a single file may name: execute, write, read, truncate."""
 LANDLOCK_SCOPES, LANDLOCK_WITH_SCOPES = 3, 6
 """No abstract Unix sockets and no signals to outside of the domain; from this version of the interface on."""
+LANDLOCK_QUIET, LANDLOCK_WITH_QUIET = 0b101, 7
+"""No word of what is refused in the host's audit log, nor of what domains within refuse; from this version of the interface on."""
 CAPABILITY_VERSION = 0x20080522
 
 Step: TypeAlias = tuple[Callable[..., "int | None"], tuple[Any, ...]]
@@ -188,7 +190,12 @@ def scope_steps() -> list[Step]:
     ruleset = Ruleset(scopes=LANDLOCK_SCOPES)
     size = ctypes.c_size_t(ctypes.sizeof(ruleset))
     fd = _checked(libc.syscall(SYS_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), size, 0), "landlock_create_ruleset")
-    return [(direct.syscall, (SYS_LANDLOCK_RESTRICT_SELF, fd, 0))]
+    return [(direct.syscall, (SYS_LANDLOCK_RESTRICT_SELF, fd, quiet(landlock_version())))]
+
+
+def quiet(version: int) -> int:
+    """The flags of ``landlock_restrict_self`` by which the domain logs nothing: a call could fill the host's log."""
+    return LANDLOCK_QUIET if version >= LANDLOCK_WITH_QUIET else 0
 
 
 def landlock(version: int, readable: Sequence[int], writable: Sequence[int]) -> None:
@@ -205,5 +212,5 @@ def landlock(version: int, readable: Sequence[int], writable: Sequence[int]) -> 
                 libc.syscall(SYS_LANDLOCK_ADD_RULE, fd, LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(rule), 0),
                 "landlock_add_rule",
             )
-    _checked(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, fd, 0), "landlock_restrict_self")
+    _checked(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, fd, quiet(version)), "landlock_restrict_self")
     os.close(fd)

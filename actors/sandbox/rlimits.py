@@ -24,6 +24,8 @@ SET = (
 )
 PENDING_SIGNALS = 64
 """Signals with a message that may wait to be taken. The kernel counts them for the slot and for the user too, whose calls share a total."""
+NO_DUMP = 1
+"""Bytes of a core dump: too few for a file, and the one value at which the kernel starts no program of the host's that takes the dump."""
 HAND_OVER = struct.Struct("=?Q14Q")
 """To a waiting child, with the call's descriptors: whether it is a session, bytes of output, and ``struct rlimit`` of each in SET; then
 of address space and files once more, as they are when the code has ended."""
@@ -48,8 +50,8 @@ class Bounds(NamedTuple):
 
 def ceilings() -> tuple[int, ...]:
     """What this process and its children may not exceed, as in SET; and set what these have none of, once for all of them."""
-    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
-        resource.setrlimit(limit, (0, 0))
+    for limit, most in ((resource.RLIMIT_CORE, NO_DUMP), (resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0)):
+        resource.setrlimit(limit, (min(most, resource.getrlimit(limit)[1] % (1 << 64)),) * 2)
     pending = min(PENDING_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1] % (1 << 64))
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (pending, pending))
     return tuple(resource.getrlimit(limit)[1] % (1 << 64) for limit in SET)

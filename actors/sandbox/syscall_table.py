@@ -41,6 +41,14 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
+class Pretended:
+    """Where the argument is one of ``values``, the call reports success and does nothing."""
+
+    argument: int
+    values: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Null:
     """The argument, a pointer, has to be NULL."""
 
@@ -67,7 +75,7 @@ class When:
     then: OneOf | Without
 
 
-Check: TypeAlias = OneOf | Without | Masked | Null | AtLeast | When
+Check: TypeAlias = OneOf | Without | Masked | Pretended | Null | AtLeast | When
 
 SIGKILL, SIGCHLD, SIGCONT = 9, 17, 18
 
@@ -107,7 +115,7 @@ UNDER_ANY_ARGUMENTS = (
         "Find, make, rename and remove files: what may be reached, the read-only root or Landlock decides",
         "access:21: faccessat:269:48 faccessat2:439:439 creat:85: mkdir:83: mkdirat:258:34 mknod:133: mknodat:259:33 "
         "link:86: linkat:265:37 symlink:88: symlinkat:266:36 readlink:89: readlinkat:267:78 rename:82: renameat:264:38 "
-        "renameat2:316:276 rmdir:84: unlink:87: unlinkat:263:35 truncate:76:45 chdir:80:49 fchdir:81:50 getcwd:79:17 "
+        "renameat2:316:276 rmdir:84: unlink:87: unlinkat:263:35 chdir:80:49 fchdir:81:50 getcwd:79:17 "
         "getdents:78: getdents64:217:61 umask:95:166",
     ),
     Group(
@@ -152,7 +160,7 @@ UNDER_ANY_ARGUMENTS = (
     Group(
         "Numbers and limits of the call's own processes; what the machine is",
         "getpid:39:172 getppid:110:173 getpgid:121:155 getpgrp:111: getsid:124:156 getuid:102:174 geteuid:107:175 getgid:104:176 "
-        "getegid:108:177 getresuid:118:148 getresgid:120:150 getgroups:115:158 getrlimit:97:163 setrlimit:160:164 getrusage:98:165 "
+        "getegid:108:177 getresuid:118:148 getresgid:120:150 getgroups:115:158 getrlimit:97:163 getrusage:98:165 "
         "times:100:153 getpriority:140:141 getcpu:309:168 sysinfo:99:179 uname:63:160",
     ),
     Group(
@@ -185,6 +193,18 @@ MARKING = Group(
     "chmod:90: fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 chown:92: fchown:93:55 lchown:94: fchownat:260:54 utime:132: utimes:235: "
     "futimesat:261: utimensat:280:88",
 )
+SHORTENING = Group(
+    "Shorten files by their path. Refused at `filtered`, as Landlock before Linux 6.2 does not cover it: open the file and use `ftruncate`",
+    "truncate:76:45",
+)
+OPENING = {"O_RDONLY": 0, "O_WRONLY": 1, "O_RDWR": 2, "O_WRONLY|O_TRUNC": 0x201, "O_RDWR|O_TRUNC": 0x202}
+"""How to open a file. One that is opened to be read can be shortened too, which Landlock before Linux 6.2 does not see."""
+BESIDES = {"any other flag": 0xFFFFFDFC}
+RESOURCES = {
+    "CPU": 0, "FSIZE": 1, "DATA": 2, "STACK": 3, "RSS": 5, "NPROC": 6, "NOFILE": 7, "MEMLOCK": 8, "AS": 9, "LOCKS": 10,
+    "SIGPENDING": 11, "MSGQUEUE": 12, "NICE": 13, "RTPRIO": 14, "RTTIME": 15,
+}  # fmt: skip
+"""All limits but CORE, whose value has the kernel start no program of the host's for a process that crashes."""
 WRITE_THROUGH = {"O_DSYNC": 0x1000, "O_ASYNC": 0x2000, "O_SYNC": 0x100000}
 SOCKET_TYPES = {
     name + more: kind | flags
@@ -220,6 +240,7 @@ PRCTLS = {
     "PR_GET_NO_NEW_PRIVS": 39,
     "PR_SET_VMA": 0x53564D41,
 }
+RECORD_LOCKS = {name: FCNTLS[name] for name in ("F_SETLK", "F_SETLKW")}
 IOCTLS = {
     "TCGETS": 0x5401,
     "TIOCGWINSZ": 0x5413,
@@ -288,11 +309,11 @@ NO_FLAGS = {"0": 0}
 
 CHECKED = (
     Checked(
-        "Open files; nothing that makes each write wait for the disk, or sends signals",
+        "Open files; nothing that makes each write wait for the disk, sends signals, or shortens what is opened to be read",
         "open:2:",
-        (Without(1, WRITE_THROUGH),),
+        (Without(1, WRITE_THROUGH), Masked(1, BESIDES, OPENING)),
     ),
-    Checked("As open", "openat:257:56", (Without(2, WRITE_THROUGH),)),
+    Checked("As open", "openat:257:56", (Without(2, WRITE_THROUGH), Masked(2, BESIDES, OPENING))),
     Checked(
         "Map memory and files. Huge pages that the host has reserved are for those it reserved them for",
         "mmap:9:222",
@@ -309,10 +330,11 @@ CHECKED = (
         (OneOf(2, ADVICE),),
     ),
     Checked(
-        "Descriptor flags, and the record locks that SQLite needs. No leases, notices and owners, which reach who opens the same file; no "
-        "size of pipes, of which the user has so much in all",
+        "Descriptor flags. Record locks, which SQLite sets, do nothing: whoever closes the same file, on the whole host, walks the list of "
+        "all of them. No leases, notices and owners, which reach who opens the same file; no size of pipes, of which the user has so much "
+        "in all",
         "fcntl:72:25",
-        (OneOf(1, FCNTLS), When(1, "F_SETFL", 4, Without(2, {"O_ASYNC": 0x2000}))),
+        (OneOf(1, FCNTLS), Pretended(1, RECORD_LOCKS), When(1, "F_SETFL", 4, Without(2, {"O_ASYNC": 0x2000}))),
     ),
     Checked(
         "Threads and processes, in no new namespace, with no other parent, with no other signal at their end than SIGCHLD",
@@ -332,7 +354,12 @@ CHECKED = (
         "prctl:157:167",
         (OneOf(0, PRCTLS), When(0, "PR_SET_PDEATHSIG", 1, OneOf(1, {"SIGKILL": SIGKILL}))),
     ),
-    Checked("Limits of the calling process alone", "prlimit64:302:261", (OneOf(0, {"itself": 0}),)),
+    Checked(
+        "Limits of the calling process alone, but that of core dumps: at 1 the kernel starts no program for them",
+        "prlimit64:302:261",
+        (OneOf(0, {"itself": 0}), OneOf(1, RESOURCES)),
+    ),
+    Checked("As prlimit64", "setrlimit:160:164", (OneOf(0, RESOURCES),)),
     Checked(
         "Two ends that only the call's processes have. A datagram socket could send to any other by a name",
         "socketpair:53:199",

@@ -20,6 +20,7 @@ from actors.sandbox.syscall_table import (
     NOT_THERE,
     REFUSED,
     SEALED_PRCTLS,
+    SHORTENING,
     SIGCONT,
     SIGNALLING,
     UNDER_ANY_ARGUMENTS,
@@ -28,6 +29,7 @@ from actors.sandbox.syscall_table import (
     Masked,
     Null,
     OneOf,
+    Pretended,
     When,
     Without,
 )
@@ -75,6 +77,9 @@ def _check(check: Check) -> bytes:
         case Masked():
             kept = _instruction(_AND, ~sum(check.ignored.values()) % (1 << 32))
             return load + kept + _is_one_of(check.values, check.refusal)
+        case Pretended():
+            done = (_instruction(_EQUAL, value, 0, 1) + _refuse(0) for value in check.values.values())
+            return load + b"".join(done)
         case AtLeast():
             return load + _instruction(_AT_LEAST, check.value, 1) + _refuse(check.refusal)
         case Null():
@@ -103,6 +108,7 @@ def _bodies(*, strong: bool, may_continue: bool) -> Iterator[tuple[str, bytes]]:
     for group in (*UNDER_ANY_ARGUMENTS, LEADING):
         yield group.calls, _PASS
     yield MARKING.calls, _PASS if strong or may_continue else _refuse(0)
+    yield SHORTENING.calls, _PASS if strong or may_continue else _refuse(errno.EPERM)
     for ignored in IGNORED:
         yield ignored.calls, _refuse(0)
     yield NOT_THERE, _refuse(errno.ENOSYS)

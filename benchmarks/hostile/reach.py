@@ -13,6 +13,7 @@ from actors.sandbox.syscall_table import (
     MARKING,
     NOT_THERE,
     REFUSED,
+    SHORTENING,
     SIGNALLING,
     UNDER_ANY_ARGUMENTS,
 )
@@ -20,7 +21,7 @@ from actors.sandbox.syscalls import ARCHITECTURES, numbers
 from benchmarks.hostile import Attack, Group, require_unique_names
 
 MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64"
-GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, *IGNORED, MARKING, ENTERING)
+GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, *IGNORED, MARKING, SHORTENING, ENTERING)
 TABLE = [REFUSED, NOT_THERE, *(group.calls for group in GROUPS), *(calls for calls, _ in SIGNALLING)]
 NUMBERS = {name: number for calls in TABLE for name, number in numbers(calls, MACHINE).items()} | {"futex_waitv": 449}
 STRONG = ("strong",)
@@ -431,6 +432,36 @@ FCNTL = [
         "said = {tried(fcntl.flock, os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB) for path in (LIBRARY, '/usr', '/dev/null')}\n"
         "conclude(said == {'EPERM'}, said)\n",
         "Programs of the host that lock themselves or a directory wait.",
+    ),
+    attack(
+        "record locks on what all see",
+        "files",
+        "import struct\npack, unset = struct.Struct('hhqqi4x').pack, []\n"
+        "for path, flags in ((LIBRARY, os.O_RDONLY), ('/dev/null', os.O_RDWR), ('/usr', os.O_RDONLY)):\n"
+        "    fd = os.open(path, flags)\n    for at in range(2000): tried(fcntl.fcntl, fd, fcntl.F_SETLK, pack(fcntl.F_RDLCK, 0, 2 * at, 1, 0))\n"
+        "    r, w = os.pipe()\n    if os.fork() == 0:\n        os.write(w, fcntl.fcntl(fd, fcntl.F_GETLK, pack(fcntl.F_WRLCK, 0, 0, 0, 0))[:2])\n"
+        "        os._exit(0)\n    unset.append(os.read(r, 2) == struct.pack('h', fcntl.F_UNLCK))\nconclude(all(unset), unset)\n",
+        "Whoever closes the file, on the whole host, walks a list of a hundred thousand locks under a spin lock: 2 ms where it took 2 us.",
+    ),
+    refused(
+        "shortening what is opened to be read",
+        "files",
+        "tried(os.open, os.open('mine', os.O_CREAT) and 'mine', os.O_RDONLY | os.O_TRUNC)",
+        "With Landlock before Linux 6.2, files of the environment that the executor's user owns are emptied.",
+    ),
+    refused(
+        "shortening by path",
+        "files",
+        "tried(os.truncate, os.open('mine', os.O_CREAT) and 'mine', 0)",
+        "With Landlock before Linux 6.2, files of the host that the executor's user owns are emptied.",
+        levels=("filtered",),
+    ),
+    attack(
+        "a program of the host for each crash",
+        "processes",
+        "limits = (ctypes.c_long * 2)(0, 0)\nsaid = {call('setrlimit', 4, limits), call('prlimit64', 0, 4, limits, 0)}\n"
+        "call('getrlimit', 4, limits)\nconclude(said == {'EPERM'} and limits[0] <= 1, (said, *limits))\n",
+        "The kernel starts the program in core_pattern, as root and outside of all groups, for each program of the call that crashes.",
     ),
     attack(
         "every other command of fcntl",

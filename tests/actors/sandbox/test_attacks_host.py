@@ -6,11 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.sandbox.client import ExecutionLimits
+from actors.sandbox.directories import remove_tree
+from agent_rl import leftovers
 from tests.actors.sandbox.conftest import Attacked
 from tests.actors.sandbox.running import is_alive, living, named, wait_until
 
@@ -262,3 +266,24 @@ def test_pickles_and_import_hooks_stay_in_their_call(attacked: Attacked) -> None
         "sys.meta_path.insert(0, Hook())\nopen('json.py', 'w').write('evil')\nopen('sitecustomize.py', 'w').write('evil')\nevil"
     )
     assert attacked.by(code).value == "1"
+
+
+@pytest.mark.parametrize("remove", [remove_tree, leftovers.remove_tree])
+def test_a_link_put_in_the_place_of_a_directory_is_not_followed_when_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable[[Any], None]
+) -> None:
+    outside, inside = tmp_path / "outside", tmp_path / "call" / "a"
+    outside.mkdir(mode=0o755)
+    inside.mkdir(parents=True)
+    chmod = os.chmod
+
+    def chmod_too_late(path: Any, mode: int, **more: Any) -> None:
+        inside.rmdir()  # by a process that the call has left running
+        inside.symlink_to(outside)
+        chmod(path, mode, **more)
+
+    monkeypatch.setattr(os, "chmod", chmod_too_late)
+    monkeypatch.setattr("shutil.rmtree", lambda path, **_: None)  # as where files are made all the time
+    remove(tmp_path / "call")
+    assert inside.is_symlink()
+    assert outside.stat().st_mode & 0o777 == 0o755

@@ -20,6 +20,7 @@ from actors.sandbox.syscall_table import (
     REFUSED,
     SEALED,
     SEALED_PRCTLS,
+    SHORTENING,
     SIGCONT,
     SIGNALLING,
     UNDER_ANY_ARGUMENTS,
@@ -27,6 +28,7 @@ from actors.sandbox.syscall_table import (
     Masked,
     Null,
     OneOf,
+    Pretended,
     When,
     Without,
 )
@@ -71,6 +73,7 @@ def by_table(machine: str, *, strong: bool) -> dict[int, int]:
     for verdict, tables in (
         (ALLOWED, always),
         (ALLOWED if strong else refusal(0), [MARKING.calls]),
+        (ALLOWED if strong else refusal(errno.EPERM), [SHORTENING.calls]),
         (refusal(0), [ignored.calls for ignored in IGNORED]),
         (refusal(errno.EPERM), [REFUSED, *([] if strong else [ENTERING.calls])]),
     ):
@@ -132,6 +135,8 @@ def test_arguments_that_are_checked_are_refused_unless_they_are_listed(machine: 
                         assert [verdict(bit) for bit in check.bits.values()] == [refusal(check.refusal)] * len(
                             check.bits
                         )
+                    case Pretended():
+                        assert {verdict(value) for value in check.values.values()} == {refusal(0)}
                     case Null():
                         assert {verdict(1), verdict(1 << 32), verdict(-1)} == {refusal(check.refusal)}
                     case AtLeast():
