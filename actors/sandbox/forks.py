@@ -61,6 +61,13 @@ ORDER_BYTES = 4 + 4 * REAPED_AT_ONCE
 """An order is integers: how many descriptors come with it, and the children to be reaped."""
 
 
+OF_INTERPRETERS, OF_CHILDREN = b"500", b"1000"
+"""Scores (``oom_score_adj``) by which the kernel chooses what ends when memory runs out: a call before its interpreter, and that before the owner.
+
+By their size alone interpreters would end first, since a call can hold memory that the kernel counts as no process' own.
+"""
+
+
 class ForkerGone(BaseException):
     """The forker has died, by nothing that it does itself: the interpreter ends with it."""
 
@@ -190,9 +197,10 @@ class Forks:
 class Forker:
     """The forker itself. It takes the descriptors up to CONTROL, which then are its children's."""
 
-    def __init__(self, link: socket.socket, slots: Any, null: int, work: Work, child_filter: bytes) -> None:
-        """``child_filter``: the seccomp filter that each child adds to the forker's; empty for none."""
+    def __init__(self, link: socket.socket, slots: Any, null: int, work: Work, child_filter: bytes, proc: int) -> None:
+        """``child_filter``: the seccomp filter that each child adds to the forker's; empty for none. ``proc``: of the host."""
         self.link, self.slots, self.work = link, slots, work
+        self.score = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
         self.child_link, self.door, self.members = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self.sealing = [joining(self.members), *slots.entering(self.door), *leaving(self.child_link)]
         if child_filter:
@@ -230,7 +238,7 @@ class Forker:
     def serve(self) -> None:
         """Do as the server says, until it is gone. Each object that this uses may be a page for every fork to copy."""
         link, prepare, child_link, door = self.link, self.slots.prepare, self.child_link, self.door
-        members = self.members
+        members, score, write = self.members, self.score, kernel.direct.write
         while True:
             data, fds = receive(link, ORDER_BYTES)
             if not data:
@@ -245,11 +253,17 @@ class Forker:
                     _, status, used = os.wait4(pid, 0)
                     seconds = used.ru_utime + used.ru_stime
             pids = [0, 0]
+            if fds:
+                write(
+                    score, OF_CHILDREN, len(OF_CHILDREN)
+                )  # inherited: where memory runs out, calls end before this does
             for at in range(0, len(fds), 3):
                 child_link.value, door.value, members.value = fds[at], fds[at + 1], fds[at + 2]
                 pid = pids[at // 3] = fork() if prepare(door) else -1
                 if pid == 0:
                     self.be_child()
+            if fds:
+                write(score, OF_INTERPRETERS, len(OF_INTERPRETERS))
             for fd in fds:
                 os.close(fd)
             link.send(DONE.pack(*pids, status, seconds))

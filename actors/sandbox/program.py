@@ -19,7 +19,7 @@ from typing import Any
 from actors.sandbox import kernel
 from actors.sandbox.child import CONTROL, MAIN, check_answer, run_code
 from actors.sandbox.directories import Directories, open_files_limit, remove_tree
-from actors.sandbox.forks import WARM, Forker, ForkerGone, Forks
+from actors.sandbox.forks import OF_INTERPRETERS, WARM, Forker, ForkerGone, Forks
 from actors.sandbox.namespaces import enter_namespaces, import_from_where_shown
 from actors.sandbox.server import Farewell, OwnerGone, Server
 from actors.sandbox.shares import Shares
@@ -37,7 +37,7 @@ def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     open_files_limit()
     with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("500")  # when memory runs out, better a call than the owner
+        score.write(OF_INTERPRETERS.decode())
     link = socket.socket(fileno=os.dup(0))
     link.setblocking(False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -90,7 +90,7 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
         pass  # these numbers are taken now, for what children have there
     # Made before the memory is in pieces, so that it is on few pages:
     work = check_answer if config["checker"] else run_code
-    forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")))
+    forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")), server.proc)
     try:
         warm_up(config["modules"], checker=config["checker"])
         forker.rehearse(server.null)

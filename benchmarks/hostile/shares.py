@@ -231,6 +231,24 @@ spread(work)
 """,
     ),
     _attack(
+        "hidden-memory",
+        "memory",
+        "the memory of all calls together, on pages that count as no process' own",
+        """
+import mmap
+def work():
+    held = []
+    while True:
+        try:
+            held.append(mmap.mmap(-1, 1 << 24, mmap.MAP_SHARED))
+        except (MemoryError, OSError):
+            time.sleep(600)
+        held[-1][::4096] = b"x" * (1 << 12)
+        held[-1].madvise(mmap.MADV_DONTNEED)
+spread(work)
+""",
+    ),
+    _attack(
         "page-faults",
         "memory",
         "the kernel's pages, given back and touched again",

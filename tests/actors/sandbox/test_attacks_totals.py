@@ -29,6 +29,26 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
+HIDDEN = """
+import mmap, os, time
+def hide():
+    for _ in range(4):
+        held.append(mmap.mmap(-1, 64 << 20, mmap.MAP_SHARED))
+        for at in range(0, 64 << 20, 4096):
+            held[-1][at] = 1
+            if at % (1 << 20) == 0:
+                held[-1].madvise(mmap.MADV_DONTNEED)
+        held[-1].madvise(mmap.MADV_DONTNEED)
+    time.sleep(600)
+held = []
+for _ in range(3):
+    if os.fork() == 0:
+        hide()
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+"""Memory that is mapped and charged, but on no page that the kernel counts as the process' own when it looks for the largest."""
+
+
 async def beside(sandbox: Sandbox, *codes: str) -> list[ExecutionResult]:
     """The results of attacks at once, beside a neighbour's call and before another one, both of which are unharmed."""
     results: dict[int, ExecutionResult] = {}
@@ -49,6 +69,18 @@ async def beside(sandbox: Sandbox, *codes: str) -> list[ExecutionResult]:
 
 def group(sandbox: Sandbox, controller: str) -> Path:
     return next(one.directory for one in sandbox.groups.groups if one.controller == controller)
+
+
+def test_memory_that_counts_as_no_process_own_ends_calls_and_not_their_interpreter() -> None:
+    async def main(sandbox: Sandbox) -> None:
+        result = await sandbox.execute(named("hidden-memory") + HIDDEN)
+        assert (result.outcome, result.stdout) in (("success", "-9\n"), ("memory_limit", ""))
+        assert (await sandbox.execute("print(1)")).stdout == "1\n"
+        assert sandbox.figures["restarts"] == 0
+        assert await eventually(lambda: living("hidden-memory") == 0)
+
+    groups_or_skip("memory")
+    run_with(Sandbox(memory_bytes=400 * MIB, limits=PATIENT), main)
 
 
 def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> None:
