@@ -74,10 +74,10 @@ def group(sandbox: Sandbox, controller: str) -> Path:
 def test_memory_that_counts_as_no_process_own_ends_calls_and_not_their_interpreter() -> None:
     async def main(sandbox: Sandbox) -> None:
         result = await sandbox.execute(named("hidden-memory") + HIDDEN)
-        assert (result.outcome, result.stdout) in (("success", "-9\n"), ("memory_limit", ""))
+        assert result.outcome in ("success", "memory_limit"), result  # one of its processes has ended, or it has
+        assert await eventually(lambda: living("hidden-memory") == 0)
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
         assert sandbox.figures["restarts"] == 0
-        assert await eventually(lambda: living("hidden-memory") == 0)
 
     groups_or_skip("memory")
     run_with(Sandbox(memory_bytes=400 * MIB, limits=PATIENT), main)
