@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_rl.journal import JournalError
 from agent_rl.messages import GroupOpened, Trajectory
-from transport import Registry, decode, encode
+from transport import DecodeError, Registry, decode, encode
 
 STORED = Registry(GroupOpened, Trajectory)
 
@@ -17,11 +18,17 @@ def encode_stored(message: GroupOpened | Trajectory) -> bytes:
 
 
 def decode_stored(payload: bytes) -> Any:
-    """The message again. Raises DecodeError."""
+    """The message again. Raises JournalError for one that this version cannot read."""
     frames: list[memoryview] = []
     view = memoryview(payload)
     while view:
         size = int.from_bytes(view[:4], "big")
         frames.append(view[4 : 4 + size])
         view = view[4 + size :]
-    return decode(frames, STORED)
+    try:
+        return decode(frames, STORED)
+    except DecodeError as error:
+        raise JournalError(
+            f"the journal holds a message of another version of agent_rl ({error}): go on with that version, or start "
+            "again in another run.directory"
+        ) from error

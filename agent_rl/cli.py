@@ -247,11 +247,11 @@ def _report(options: argparse.Namespace) -> int:
 def _decode_stored(payload: bytes) -> Any:
     """A message as the journal stores it. Raises ValueError."""
     from actors.stored import decode_stored
-    from transport import TransportError
+    from agent_rl.journal import JournalError
 
     try:
         return decode_stored(payload)
-    except TransportError as error:
+    except JournalError as error:
         raise ValueError(str(error)) from error
 
 

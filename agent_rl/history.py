@@ -63,11 +63,10 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the journal knows. ``run`` is empty for one of an older version, ``adopted`` says that it was begun by such a one."""
+    """What the journal knows."""
 
     path: Path
     run: str
-    adopted: bool
     stage: int
     """The last stage entered; -1 before the first."""
     step: int
@@ -80,11 +79,9 @@ class Known:
 def known(journal: Journal) -> Known:
     """What a journal knows. Raises JournalError when it cannot be read."""
     kept_from = journal.fact("kept_from")
-    run = journal.fact("run") or ""
     return Known(
         journal.path,
-        run,
-        not run or journal.fact("adopted") is not None,
+        journal.fact("run") or "",
         int(journal.fact("stage") or 0) if journal.fact("stage") is not None else -1,
         journal.last_step(),
         None if kept_from is None else int(kept_from),
@@ -102,24 +99,22 @@ def disagreement(journal: Known, checkpoint: Saved | None, kinds: Sequence[str])
             return None
         return f"{journal.path} knows of checkpoints, and there is none: put the folder {CHECKPOINTS} back, {ELSEWHERE}"
     name, mark, at = checkpoint.name, checkpoint.mark, checkpoint.position
-    if mark.run and journal.run and mark.run != journal.run:
+    if mark.run and mark.run != journal.run:
         return (
             f"{name} is of run {mark.run}, and {journal.path} of run {journal.run}: put back the checkpoints or the journal that "
             f"belong together, {ELSEWHERE}"
         )
-    if not mark.run and not journal.adopted:
+    if not mark.run:
         return (
-            f"{name} names no run, and {journal.path} was begun by a version that writes it into every checkpoint: "
-            f"it is of another run; put back this run's checkpoints, {ELSEWHERE}"
+            f"{name} names no run, so another version of agent_rl wrote it, or it is of another run: "
+            f"put back this run's checkpoints, {ELSEWHERE}"
         )
-    # A checkpoint of an older version does not say the step: within a stage of rl it is the one before its version.
-    step = max(mark.step, at.version - 1 if at.version > at.stage_version else -1)
     left = at.stage - 1
     unevaluated = 0 <= left < len(kinds) and kinds[left] == "evaluate" and left not in journal.evaluated
-    if step > journal.step or left > journal.stage or unevaluated:
+    if mark.step > journal.step or left > journal.stage or unevaluated:
         return (
             f"{journal.path} is older than {name}: {_reached(journal.step, journal.stage)}, and the checkpoint was written "
-            f"{_reached(step, at.stage)}. Put back the journal as it was then or later, {ELSEWHERE}"
+            f"{_reached(mark.step, at.stage)}. Put back the journal as it was then or later, {ELSEWHERE}"
         )
     if journal.kept_from is not None and at.version < journal.kept_from:
         return (

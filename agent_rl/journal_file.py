@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS interim_evaluations (
     stage INTEGER NOT NULL, number INTEGER NOT NULL, figures TEXT NOT NULL, PRIMARY KEY (stage, number));
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-"""Layout 1. Layout 2 adds `RECORDS`, and to every table the column ``crc``."""
+"""The tables, to each of which the column ``crc`` is added, and to them `RECORDS`."""
 RECORDS = "CREATE TABLE records (number INTEGER PRIMARY KEY, row TEXT NOT NULL)"
 KEYS = {
     "groups": ("id",),
@@ -104,16 +104,19 @@ class JournalFile:
                 self._db.executescript(SCHEMA)
                 self._db.create_function("row_crc", -1, row_crc, deterministic=True)
             self._learn_columns()
-        layout = self.fact("layout")
-        if layout not in {None, "1", LAYOUT}:
+        # Unchecked: other layouts have other columns.
+        found = self._read("SELECT value FROM facts WHERE key = 'layout'") if self._columns["facts"] else []
+        layout = found[0][0] if found else None
+        if layout not in {None, LAYOUT}:
             raise JournalError(
-                f"{self.path}: written in layout {layout}, this version reads {LAYOUT}; use the version that wrote it"
+                f"{self.path} was written by another version of agent_rl (layout {layout}, this version reads {LAYOUT}): "
+                "use that version, or start again in another run.directory"
             )
         if read_only:
             return
         with self._sound():
-            if layout != LAYOUT:
-                self._bring_up_to_layout(layout)
+            if layout is None:
+                self._make()
             self._keep_checksums()
         self._watch()
 
@@ -121,19 +124,16 @@ class JournalFile:
         for table in KEYS:
             self._columns[table] = tuple(row[1] for row in self._db.execute(f"PRAGMA table_info({table})"))
 
-    def _bring_up_to_layout(self, layout: str | None) -> None:
-        """Make a new journal, or one that an older version wrote, one of this layout."""
+    def _make(self) -> None:
+        """Make a new file a journal."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute(RECORDS)
         for table in KEYS:
             self._db.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
         facts = [("layout", LAYOUT), ("run", secrets.token_hex(8))]
-        if layout is not None:
-            facts.append(("adopted", "1"))  # its checkpoints do not name a run
         self._db.executemany("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", facts)
         self._learn_columns()
-        for table in KEYS:
-            self._db.execute(f"UPDATE {table} SET crc = row_crc({', '.join(self._columns[table][:-1])})")  # noqa: S608
+        self._db.execute(f"UPDATE facts SET crc = row_crc({', '.join(self._columns['facts'][:-1])})")  # noqa: S608
         self._db.execute("COMMIT")
 
     def _keep_checksums(self) -> None:
@@ -221,19 +221,15 @@ class JournalFile:
         """What ``make`` makes of the columns of whole rows. Raises JournalError for a row that is not what was written."""
         columns = self._columns[table]
         if not columns:
-            return []  # of an older layout
+            return []  # an empty file
         with self._sound():
             found = self._db.execute(f"SELECT {', '.join(columns)} FROM {table} {where}", values).fetchall()  # noqa: S608
-        checked = columns[-1] == "crc"
         made = []
         for row in found:
             fault = f"{_named(table, row[: len(KEYS[table])])} is not what was written"
-            if checked:
-                *content, crc = row
-                if row_crc(*content) != crc:
-                    raise self._unusable(fault)
-            else:
-                content = list(row)
+            *content, crc = row
+            if row_crc(*content) != crc:
+                raise self._unusable(fault)
             try:
                 made.append(make(*content))
             except (ValueError, TypeError, KeyError) as error:
@@ -258,8 +254,6 @@ class JournalFile:
 
     def schema_faults(self) -> list[str]:
         """Tables and indexes that are not those of this layout."""
-        if self.fact("layout") != LAYOUT:
-            return []
         query = "SELECT type, name, tbl_name, sql FROM sqlite_master"
         sound = JournalFile(None)
         try:

@@ -158,14 +158,11 @@ class RunRecords:
         self._pending.append(line)
 
     def _mend_rows(self) -> None:
-        """Make the file what the journal says, when a process died between the two; take up the rows of an older version."""
+        """Make the file what the journal says, when a process died between the two."""
         path = self._directory / METRICS
         written = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         rows = self._journal.records()
-        if not rows and self._journal.fact("adopted"):
-            for row in written.split("\n")[:-1]:  # behind the last end of a line is a row that was not finished
-                self._journal.add_record(row)
-        elif written != _lines(rows):
+        if written != _lines(rows):
             _write_rows(self._directory, rows)
 
     def _recount(self) -> None:
@@ -203,9 +200,7 @@ def rebuild(directory: Path) -> None:
     try:
         settings = journal.fact(MADE_WITH)
         if settings is None:
-            raise JournalError(
-                f"{journal.path} was written by a version that kept no rows in the journal: agent-rl run takes them up from {METRICS}"
-            )
+            raise JournalError(f"{journal.path} holds no run: put the run's journal there")
         stages = (text for key, text in json.loads(settings).items() if key.startswith("stages."))
         rows = journal.records()
         _write_summary(directory, journal, [text.split()[0] for text in stages])

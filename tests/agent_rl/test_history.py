@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +16,14 @@ from agent_rl.cli import main
 from agent_rl.continuing import remember
 from agent_rl.history import Known, Mark, Saved, check_history, disagreement
 from agent_rl.journal import Journal, JournalError
-from agent_rl.journal_file import SCHEMA
 from agent_rl.load import load_topology
 from agent_rl.run_directory import RunRefused
-from agent_rl.run_records import RunRecords, rebuild
 from agent_rl.topology import Topology
 from tests.agent_rl.report_runs import SyntheticRun
 from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 
 KINDS = ("sft", "evaluate", "rl", "evaluate")
-KNOWN = Known(Path("journal.sqlite"), "ours", False, 2, 6, 4, frozenset({1}))
+KNOWN = Known(Path("journal.sqlite"), "ours", 2, 6, 4, frozenset({1}))
 
 
 def saved(stage: int, began: int, version: int, *, run: str = "ours", step: int = -1) -> Saved:
@@ -43,8 +40,6 @@ def saved(stage: int, began: int, version: int, *, run: str = "ours", step: int 
         (replace(KNOWN, stage=0, step=-1, kept_from=None, evaluated=frozenset()), saved(1, 1, 1)),
         (replace(KNOWN, stage=-1, step=-1, kept_from=None), None),  # a run that begins
         (replace(KNOWN, kept_from=None), None),  # one that died before its first checkpoint
-        (replace(KNOWN, adopted=True), saved(2, 1, 7, run="")),  # one begun by an older version
-        (replace(KNOWN, run="", adopted=True, kept_from=None), saved(2, 1, 7, run="")),
     ],
 )
 def test_what_belongs_together_goes_on(journal: Known, checkpoint: Saved | None) -> None:
@@ -57,7 +52,6 @@ def test_what_belongs_together_goes_on(journal: Known, checkpoint: Saved | None)
         (KNOWN, saved(2, 1, 7, run="theirs", step=6), "is of run theirs, and journal.sqlite of run ours"),
         (KNOWN, saved(2, 1, 7, run=""), "names no run"),
         (KNOWN, saved(2, 1, 9, step=8), "is older than checkpoints/x: in stage 2, after the step at version 6"),
-        (replace(KNOWN, adopted=True), saved(2, 1, 9, run=""), "is older than"),
         (replace(KNOWN, step=-1, stage=-1), saved(1, 1, 1), "in stage -1, before the first step"),
         (replace(KNOWN, stage=1, step=-1, evaluated=frozenset()), saved(2, 1, 1), "is older than"),
         (replace(KNOWN, stage=1), saved(3, 7, 7, step=6), "is older than"),
@@ -265,38 +259,3 @@ def test_where_the_checkpoints_lie_on_another_host_they_are_not_looked_at(run: R
     with pytest.raises(JournalError, match="is missing"):
         check_history(run.directory, apart, ["local"])
     check_history(run.directory, apart, ["far"])  # there is no journal on the learner's host
-
-
-def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    run = Run(tmp_path / "old")
-    journal = Journal(run.journal)
-    facts = dict(journal._read("SELECT key, value FROM facts"))
-    journal.close()
-    run.journal.unlink()
-    old = sqlite3.connect(run.journal)
-    old.executescript(SCHEMA)
-    for key in ("stage", "stage_version", "epoch"):
-        if key in facts:
-            old.execute("INSERT INTO facts VALUES (?, ?)", (key, facts[key]))
-    old.execute("INSERT INTO facts VALUES ('layout', '1')")
-    old.execute("INSERT INTO steps VALUES (3, 2, 1, '[]', '[]', '{}', '{}')")
-    old.execute("INSERT INTO evaluations VALUES (3, '{}')")
-    old.commit()
-    old.close()
-    for path in run.directory.glob("checkpoints/*/training/state.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": {}}))
-    run.check()
-    with pytest.raises(JournalError, match="kept no rows"):
-        rebuild(run.directory)
-    rows = (run.directory / "metrics.jsonl").read_text()
-    (run.directory / "metrics.jsonl").write_text(rows + '{"kind": "st')  # its process was killed
-    journal = Journal(run.journal)
-    records = RunRecords(run.directory, journal, run.topology, 0.0, 0.0)
-    records.commit()
-    records.write_summary(1.0)
-    records.close()
-    journal.close()
-    run.check()  # its checkpoints name no run, and are its own all the same
-    (run.directory / "metrics.jsonl").unlink()
-    rebuild(run.directory)
-    assert (run.directory / "metrics.jsonl").read_text() == rows

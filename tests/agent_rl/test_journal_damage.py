@@ -150,26 +150,15 @@ def test_a_flipped_byte_of_a_payload_is_not_handed_out(directory: Path) -> None:
         read_everything(path)
 
 
-def test_a_journal_of_the_layout_before_is_read_and_taken_up(tmp_path: Path) -> None:
+def test_a_journal_of_another_layout_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    old = sqlite3.connect(path)
-    old.executescript(journal_file.SCHEMA)
-    old.execute("INSERT INTO facts VALUES ('layout', '1')")
-    old.execute(
-        "INSERT INTO groups (id, stage, number, purpose, opened, state) VALUES ('g', 0, 0, 'train', 'o', 'open')"
-    )
-    old.execute("INSERT INTO trajectories VALUES ('g', 0, 0, 'finished', 1.0, 'payload')")
-    old.commit()
-    old.close()
-    reader = Journal(path, read_only=True)
-    assert (reader.fact("layout"), len(reader.trajectories("g")), reader.opened_count(0)) == ("1", 1, 1)
-    reader.close()
-    journal = Journal(path)
-    assert (journal.fact("layout"), journal.fact("adopted")) == (journal_file.LAYOUT, "1")
-    assert len(str(journal.fact("run"))) == 16
-    assert len(journal.trajectories("g")) == 1
-    journal.reward("g", 0, 0, 0.0)
-    journal.close()
-    again = Journal(path)
-    assert again.trajectories("g")[0][3] == 0.0
-    again.close()
+    Journal(path).close()
+    other = sqlite3.connect(path)
+    other.execute("UPDATE facts SET value = '1' WHERE key = 'layout'")
+    other.commit()
+    other.close()
+    for read_only in (True, False):
+        with pytest.raises(
+            JournalError, match=r"another version of agent_rl \(layout 1, .* start again in another run.directory"
+        ):
+            Journal(path, read_only=read_only)
