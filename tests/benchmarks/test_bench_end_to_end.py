@@ -202,21 +202,23 @@ def test_a_long_result_is_cut_as_our_generator_cuts_it() -> None:
     assert "characters cut" in told(Ran("success", "x" * 5000, "", "", 0.0), 4096)
 
 
-PEER = """#!{python}
+PEER = """
 import json, pathlib, sys
 if sys.argv[1] == "-m":
     spec = json.loads(pathlib.Path(sys.argv[3]).read_text())
     count = spec["groups"] * spec["samples"]
-    rows = [{{"kind": "begin", "wall": 99.0}}]
+    rows = [{"kind": "begin", "wall": 99.0}]
     for step in range(spec["steps"]):
-        rows.append({{"kind": "step", "wall": 100.0 + step, "rollouts": count, "trained": count, "success": 0.25}})
+        rows.append({"kind": "step", "wall": 100.0 + step, "rollouts": count, "trained": count, "success": 0.25})
     pathlib.Path(spec["rows"]).write_text("".join(json.dumps(row) + chr(10) for row in rows))
 """
 
 
 def test_our_side_runs_small_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stand_in, model = tmp_path / "python", tmp_path / "model"
-    stand_in.write_text(PEER.format(python=sys.executable))
+    (tmp_path / "peer.py").write_text(PEER)
+    # A path with spaces cannot stand behind "#!".
+    stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/peer.py" "$@"\n')
     stand_in.chmod(0o700)
     sizes = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32)
     initialise_model(sizes, model, 0)
