@@ -160,14 +160,14 @@ class Checkpoints:
         positions = self.positions()
         within = [position for position in positions if position.step]
         for position in within[:-1] if positions[-1:] == within[-1:] else within:
-            shutil.rmtree(self.path(position))
+            _delete(self.path(position))
         for position in [position for position in positions if not position.step][:-keep]:
             path = self.path(position)
             if position.version != best:
-                shutil.rmtree(path)
+                _delete(path)
                 continue
             for old in self._directory.glob("best-*"):
-                shutil.rmtree(old)
+                _delete(old)
             path.rename(path.with_name(f"best-{path.name}"))
 
     def of_version(self, version: int | None) -> Path | None:
@@ -176,3 +176,11 @@ class Checkpoints:
         return next(
             (path for path in found if (at := read_position(path)) and (at.version, at.step) == (version, 0)), None
         )
+
+
+def _delete(directory: Path) -> None:
+    """Delete a checkpoint: half of one, which a killed process leaves, is named as what the next process sweeps."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    remove(partial)
+    directory.rename(partial)
+    remove(partial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
 from actors.run import user_mistake
-from agent_rl.checkpoints import Position, read_position
+from actors.weights import Checkpoints
+from agent_rl.checkpoints import STATE_FILE, Position, read_position
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
 
 
@@ -198,6 +200,26 @@ def test_stopped_within_a_supervised_stage_it_goes_on_from_the_very_step(tmp_pat
 
     Contract(Learner).run(main)
     assert taught == list(range(9))
+
+
+def test_killed_while_it_deletes_a_checkpoint_it_leaves_none_that_is_half_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(directory: Path) -> None:
+        (directory / STATE_FILE).unlink()
+        raise KeyboardInterrupt
+
+    saved = Checkpoints(tmp_path)
+    for step in (3, 6):
+        state = saved.path(Position(0, 0, 0, step)) / STATE_FILE
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"stage": 0, "stage_version": 0, "version": 0, "step": step}))
+    with monkeypatch.context() as patch:
+        patch.setattr("actors.weights.remove", lambda path: killed(path) if path.is_dir() else None)
+        with pytest.raises(KeyboardInterrupt):
+            saved.remove_all_but(1)
+    assert Checkpoints(tmp_path).positions() == [Position(0, 0, 0, 6)]
+    assert [path.name for path in tmp_path.iterdir()] == ["version-000000-stage-00-step-000006"]
 
 
 def damage(path: Path) -> None:
