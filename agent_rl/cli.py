@@ -6,6 +6,7 @@ A user's mistake ends with one clear message on stderr and exit code 2, never wi
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.metadata
 import json
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
     from agent_rl.topology import Topology
 
 MISTAKE = 2
+REFUSED_PATHS = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
+"""What the system answers where a path that the user named cannot be used, whoever comes to ask first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``agent-rl``; returns the exit code."""
     hold_standard_files()
     look_in_working_directory()
-    options = _parser().parse_args(arguments)
-    if options.command not in {_run, _eval}:  # which have something to end in order, and say when
-        raise_from_now_on()
     try:
+        options = _parser().parse_args(arguments)
+        if options.command not in {_run, _eval}:  # which have something to end in order, and say when
+            raise_from_now_on()
         return int(options.command(options))
     except KeyboardInterrupt:
         complain("agent-rl: interrupted")
@@ -44,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         drop_output()
         return 1
+    except OSError as error:
+        if error.filename is None or error.errno not in REFUSED_PATHS:
+            raise
+        return _mistake(f"{error.filename}: {error.strerror}; name another path, or get the right to use this one")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@
     journal.sqlite-wal   the chain of checksums over its frames; SQLite itself silently ends the log at the first that is wrong
     journal.sqlite       SQLite's integrity check (pages, trees, indexes), the schema, and the checksum of every row
     checkpoints          size and CRC-32 of every file, and the checksum of the file that says so
+    all of them          whether the journal is older than the newest checkpoint or metrics.jsonl: a log that was cut short is sound
 
 Not found, because nothing is there to hold it against: bytes that no row uses (free pages, the room between rows, counters in the
 header); the log's last transaction when the flipped byte makes it look like the rest of an older log (4 or 8 bytes a frame);
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from agent_rl.audit import journal_of
 from agent_rl.checkpoints import CheckpointError, verify
-from agent_rl.history import CHECKPOINTS
+from agent_rl.history import CHECKPOINTS, faults_between, known
 from agent_rl.run_directory import in_use
 
 LOG_HEADER, FRAME_HEADER = 32, 24
@@ -30,7 +31,7 @@ LOG_MAGIC = 0x377F0682
 
 @dataclass(frozen=True, slots=True)
 class DeepAudit:
-    """What was found: ``faults`` are bytes that are not what was written, ``notes`` what could not be looked at."""
+    """What was found: ``faults`` are bytes that are not what was written or were lost, ``notes`` what could not be looked at."""
 
     rows: int
     checkpoints: int
@@ -59,6 +60,7 @@ def deep_audit(directory: Path) -> DeepAudit:
     elif log.exists():
         faults += log_faults(log)
     try:
+        known(journal)  # a file without tables has no byte to read, and is no journal
         faults += journal.structure_faults()
         faults += journal.schema_faults()
         rows, damaged = journal.damaged_rows()
@@ -67,6 +69,8 @@ def deep_audit(directory: Path) -> DeepAudit:
             notes.append(
                 f"{path} was written by an older version: its rows have no checksums until agent-rl run goes on"
             )
+        if not in_use(directory):
+            faults += faults_between(directory, journal)
     finally:
         journal.close()
     folders = sorted(path for name in ("best-*", "version-*") for path in (directory / CHECKPOINTS).glob(name))

@@ -177,19 +177,35 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         journal.close()
     if otherwise := started_otherwise(path, before, made_with(topology)):
         raise JournalError(otherwise)
+    if topology.main_host in here:
+        kinds = [stage.kind for stage in topology.stages]
+        strangers = [each for each in saved if each.mark.run and knows.run and each.mark.run != knows.run]
+        newest = strangers[-1] if strangers else saved[-1] if saved else None
+        fault = disagreement(knows, newest, kinds)
+        if fault is not None and (newest is not None or not _any_folder(directory)):
+            raise JournalError(fault)
+    # Last, since removing the rows helps only where nothing else is wrong.
     if recorded is not None and rows > recorded:
         raise JournalError(
-            f"{path} is older than {METRICS}, which has {rows} rows where the journal has {recorded}. Put back the journal as it was "
-            f"then or later, {ELSEWHERE}; or remove {METRICS}, to go on from the journal and forget what came after"
+            f"{_behind(path, rows, recorded)}. Put back the journal as it was then or later, {ELSEWHERE}; or remove {METRICS}, "
+            "to go on from the journal and forget what came after"
         )
-    if topology.main_host not in here:
-        return
-    kinds = [stage.kind for stage in topology.stages]
-    strangers = [each for each in saved if each.mark.run and knows.run and each.mark.run != knows.run]
-    newest = strangers[-1] if strangers else saved[-1] if saved else None
-    fault = disagreement(knows, newest, kinds)
-    if fault is not None and (newest is not None or not _any_folder(directory)):
-        raise JournalError(fault)
+
+
+def faults_between(directory: Path, journal: Journal) -> list[str]:
+    """Where a run directory's journal and what else is in it are not of one history, for an audit; no run may be under way.
+
+    Checkpoints that are not here may be on another host. Raises JournalError when the journal cannot be read.
+    """
+    knows, recorded, rows = known(journal), journal.record_count(), _row_count(directory / METRICS)
+    faults = [disagreement(knows, each, ()) for each in checkpoints(directory)[-1:]]
+    if recorded is not None and rows > recorded:
+        faults.append(_behind(journal.path, rows, recorded))
+    return [fault for fault in faults if fault is not None]
+
+
+def _behind(path: Path, rows: int, recorded: int) -> str:
+    return f"{path} is older than {METRICS}, which has {rows} rows where the journal has {recorded}"
 
 
 def checkpoints(directory: Path) -> list[Saved]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -69,7 +70,7 @@ def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
                 if not isinstance(row, dict):
                     raise TaskError(f"{where}: a JSON {type(row).__name__}; each line must be one JSON object")
                 yield where, row
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise TaskError(f"{name}: cannot be read ({error}); is it UTF-8 text, or gzip if it ends in .gz?") from error
 
 

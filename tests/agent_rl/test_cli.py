@@ -1,5 +1,6 @@
 """The command line: exit codes, messages without tracebacks, and a quick start."""
 
+import errno
 import json
 import os
 import signal
@@ -234,6 +235,50 @@ def test_audit_says_whether_the_journal_balances(tmp_path, capsys):
     Journal(tmp_path / "journal.sqlite").close()
     assert main(["audit", str(tmp_path)]) == 0
     assert capsys.readouterr().out
+
+
+LONG = "x" * 300  # no file can have this name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", f"{LONG}.toml"],
+        ["run", f"{LONG}.toml"],
+        ["audit", LONG],
+        ["audit", "--deep", LONG],
+        ["report", LONG],
+        ["keys", LONG],
+        ["eval", LONG, "--data", "a.jsonl"],
+        ["eval", "--compare", LONG, LONG],
+        ["data", "sft", f"{LONG}.jsonl", "--out", "b.jsonl"],
+    ],
+)
+def test_a_path_that_the_system_refuses_is_one_clear_line(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert LONG in line
+    assert "File name too long" in line
+
+
+@pytest.mark.parametrize("command", [["check"], ["run"], ["audit"], ["audit", "--deep"], ["report"], ["keys"]])
+def test_a_directory_that_the_user_may_not_enter_is_one_clear_line(command, tmp_path, monkeypatch, capsys):
+    """The tests may run as root, whom no directory keeps out: the system's answer is put in its place."""
+    path = tmp_path / "secret" / "micro.toml"
+    stat = os.stat
+
+    def refuse(looked_at, *arguments, **named):
+        if str(looked_at) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(looked_at, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert main([*command, str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert "Permission denied" in line
 
 
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run"], ["check", "a", "--sett", "b"]])

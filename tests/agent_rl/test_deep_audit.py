@@ -118,6 +118,9 @@ def test_each_flipped_byte_of_the_log_that_changes_content_is_found_but_for_its_
     # What is not found, as the module says: the salt of the last frame makes it the rest of an older log.
     last = len(whole) - 4096 - 24
     log.write_bytes(whole[: last + 9] + bytes([whole[last + 9] ^ 1]) + whole[last + 10 :])
+    (fault,) = deep_audit(killed).faults
+    assert "is older than metrics.jsonl" in fault  # which knows a row of that transaction, and no byte does
+    (killed / "metrics.jsonl").unlink()
     assert not found(killed)
 
 

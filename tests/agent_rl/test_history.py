@@ -180,7 +180,7 @@ def other_settings(run: Run) -> None:
         ),
         (missing_without_checkpoints, "is missing, and the run has a history: 9 rows in metrics.jsonl"),
         (empty_journal, "is empty, and the run has a history"),
-        (new_journal, "is older than metrics.jsonl"),
+        (new_journal, "is of run"),
         (other_journal, "is of run"),
         (other_checkpoints, "is of run"),
         (one_other_checkpoint_among_ours, "checkpoints/version-000003-stage-02 is of run"),
@@ -199,6 +199,27 @@ def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Ru
     assert said in str(refused.value)
     assert "run.directory" in str(refused.value)
     assert listing(run.directory) == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (empty_journal, "not a usable journal"),
+        (other_journal, "is of run"),
+        (other_checkpoints, "is of run"),
+        (later_checkpoint, "is older than checkpoints/version-000009-stage-02"),
+        (earlier_rows, "is older than metrics.jsonl, which has 10 rows where the journal has 9"),
+    ],
+)
+def test_a_deep_audit_does_not_call_whole_what_belongs_to_different_histories(
+    run: Run, harm: Callable[[Run], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal that was cut short at a transaction, or restored from a backup, has no wrong byte."""
+    harm(run)
+    assert main(["audit", "--deep", str(run.directory)]) != 0
+    output = capsys.readouterr()
+    assert said in output.out + output.err
+    assert "every byte is as it was written" not in output.out
 
 
 @pytest.mark.parametrize("harm", [remove_journal, other_checkpoints, no_checkpoints])

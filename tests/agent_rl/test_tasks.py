@@ -223,6 +223,9 @@ def test_files_that_cannot_serve_are_named(tmp_path):
     write_lines(tmp_path / "empty.jsonl")
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "plain.jsonl.gz").write_text("not gzip")
+    packed = gzip.compress(b'{"problem": "1 + 1", "answer": "2"}\n' * 100)
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "flipped.jsonl.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     for name, message in {
         "nowhere.jsonl": "no such file",
@@ -230,6 +233,8 @@ def test_files_that_cannot_serve_are_named(tmp_path):
         "empty.jsonl": "holds no tasks",
         "notes.txt": "task files end in one of .jsonl",
         "plain.jsonl.gz": "is it UTF-8 text, or gzip",
+        "cut.jsonl.gz": "is it UTF-8 text, or gzip",
+        "flipped.jsonl.gz": "is it UTF-8 text, or gzip",
         "binary.jsonl": "is it UTF-8 text, or gzip",
     }.items():
         with pytest.raises(TaskError, match=message) as caught:
