@@ -67,9 +67,12 @@ def _descriptor_faults(topology: Topology, host: str, source: Source) -> list[Fa
 def _metrics_faults(topology: Topology, source: Source) -> list[Fault]:
     """A port for metrics that some other process of this machine listens at."""
     run = topology.run
-    here = None if run.metrics_port is None else _resolve(run.metrics_address)
-    if here is None or is_supervised(run.directory, topology.main_host):
+    if run.metrics_port is None or is_supervised(run.directory, topology.main_host):
         return []
+    here = _resolve(run.metrics_address)
+    if here is None:
+        message = f"{run.metrics_address!r} is no address that this machine knows"
+        return [source.fault(("run", "metrics_address"), message, 'name one of its addresses, such as "127.0.0.1"')]
     if not _is_taken(here, f"{run.metrics_address}:{run.metrics_port}"):
         return []
     message = f"another process listens at {run.metrics_address}:{run.metrics_port}"

@@ -170,6 +170,8 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
     try:
         if hosts is not None:
             journal.check_structure()
+            if lost := journal.lost_steps():
+                raise JournalError(f"{path} has lost steps ({lost[0]}): put back a whole copy of it, {ELSEWHERE}")
         knows = known(journal)
         recorded = journal.record_count()
         before = json.loads(journal.fact(MADE_WITH) or "{}")

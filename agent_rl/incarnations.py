@@ -34,11 +34,14 @@ def next_start(directory: Path, hosts: Sequence[str], wall: Callable[[], float] 
 
 def _last_start(file: Path) -> int:
     try:
-        return int(file.read_text())
+        start = int(file.read_text()[:20])
+        if start * RESTARTS < 1 << 63:
+            return start
     except FileNotFoundError:
         return 0
-    except ValueError:
-        raise RunRefused(f"{file} holds no number of a start: remove it while no host of this run is running") from None
+    except (ValueError, IsADirectoryError):
+        pass
+    raise RunRefused(f"{file} holds no number of a start: remove it while no host of this run is running")
 
 
 def is_first(incarnation: int) -> bool:

@@ -307,6 +307,20 @@ class Journal(JournalFile):
         rows = self._read("SELECT purpose, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3")
         return {(purpose, state, reason): count for purpose, state, reason, count in rows}
 
+    def lost_steps(self) -> list[str]:
+        """What says that rows of steps are gone: the learner would wait for such a step for ever."""
+        gaps = self._read("SELECT stage, MIN(version), MAX(version), COUNT(*) FROM steps GROUP BY stage")
+        faults = [
+            f"stage {stage} has {count} steps at versions {first} to {last}"
+            for stage, first, last, count in gaps
+            if count != last - first + 1
+        ]
+        found = "step IS NOT NULL AND step NOT IN (SELECT version FROM steps)"
+        query = f"SELECT id, step FROM groups WHERE {found} ORDER BY step LIMIT 1"  # noqa: S608 - constants above
+        return faults + [
+            f"{group} is in the step at version {at}, which is not there" for group, at in self._read(query)
+        ]
+
     def faults(self) -> Iterator[str]:
         """Everything that contradicts the journal's own rules, group by group."""
         for row in self._read("SELECT stage, COUNT(*), MAX(number) + 1 FROM groups GROUP BY stage"):

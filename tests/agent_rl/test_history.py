@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -280,3 +281,21 @@ def test_where_the_checkpoints_lie_on_another_host_they_are_not_looked_at(run: R
     with pytest.raises(JournalError, match="is missing"):
         check_history(run.directory, apart, ["local"])
     check_history(run.directory, apart, ["far"])  # there is no journal on the learner's host
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM steps WHERE version = 2", "lost steps"),
+        ("DELETE FROM steps", r"lost steps \(\S+ is in the step at version \d+, which is not there\)"),
+    ],
+)
+def test_a_journal_that_has_lost_steps_is_refused(run: Run, statement: str, said: str) -> None:
+    other = sqlite3.connect(run.journal)
+    versions = [version for (version,) in other.execute("SELECT version FROM steps ORDER BY version")]
+    assert len(versions) >= 3
+    other.execute(statement.replace("= 2", f"= {versions[1]}"))
+    other.commit()
+    other.close()
+    with pytest.raises(JournalError, match=said):
+        run.check()

@@ -35,8 +35,9 @@ def test_a_directory_that_was_removed_counts_on_from_the_clock(tmp_path: Path) -
     assert next_start(tmp_path, ["a"], lambda: 200.0) == 200
 
 
-def test_a_number_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "starts.a").write_text("")
+@pytest.mark.parametrize("written", ["", "many", "9" * 30, str(1 << 50)])
+def test_a_number_that_cannot_be_read_or_counted_on_from_is_refused(tmp_path: Path, written: str) -> None:
+    (tmp_path / "starts.a").write_text(written)
     with pytest.raises(RunRefused, match=r"starts\.a holds no number of a start: remove it"):
         next_start(tmp_path, ["a"])
 
