@@ -45,7 +45,7 @@ test: install
 
 test-all: install test-oldest test-vllm
 	$(PYTEST) -n 2 --dist worksteal -m "not slow" --hypothesis-profile explore
-	$(PYTEST) -m slow
+	$(PYTEST) -n 2 --dist worksteal -m slow
 
 # The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
 OLDEST := .venv-oldest

@@ -64,22 +64,27 @@ class Rubbish(AnyWeights):
 
 
 class Dies(AnyWeights):
-    """Starts, and dies a moment later, every time."""
+    """Starts, and dies of the first turn that it is asked for, every time."""
 
     def __init__(self, model_path: Path, **settings: Any) -> None:
         super().__init__(model_path, script=lambda number, request: "4", **settings)
+        self._asked = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        await trio.sleep(1.0)
+        await self._asked.wait()
         raise EngineError("an illegal memory access was encountered")
 
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        self._asked.set()
+        return await trio.sleep_forever()
 
-class Unservable(AnyWeights):
-    """Dies once it has served; then it finds that its device is gone."""
+
+class Unservable(Dies):
+    """Dies likewise; when it is started again, it finds that its device is gone."""
 
     def __init__(self, model_path: Path, **settings: Any) -> None:
-        super().__init__(model_path, script=lambda number, request: "4", **settings)
+        super().__init__(model_path, **settings)
         started = Path(os.environ["STARTED"])
         self._gone = started.exists()
         started.touch()
@@ -87,9 +92,7 @@ class Unservable(AnyWeights):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         if self._gone:
             raise ModelError("device: torch has no 'cuda' here")
-        task_status.started()
-        await trio.sleep(1.0)
-        raise EngineError("an illegal memory access was encountered")
+        await super().run(task_status=task_status)
 
 
 class NoTools(ToolExecutor):
