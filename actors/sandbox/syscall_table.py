@@ -72,7 +72,7 @@ class When:
     argument: int
     name: str
     value: int
-    then: OneOf | Without
+    then: OneOf | Without | Null
 
 
 Check: TypeAlias = OneOf | Without | Masked | Pretended | Null | AtLeast | When
@@ -357,7 +357,7 @@ CHECKED = (
     Checked(
         "Limits of the calling process alone, but that of core dumps: at 1 the kernel starts no program for them",
         "prlimit64:302:261",
-        (OneOf(0, {"itself": 0}), OneOf(1, RESOURCES)),
+        (OneOf(0, {"itself": 0}), When(1, "RLIMIT_CORE", 4, Null(2))),
     ),
     Checked("As prlimit64", "setrlimit:160:164", (OneOf(0, RESOURCES),)),
     Checked(

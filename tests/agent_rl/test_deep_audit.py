@@ -143,16 +143,21 @@ def test_the_command_names_what_was_changed(directory: Path, capsys: pytest.Capt
     assert main(["audit", str(directory), "--deep"]) == 2
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(directory: Path) -> Path:
+    """A checkpoint of the run, after its last step."""
+    journal = Journal(directory / "journal.sqlite", read_only=True)
+    run, step = journal.fact("run"), journal.last_step()
+    journal.close()
+    folder = directory / "checkpoints" / f"version-{step + 1:06d}-stage-02"
     (folder / "training" / "rank-0").mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(os.urandom(500))
     weights = (folder / "model.safetensors").read_bytes()
     state = {
         "stage": 2,
         "stage_version": 1,
-        "version": 9,
+        "version": step + 1,
         "optimizer_steps": {"a": 3},
-        "extra": {"history": {"run": "0123456789abcdef", "step": 8}},
+        "extra": {"history": {"run": run, "step": step}},
         "files": {"model.safetensors": [len(weights), zlib.crc32(weights)]},
     }
     state["checksum"] = _checksum_of_state(state)
@@ -161,7 +166,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def test_each_flipped_byte_of_a_checkpoint_that_changes_content_is_found(directory: Path) -> None:
-    folder = checkpoint(directory / "checkpoints" / "version-000009-stage-02")
+    folder = checkpoint(directory)
     assert not found(directory)
     draw = random.Random(5)
     for name in ("model.safetensors", "training/state.json"):

@@ -143,7 +143,7 @@ def test_arguments_that_are_checked_are_refused_unless_they_are_listed(machine: 
                         assert verdict(check.value - 1) == refusal(check.refusal)
                     case When(then=then):
                         good[check.argument] = check.value
-                        bad = list(then.bits.values()) if isinstance(then, Without) else [0, 18]
+                        bad = list(then.bits.values()) if isinstance(then, Without) else [1, 18]
                         assert {verdict(value, then.argument) for value in bad} == {refusal(then.refusal)}
 
 
