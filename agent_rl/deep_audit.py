@@ -65,10 +65,6 @@ def deep_audit(directory: Path) -> DeepAudit:
         faults += journal.schema_faults()
         rows, damaged = journal.damaged_rows()
         faults += damaged
-        if journal.record_count() is None:
-            notes.append(
-                f"{path} was written by an older version: its rows have no checksums until agent-rl run goes on"
-            )
         if not in_use(directory):
             faults += faults_between(directory, journal)
     finally:

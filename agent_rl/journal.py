@@ -275,7 +275,7 @@ class Journal(JournalFile):
         return self.rows("records", "ORDER BY number", make=lambda _, row: str(row))
 
     def record_count(self) -> int | None:
-        """How many rows there are; None in a journal of an older version, which has none."""
+        """How many rows there are; None in a file that is no journal yet."""
         return int(self._read("SELECT COUNT(*) FROM records")[0][0]) if self._columns["records"] else None
 
     # For people ----------------------------------------------------------------------------------------------------------
