@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import trio
 from pydantic import BaseModel, ConfigDict
 
-from agent_rl.incarnations import is_first
+from agent_rl.records.incarnations import is_first
 
 if TYPE_CHECKING:
     import random
 
     import structlog
 
-    from agent_rl.journal import Journal
-    from agent_rl.metrics import Metric
-    from agent_rl.topology import Topology
+    from agent_rl.config.topology import Topology
+    from agent_rl.messages import Metric
+    from agent_rl.records.journal import Journal
     from transport import CallLink, Node
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from pydantic import PositiveFloat
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
+from agent_rl.config.topology import Topology
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
@@ -31,7 +32,6 @@ from agent_rl.messages import (
     WeightsPart,
     WeightsWanted,
 )
-from agent_rl.topology import Topology
 
 
 class EvaluatorSettings(Settings):

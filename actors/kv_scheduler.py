@@ -1,4 +1,4 @@
-"""The KV-cache scheduler's shell: opens groups and places rollouts as `agent_rl.scheduling` decides."""
+"""The KV-cache scheduler's shell: opens groups and places rollouts as `agent_rl.scheduling.scheduler` decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
-from agent_rl.contracts import ContractError, called, needs_start
+from agent_rl.config.plugins import ContractError, called, needs_start
+from agent_rl.config.topology import EvaluateStage, RlStage, Topology
+from agent_rl.environments.tasks import load_tasks
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -24,10 +26,8 @@ from agent_rl.messages import (
     RolloutRequest,
     UnfinishedGroups,
 )
-from agent_rl.placement import MostRoom, Placement, try_placement
-from agent_rl.scheduling import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
-from agent_rl.tasks import load_tasks
-from agent_rl.topology import EvaluateStage, RlStage, Topology
+from agent_rl.scheduling.placement import MostRoom, Placement, try_placement
+from agent_rl.scheduling.scheduler import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
 
 
 class KVSchedulerSettings(Settings):

@@ -22,13 +22,14 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import Announce, Call, Push
-from actors.model_keeper import LearnerSettings, ModelKeeper
-from agent_rl.batching import Masked, SupervisedBatches
-from agent_rl.checkpoints import Position
-from agent_rl.collapse import CollapseWatch
-from agent_rl.collapse import message as collapse_message
+from actors.weights.keeper import LearnerSettings, ModelKeeper
+from agent_rl.config.topology import EvaluateStage, RlStage, SftStage
 from agent_rl.data.conversations import endless
-from agent_rl.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
+from agent_rl.environments.tasks import load_tasks
+from agent_rl.learning.batching import Masked, SupervisedBatches
+from agent_rl.learning.collapse import CollapseWatch
+from agent_rl.learning.collapse import message as collapse_message
+from agent_rl.learning.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
@@ -45,8 +46,7 @@ from agent_rl.messages import (
     WeightsPart,
     WeightsWanted,
 )
-from agent_rl.tasks import load_tasks
-from agent_rl.topology import EvaluateStage, RlStage, SftStage
+from agent_rl.records.checkpoint_files import Position
 
 
 class Learner(ModelKeeper):

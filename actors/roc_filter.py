@@ -5,7 +5,7 @@
     Trajectory --> journal --(commit)--> acknowledged
                --> GroupBook --> Check --> VerifyAnswer / Verdict --> GroupBook --> TrainingGroup, StepReady --> learner
 
-`agent_rl.grouping.GroupBook` decides; this shell alone writes the journal. What is to be sent is queued and done by tasks of
+`agent_rl.groups.book.GroupBook` decides; this shell alone writes the journal. What is to be sent is queued and done by tasks of
 their own, so that no handler waits for a push or a call.
 """
 
@@ -20,12 +20,13 @@ import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
-from actors.journal_replay import decided_from, evaluations_within, restore, training_group
-from actors.stored import encode_stored
-from actors.verdicts import Verdicts
-from agent_rl.checkpoints import Position
-from agent_rl.contracts import ContractError, needs_start
-from agent_rl.group_instructions import (
+from actors.filter.replay import decided_from, evaluations_within, restore, training_group
+from actors.filter.stored import encode_stored
+from actors.filter.verdicts import Verdicts
+from agent_rl.config.plugins import ContractError, needs_start
+from agent_rl.config.topology import Topology
+from agent_rl.groups.book import GroupBook
+from agent_rl.groups.instructions import (
     NOT_FINITE,
     STAGE_BOUNDARY,
     Check,
@@ -38,9 +39,8 @@ from agent_rl.group_instructions import (
     Ready,
     Rewarded,
 )
-from agent_rl.grouping import GroupBook
-from agent_rl.history import Mark, check_history, refuse_learner
-from agent_rl.journal import interim_stage
+from agent_rl.groups.outages import OutageError
+from agent_rl.groups.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -58,10 +58,10 @@ from agent_rl.messages import (
     Verdict,
     VerifyAnswer,
 )
-from agent_rl.outages import OutageError
-from agent_rl.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
-from agent_rl.run_records import RunRecords
-from agent_rl.topology import Topology
+from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.history import Mark, check_history, refuse_learner
+from agent_rl.records.journal import interim_stage
+from agent_rl.records.run_records import RunRecords
 from transport import CallRefused
 
 WATCH_SECONDS = 1.0

@@ -19,17 +19,17 @@ from typing import Any, ClassVar, Literal
 import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from actors import transfer
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError, TurnRequest
 from actors.engines.checking import engine_faults
-from actors.rates import Rate
-from actors.serving import ServedPolicy
-from actors.tool_calls import ToolCaller, ToolsUnavailableError
-from actors.weights import model_directory
-from agent_rl.chat_templates import load_tokenizer
-from agent_rl.declared import declared_tools, format_faults
-from agent_rl.episode import Episode, RolloutTally
+from actors.generation.serving import ServedPolicy
+from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
+from actors.weights import transfer
+from actors.weights.files import model_directory
+from agent_rl.checks.declared import declared_tools, format_faults
+from agent_rl.config.topology import EvaluateStage, RlStage, Topology
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.task_files import read_tasks
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
@@ -45,11 +45,11 @@ from agent_rl.messages import (
     WeightsPart,
     WeightsWanted,
 )
-from agent_rl.parsing import MalformedCall, ParsedCall, cut_middle, tool_response_text
-from agent_rl.prompts import SESSION_TOOLS, ChatFormat
-from agent_rl.task_files import read_tasks
-from agent_rl.tasks import TaskError
-from agent_rl.topology import EvaluateStage, RlStage, Topology
+from agent_rl.observe.rates import Rate
+from agent_rl.rollout.chat_templates import load_tokenizer
+from agent_rl.rollout.episode import Episode, RolloutTally
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, tool_response_text
+from agent_rl.rollout.prompts import SESSION_TOOLS, ChatFormat
 
 NAMED_PROBLEMS = 5
 """How many of the problems that are too long are named."""

@@ -22,12 +22,12 @@ import structlog
 import trio
 
 from actors.base import Actor, ActorContext
-from actors.run import make_links, serve
+from actors.runtime.process import make_links, serve
 from agent_rl import messages
-from agent_rl.addresses import actor_nodes
-from agent_rl.journal import Journal
+from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
-from agent_rl.topology import Topology
+from agent_rl.records.journal import Journal
 from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PushLink, Registry
 
 SUPERVISOR = "supervisor.local"

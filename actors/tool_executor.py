@@ -9,16 +9,16 @@ from typing import Annotated, Any, ClassVar, get_args
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.rates import Rate
-from actors.sandbox.client import ExecutionLimits, Sandbox
-from actors.sandbox.control_groups import WEIGHT, Wanted
-from actors.sandbox.interpreter import Scratch
-from actors.sandbox.isolation import Isolation
-from agent_rl.declared import tool_faults
-from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
-from agent_rl.metrics import Histogram, Metric, counter, gauge
-from agent_rl.prompts import JUPYTER_TOOL, JUPYTER_TOOLS, PYTHON_TOOL, TOOLS
-from agent_rl.topology import Topology
+from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
+from actors.sandbox.isolation.levels import Isolation
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.interpreter import Scratch
+from agent_rl.checks.declared import tool_faults
+from agent_rl.config.topology import Topology
+from agent_rl.messages import Metric, ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
+from agent_rl.observe.metrics import Histogram, counter, gauge
+from agent_rl.observe.rates import Rate
+from agent_rl.rollout.prompts import JUPYTER_TOOL, JUPYTER_TOOLS, PYTHON_TOOL, TOOLS
 
 
 class ToolExecutorSettings(Settings):

@@ -27,12 +27,10 @@ the codec checks the former on arrival.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-
-from agent_rl.metrics import Metric
 
 Int32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
@@ -56,11 +54,16 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One task: what the model is asked, and the ground truth its answer is held against."""
+    """One task: what the model is asked, and the ground truth its answer is held against, where there is one.
+
+    ``environment`` is the name of the environment that the problem is of, and ``payload`` what that needs beside the text, as JSON.
+    """
 
     id: str
     text: str
-    answer: str
+    answer: str = ""
+    environment: str = ""
+    payload: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,41 @@ class ToolCallRecord:
     run_seconds: float
     total_seconds: float
     cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentMessage:
+    """A message of the environment, after turn ``turn`` (from 1)."""
+
+    turn: int
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A rollout as text, for environments and for people. ``texts`` holds what the model wrote, turn by turn."""
+
+    texts: tuple[str, ...]
+    calls: tuple[ToolCallRecord, ...] = ()
+    replies: tuple[EnvironmentMessage, ...] = ()
+    status: TrajectoryStatus = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What an environment says of a rollout, once and for all.
+
+    ``reward`` is what advantages are made of; ``success`` is what evaluations count and RoC's classes are; ``parts`` are named
+    summands or figures of the reward, for people; ``format_penalty`` is RoC's p_format, from 0 to 1; ``note`` says in words how
+    it was judged.
+    """
+
+    reward: float
+    success: bool
+    parts: dict[str, float] = field(default_factory=dict)
+    format_penalty: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +478,21 @@ class GroupsUnfinished:
     opened: int
     groups: tuple[UnfinishedGroup, ...]
     interim_opened: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One counter (it only grows while the process lives), gauge or histogram of an actor.
+
+    ``values`` is the value alone; of a histogram the counts of its buckets [len(bounds) + 1], not cumulative, and then the sum.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    values: tuple[float, ...]
+    labels: dict[str, str] = field(default_factory=dict)
+    bounds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -18,7 +19,6 @@ from agent_rl.messages import (
     TrainingGroup,
     Trajectory,
 )
-from agent_rl.topology import Algorithm, EvaluateStage, RlStage
 
 
 def problem(number: int = 0, *, answer: str = "4") -> Problem:

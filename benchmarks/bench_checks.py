@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from agent_rl.rewards import CLOSING, OPENING, answers_equal, exactly_equal, final_answer
+from agent_rl.environments.maths.rewards import CLOSING, OPENING, answers_equal, exactly_equal, final_answer
 from benchmarks.answer_pairs import Pair, equal_pair, near_miss, pairs
 from benchmarks.reporting import print_figures, print_table
 

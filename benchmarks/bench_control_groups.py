@@ -18,8 +18,8 @@ from pathlib import Path
 
 import trio
 
-from actors.sandbox.client import Sandbox
-from actors.sandbox.control_groups import ControlGroups, Wanted, control_groups
+from actors.sandbox.isolation.control_groups import ControlGroups, Wanted, control_groups
+from actors.sandbox.owner.client import Sandbox
 from benchmarks.bench_tools import MODULES, Side, full_load, loaded, mix, spent
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_processes import children_of

@@ -25,7 +25,7 @@ from typing import Any
 
 import trio
 
-from agent_rl.statistics import wilson_interval
+from agent_rl.groups.statistics import wilson_interval
 from benchmarks.bench_overlap import EXAMPLE, RUN_SECONDS, teach
 from benchmarks.peers.trl_grpo import Spec, Tools
 from benchmarks.reporting import print_figures, print_table

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import trio
 
 import benchmarks.hostile
-from actors.sandbox.client import ExecutionLimits, Sandbox
-from actors.sandbox.isolation import Level
+from actors.sandbox.isolation.levels import Level
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.tool_executor import ToolExecutorSettings
 from benchmarks.hostile import Attack, shares
 from benchmarks.hostile.running import failure

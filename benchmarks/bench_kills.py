@@ -25,11 +25,11 @@ from typing import Any
 
 import trio
 
-from agent_rl.audit import audit
-from agent_rl.example_files import EXAMPLES
-from agent_rl.journal import Journal
-from agent_rl.leftovers import PREFIX
-from agent_rl.load import load_topology
+from agent_rl.config.examples import EXAMPLES
+from agent_rl.config.load import load_topology
+from agent_rl.files.leftovers import PREFIX
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, RunFailed, running, stage_rows
 

@@ -31,9 +31,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from agent_rl.linear import CACHES
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.linear import CACHES
+from agent_rl.learning.tiny import initialise_model
 from benchmarks.learner_sides import Ours, Padded, Setting, Side
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model

@@ -23,8 +23,8 @@ from typing import Any
 
 import trio
 
-from agent_rl.example_files import EXAMPLES
-from agent_rl.statistics import wilson_interval
+from agent_rl.config.examples import EXAMPLES
+from agent_rl.groups.statistics import wilson_interval
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, RunFailed, running, stage_rows, window
 

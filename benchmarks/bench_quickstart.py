@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.stored import decode_stored
-from agent_rl.arithmetic import overlap
-from agent_rl.example_files import EXAMPLES
-from agent_rl.journal import Journal
+from actors.filter.stored import decode_stored
+from agent_rl.config.examples import EXAMPLES
+from agent_rl.environments.arithmetic.problems import overlap
+from agent_rl.records.journal import Journal
 from benchmarks.reporting import print_figures
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
@@ -33,7 +33,7 @@ RUN_SECONDS = 3600
 def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str, Any]:
     """One run; its summary."""
     settings = [f"run.directory={directory}", f"run.seed={seed}", f"run.mode={mode}", *overrides]
-    command = [sys.executable, "-m", "agent_rl", "run", str(EXAMPLE)]
+    command = [sys.executable, "-m", "actors.cli", "run", str(EXAMPLE)]
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)

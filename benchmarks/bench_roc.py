@@ -23,7 +23,7 @@ from typing import Any
 
 import trio
 
-from agent_rl.example_files import EXAMPLES
+from agent_rl.config.examples import EXAMPLES
 from benchmarks.panels import Panel, draw
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running

@@ -32,10 +32,10 @@ import structlog
 import transformers
 import trio
 
-from actors.engines.torch import TorchEngine
+from actors.engines.torch.engine import TorchEngine
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import Policy
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
 from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample, turns

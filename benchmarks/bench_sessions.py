@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import trio
 
-from actors.sandbox.client import ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionResult, Sandbox
 from benchmarks.reporting import print_figures, print_table
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import trio
 
-from agent_rl.check import check_topology
-from agent_rl.example_files import topology_file
-from agent_rl.load import TopologyError, load_topology
-from agent_rl.topology import Stage
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.examples import topology_file
+from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.topology import Stage
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import LOOK_SECONDS, RunFailed, Window, running, stage_rows, window
 

@@ -14,9 +14,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 from actors.tool_executor import BadArgumentError, ToolExecutor, refused
+from agent_rl.environments.maths.rewards import answers_equal
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
-from agent_rl.prompts import PYTHON_TOOL
-from agent_rl.rewards import answers_equal
+from agent_rl.rollout.prompts import PYTHON_TOOL
 
 
 @dataclass(frozen=True, slots=True)

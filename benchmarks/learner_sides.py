@@ -13,10 +13,10 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 
+from agent_rl.learning.policy_model import DTYPES
+from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
-from agent_rl.policy_model import DTYPES
 from agent_rl.testing import algorithm, opened, rl_stage, trajectory
-from agent_rl.training import Trainer
 from benchmarks.rollout_models import Workload, workload
 
 GROUP = 8

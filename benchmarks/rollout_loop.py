@@ -19,8 +19,8 @@ import trio
 from actors.engines.base import Engine, TurnRequest
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
-from agent_rl.arithmetic import ArithmeticTasks
-from agent_rl.load import load_topology
+from agent_rl.config.load import load_topology
+from agent_rl.environments.arithmetic.problems import ArithmeticTasks
 from agent_rl.messages import (
     Policy,
     PolicyPublished,

@@ -17,11 +17,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.arithmetic import CALL_HEAD, CALL_TAIL
-from agent_rl.example_files import EXAMPLES
-from agent_rl.load import load_topology
-from agent_rl.tiny import END, ROLES, initialise_model
-from agent_rl.topology import InitialiseModel
+from agent_rl.config.examples import EXAMPLES
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
+from agent_rl.learning.tiny import END, ROLES, initialise_model
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 MAX_LENGTH = 512

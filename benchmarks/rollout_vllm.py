@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from actors.engines.vllm import VllmEngine
+from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
 from benchmarks.rollout_loop import AT_ONCE
 

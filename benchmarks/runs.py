@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from agent_rl.timeline import read_timeline
+from agent_rl.records.timeline import read_timeline
 
 LOOK_SECONDS = 0.5
 """How often a run's timeline is looked at; its rows are a second long."""
@@ -146,7 +146,7 @@ class Run:
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
     directory, output = folder / "run", folder / "output"
-    command = [sys.executable, "-m", "agent_rl", "run", str(file), "--set", f"run.directory={directory}"]
+    command = [sys.executable, "-m", "actors.cli", "run", str(file), "--set", f"run.directory={directory}"]
     for override in overrides:
         command += ["--set", override]
     with output.open("wb") as out:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from actors.sandbox.warm_up import collapse_into_huge_pages, warm_up
+from actors.sandbox.inside.warm_up import collapse_into_huge_pages, warm_up
 
 OWN_PASSES = 15
 """How often a snippet runs in one process to tell the time it takes by itself."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import trio
 
-from actors.sandbox.client import ExecutionLimits, Sandbox
-from actors.sandbox.isolation import Level
-from agent_rl.leftovers import PREFIX
+from actors.sandbox.isolation.levels import Level
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.files.leftovers import PREFIX
 from benchmarks.reporting import print_table
 from benchmarks.tool_processes import children_of, processes_of, resident_mib, zombies_below
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from actors.sandbox.interpreter import BOOT, ENVIRONMENT, ROOT
+from actors.sandbox.owner.interpreter import BOOT, ENVIRONMENT, ROOT
 
 
 def run_fresh(codes: Sequence[str], at_once: int) -> float:
@@ -37,7 +37,7 @@ class Floor:
     """The floor's warm interpreters. ``run`` and ``own_seconds`` take snippets with the modules each needs loaded."""
 
     def __init__(self, sets: Iterable[tuple[str, ...]], at_once: int) -> None:
-        boot = BOOT.replace("actors.sandbox.program", "benchmarks.tool_floor").format(root=ROOT)
+        boot = BOOT.replace("actors.sandbox.inside.program", "benchmarks.tool_floor").format(root=ROOT)
         command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot]
         self._at_once = at_once
         self._processes = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.sandbox.syscall_table import (
+from actors.sandbox.isolation.syscall_table import (
     CHECKED,
     ENTERING,
     IGNORED,
@@ -78,7 +78,7 @@ def section() -> str:
     lines = [
         HEADING,
         "",
-        f"Made from `actors/sandbox/syscall_table.py` by `python docs/make_sandbox.py`. {count} system calls are allowed. An argument that is",
+        f"Made from `actors/sandbox/isolation/syscall_table.py` by `python docs/make_sandbox.py`. {count} system calls are allowed. An argument that is",
         "not let through is refused with EPERM, or with the error that libraries expect there.",
         "",
         "| system calls | arguments that are let through | why |",

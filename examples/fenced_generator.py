@@ -19,8 +19,8 @@ import re
 from collections.abc import Sequence
 
 from actors.rollout_generator import RolloutGenerator
-from agent_rl.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
-from agent_rl.prompts import PYTHON_TOOL, ChatFormat
+from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
+from agent_rl.rollout.prompts import PYTHON_TOOL, ChatFormat
 
 OPENING, CLOSING = "```python\n", "```"
 SYSTEM = """You solve problems by reasoning step by step, with Python where it helps.

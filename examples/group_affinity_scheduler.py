@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.kv_scheduler import KVScheduler
-from agent_rl.placement import EngineRoom, MostRoom, Placement, Waiting
+from agent_rl.scheduling.placement import EngineRoom, MostRoom, Placement, Waiting
 
 
 class GroupAffinity(MostRoom):

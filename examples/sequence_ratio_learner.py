@@ -18,7 +18,7 @@ from actors.learner import Learner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agent_rl.losses import LossSettings, LossSums
+    from agent_rl.learning.losses import LossSettings, LossSums
 
 
 class SequenceRatioLearner(Learner):
@@ -37,12 +37,12 @@ class SequenceRatioLearner(Learner):
     ) -> tuple[Tensor, LossSums]:
         """The clipped surrogate of each response's ratio, weighted by the response's number of tokens.
 
-        Tensors are [rows, width] float32, a row a response (see `agent_rl.losses.Loss`). Stale responses are corrected once,
+        Tensors are [rows, width] float32, a row a response (see `agent_rl.learning.losses.Loss`). Stale responses are corrected once,
         by the capped ratio of the proximal policy to the one sampled from, of the whole response too.
         """
         import torch  # here, not above: `agent-rl check` loads this module, and has no need of torch
 
-        from agent_rl.losses import LossSums
+        from agent_rl.learning.losses import LossSums
 
         kept = mask > 0
         lengths = mask.sum(-1, keepdim=True)

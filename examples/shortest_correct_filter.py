@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from actors.roc_filter import RoCFilter
-from agent_rl.resampling import Candidate, quotas
+from agent_rl.groups.resampling import Candidate, quotas
 
 
 class ShortestCorrectFilter(RoCFilter):

@@ -26,10 +26,10 @@ import structlog
 import trio
 from safetensors.torch import load_file
 
-from actors import transfer
-from actors.engines.base import EngineError, TransferError
+from actors.engines.base import EngineError
 from actors.engines.testing import FIRST_POLICY, Subject, random_prompt, save_other_weights, turn
-from actors.transfer import KeptWeights
+from actors.weights import transfer
+from actors.weights.transfer import KeptWeights, TransferError
 from agent_rl.messages import Policy, TransferOffer, TransferWanted
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -23,16 +23,33 @@ from transport.frames import (
     StreamState,
     pack,
 )
-from transport.link import AnnounceSender, PushSender, Unsettled
+from transport.link import AnnounceSender, CallRouter, PushSender, Unsettled
 from transport.schema import Buffer
 
 if TYPE_CHECKING:
     from transport.codec import Registry
-    from transport.handles import CallLink, PushLink
 
 
 _TOGETHER = 64 << 10
 """Bytes of messages that leave in one frame: enough that the frame costs little, and few enough to be read in one go."""
+
+
+class Calls(Protocol):
+    """A call link, as the connection to one of its peers needs it."""
+
+    name: str
+    replies: Registry
+    router: CallRouter
+
+    def ended(self, call: PendingCall, /) -> None:
+        """The call's fate is known."""
+
+
+class Pushes(Protocol):
+    """A push link, as the connection to one of its peers needs it."""
+
+    def moved(self) -> None:
+        """The peer has returned credit, or acknowledged."""
 
 
 class PendingCall:
@@ -40,7 +57,7 @@ class PendingCall:
 
     __slots__ = ("deadline", "done", "failure", "frames", "key", "link", "reply", "request", "sent", "target")
 
-    def __init__(self, link: CallLink, frames: Sequence[Buffer], key: str | None, deadline: float) -> None:
+    def __init__(self, link: Calls, frames: Sequence[Buffer], key: str | None, deadline: float) -> None:
         self.link = link
         self.frames = frames
         self.key = key
@@ -76,8 +93,8 @@ class Outbound:
         self._highest: int | None = None
         self._known = False
         self.silent = False
-        self.pushes: dict[str, tuple[PushSender, PushLink]] = {}
-        self.call_links: list[CallLink] = []
+        self.pushes: dict[str, tuple[PushSender, Pushes]] = {}
+        self.call_links: list[Calls] = []
         self.calls: dict[int, PendingCall] = {}
         self.announcements = AnnounceSender()
         self._requests = 0

@@ -12,8 +12,8 @@ from trio.testing import MockClock
 
 from actors.base import Actor, LinkKind
 from actors.testing import Stage, running
-from agent_rl.check import find_class
-from agent_rl.topology import Topology
+from agent_rl.checks.topology import find_class
+from agent_rl.config.topology import Topology
 
 PRODUCTION: Mapping[str, str] = {
     "kv_scheduler": "actors.kv_scheduler:KVScheduler",
@@ -67,7 +67,7 @@ class RoleContract:
             {
                 "run": {"name": "contract", "directory": folder, "checkpoint_every": 2, "keep_checkpoints": 3},
                 "model": {"initialise": {**sizes, "max_length": 512}},
-                "tasks": {"generator": "agent_rl.arithmetic:ArithmeticTasks"},
+                "tasks": {"generator": "agent_rl.environments.arithmetic.problems:ArithmeticTasks"},
                 "algorithm": algorithm,
                 "stages": [RL_STAGE, EVALUATE_STAGE],
                 "actors": actors,

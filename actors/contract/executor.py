@@ -16,7 +16,7 @@ import trio
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
 from agent_rl.messages import ToolCall, ToolResult, Verdict, VerifyAnswer
-from agent_rl.prompts import PYTHON_TOOL
+from agent_rl.rollout.prompts import PYTHON_TOOL
 
 EXECUTOR = "tool_executor.0"
 PATIENCE = 30.0

@@ -25,7 +25,6 @@ from actors.contract.filter_bench import (
     trajectories,
 )
 from actors.testing import Stage
-from agent_rl.audit import audit
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -40,6 +39,7 @@ from agent_rl.messages import (
     Verdict,
     VerifyAnswer,
 )
+from agent_rl.records.audit import audit
 from agent_rl.testing import opened
 
 

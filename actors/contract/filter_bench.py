@@ -13,7 +13,6 @@ import trio
 from actors.base import ask
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
-from agent_rl.journal import Journal
 from agent_rl.messages import (
     GroupOpened,
     Recorded,
@@ -23,6 +22,7 @@ from agent_rl.messages import (
     StepTrained,
     Trajectory,
 )
+from agent_rl.records.journal import Journal
 from agent_rl.testing import call, trajectory
 
 FILTER = "roc_filter.0"

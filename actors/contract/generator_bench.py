@@ -19,7 +19,7 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from agent_rl.prompts import PYTHON_TOOL
+from agent_rl.rollout.prompts import PYTHON_TOOL
 from agent_rl.testing import published, request
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The engine interface: tokens in, tokens out, weights swapped between decode steps.
 
-A generator owns one engine. ``actors/engines/torch.py`` implements it in the process; vLLM fits the same interface.
+A generator owns one engine. ``actors/engines/torch/engine.py`` implements it in the process; vLLM fits the same interface.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ class EngineError(Exception):
 
 class ModelError(EngineError):
     """The model cannot be served by this engine on this machine, however often it is tried; the message says why, and what helps."""
-
-
-class TransferError(Exception):
-    """Weights that were to be sent have not come; the engine serves what it served, and they may be asked for again."""
 
 
 class EngineRefusedError(Exception):

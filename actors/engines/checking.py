@@ -12,19 +12,19 @@ from typing import Any, Literal
 from pydantic import ConfigDict, PositiveInt, ValidationError
 
 from actors.base import Settings
-from agent_rl.load import suggest
+from agent_rl.config.load import suggest
 
 VLLM = "actors.engines.vllm:VllmEngine"
 
 
 class TorchEngineSettings(Settings):
-    """What ``engine_settings`` may say to `actors.engines.torch.TorchEngine`."""
+    """What ``engine_settings`` may say to `actors.engines.torch.engine.TorchEngine`."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
 
 
 class VllmEngineSettings(Settings):
-    """What `actors.engines.vllm.VllmEngine` takes itself; all else goes to vLLM's engine arguments."""
+    """What `actors.engines.vllm.engine.VllmEngine` takes itself; all else goes to vLLM's engine arguments."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
 

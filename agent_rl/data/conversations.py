@@ -12,12 +12,12 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from agent_rl.data.rows import rows_of
-from agent_rl.prompts import SYSTEM_TOOLS
-from agent_rl.reading_json import JsonError, parse_json
-from agent_rl.tasks import TaskError
+from agent_rl.data.rows import DataError, rows_of
+from agent_rl.environments.base import TaskError
+from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.rollout.prompts import SYSTEM_TOOLS, ChatFormat, PromptError
 
 Message = dict[str, str]
 
@@ -200,3 +200,26 @@ def mixed(items: Iterable[list[Message]], rng: random.Random, held: int = SHUFFL
         yield item
     rng.shuffle(here)
     yield from here
+
+
+def chat_format_of(model: str, prompt: Literal["plain", "rstar2"] = "plain") -> tuple[ChatFormat, int | None]:
+    """How the model's tokenizer writes conversations, and the tokens its sequences may have. Raises DataError."""
+    from transformers import AutoTokenizer
+
+    from agent_rl.models.hub import HubError, is_hub_name, metadata
+    from agent_rl.models.model_files import ModelFiles, Unreadable
+
+    try:
+        directory = metadata(model) if is_hub_name(model) else Path(model).expanduser()
+    except HubError as error:
+        raise DataError(f"--model {model}: {error}") from error
+    if not directory.is_dir():
+        raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
+    try:
+        chat = ChatFormat(AutoTokenizer.from_pretrained(directory), prompt)
+    except (OSError, ValueError, PromptError) as error:
+        raise DataError(f"--model {model}: {' '.join(str(error).split())[:300]}") from error
+    try:
+        return chat, ModelFiles.read(directory).length
+    except Unreadable:  # a tokenizer alone
+        return chat, None

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
+from agent_rl.environments.maths.rewards import is_integer
 from agent_rl.messages import Problem
-from agent_rl.rewards import is_integer
 
 KEPT = ""
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"

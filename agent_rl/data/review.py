@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agent_rl.data.rows import DataError, Row
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.task_files import answer_of, problem_of, text_of
 from agent_rl.messages import Problem
-from agent_rl.task_files import answer_of, problem_of, text_of
-from agent_rl.tasks import TaskError
 
 NAMED = 5
 """How many rows of a kind are named."""

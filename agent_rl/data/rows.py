@@ -12,9 +12,9 @@ from math import isnan
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from agent_rl.disk import whole
-from agent_rl.task_files import FORMATS, PARQUET_BATCH, read_rows, resolve
-from agent_rl.tasks import TaskError
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.task_files import FORMATS, PARQUET_BATCH, read_rows, resolve
+from agent_rl.files.disk import whole
 
 Row: TypeAlias = Mapping[str, Any]
 Placed: TypeAlias = tuple[str, Row]

@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agent_rl.config.load import Source, load_topology
+from agent_rl.environments.task_files import problem_of, read_rows, resolve
+from agent_rl.environments.tasks import load_tasks
 from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.load import Source, load_topology
-from agent_rl.task_files import problem_of, read_rows, resolve
-from agent_rl.tasks import load_tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl.disk import whole
+from agent_rl.environments.maths.rewards import exactly_equal, final_answer
 from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
 from agent_rl.evaluation.problems import AskedProblem
-from agent_rl.journal import Journal
-from agent_rl.reading_json import read_json
-from agent_rl.rewards import exactly_equal, final_answer
-from agent_rl.statistics import LOST
+from agent_rl.files.disk import whole
+from agent_rl.files.reading_json import read_json
+from agent_rl.groups.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
+from agent_rl.groups.statistics import LOST
+from agent_rl.records.journal import Journal
 
 FILE = "results.json"
 GROUPINGS = {"file": "by_file", "subject": "by_subject", "level": "by_level"}

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.chat_templates import OURS
-from agent_rl.checkpoints import state_file
+from agent_rl.config.load import Source
 from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.hub import HubError, is_hub_name, model_files
-from agent_rl.load import Source
-from agent_rl.model_files import ModelFiles, Unreadable
-from agent_rl.reading_json import read_json
+from agent_rl.files.reading_json import read_json
+from agent_rl.models.hub import HubError, is_hub_name, model_files
+from agent_rl.models.model_files import ModelFiles, Unreadable
+from agent_rl.records.checkpoint_files import state_file
+from agent_rl.rollout.chat_templates import OURS
 
 EVALUATOR = "actors.evaluator:Evaluator"
 LEARNER = "learner"

@@ -6,7 +6,7 @@ import errno
 import os
 import platform
 
-from actors.sandbox.syscall_table import (
+from actors.sandbox.isolation.syscall_table import (
     CHECKED,
     ENTERING,
     IGNORED,
@@ -17,7 +17,7 @@ from actors.sandbox.syscall_table import (
     SIGNALLING,
     UNDER_ANY_ARGUMENTS,
 )
-from actors.sandbox.syscalls import ARCHITECTURES, numbers
+from actors.sandbox.isolation.syscalls import ARCHITECTURES, numbers
 from benchmarks.hostile import Attack, Group, require_unique_names
 
 MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 from benchmarks.hostile import Attack, held
 
 LIMITS = ExecutionLimits(wall_seconds=20, cpu_seconds=10, memory_bytes=128 << 20, output_bytes=10_000, processes=8)

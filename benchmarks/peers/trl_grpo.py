@@ -19,12 +19,12 @@ from typing import Any, Literal, TextIO
 
 import trio
 
-from actors.sandbox.client import Sandbox
+from actors.sandbox.owner.client import Sandbox
 from actors.tool_executor import ToolExecutorSettings
-from agent_rl.arithmetic import ArithmeticTasks
-from agent_rl.parsing import cut_middle, tool_response_text
-from agent_rl.prompts import PYTHON_TOOL
-from agent_rl.rewards import answers_equal, final_answer
+from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.environments.maths.rewards import answers_equal, final_answer
+from agent_rl.rollout.parsing import cut_middle, tool_response_text
+from agent_rl.rollout.prompts import PYTHON_TOOL
 from benchmarks.in_process_tools import Ran, run_python
 
 Tools = Literal["in_process", "isolated"]

@@ -25,8 +25,8 @@ from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator, ToolsUnavailableError
 from actors.tool_executor import ToolExecutor
-from agent_rl.episode import Episode
-from agent_rl.group_instructions import Closed
+from agent_rl.groups.instructions import Closed
+from agent_rl.learning.trainer import Position
 from agent_rl.messages import (
     GroupsProgress,
     GroupsUnfinished,
@@ -40,9 +40,9 @@ from agent_rl.messages import (
     UnfinishedGroups,
     VerifyAnswer,
 )
-from agent_rl.prompts import TOOLS, ChatFormat
-from agent_rl.scheduling import AskUnfinished, OpenGroup, Place, Unwanted
-from agent_rl.training import Position
+from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.prompts import TOOLS, ChatFormat
+from agent_rl.scheduling.scheduler import AskUnfinished, OpenGroup, Place, Unwanted
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:

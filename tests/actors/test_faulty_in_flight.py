@@ -14,11 +14,11 @@ from actors.contract.filter_bench import RIGHT, WRONG, rollout
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.run import user_mistake
-from agent_rl.audit import audit
+from actors.runtime.process import user_mistake
 from agent_rl.messages import StepReady
-from agent_rl.placement import MostRoom, Placement
-from agent_rl.prompts import ChatFormat
+from agent_rl.records.audit import audit
+from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.scheduling.placement import MostRoom, Placement
 from agent_rl.testing import opened
 
 

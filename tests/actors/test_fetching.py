@@ -13,10 +13,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors import fetching
-from actors.fetching import LOCK_SECONDS, FetchedWeights, FetchError, host_directory, read_part
-from actors.weights import checksum_of, weights_name
-from agent_rl.leftovers import sweep
+from actors.weights import fetch as fetching
+from actors.weights.fetch import LOCK_SECONDS, FetchedWeights, FetchError, host_directory, read_part
+from actors.weights.files import checksum_of, weights_name
+from agent_rl.files.leftovers import sweep
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
 
 PART = 1000

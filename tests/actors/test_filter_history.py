@@ -13,10 +13,9 @@ import trio
 from trio.testing import MockClock
 
 from actors.roc_filter import RoCFilter
-from actors.run import user_mistake
+from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
-from agent_rl.audit import audit
-from agent_rl.journal import Journal
+from agent_rl.config.topology import Topology
 from agent_rl.messages import (
     CheckpointSaved,
     Recorded,
@@ -26,7 +25,8 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl.topology import Topology
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from tests import builders
 from tests.actors.topologies import micro
 

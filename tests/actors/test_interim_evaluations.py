@@ -12,11 +12,11 @@ from trio.testing import MockClock
 from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.testing import Stage, running, stand_ins
-from agent_rl.audit import audit
-from agent_rl.group_ids import interim_id
-from agent_rl.journal import Journal, interim_stage
+from agent_rl.config.topology import Interim, RlStage, Topology
 from agent_rl.messages import EvaluationReady, GroupsUnfinished, StageEntered, UnfinishedGroups
-from agent_rl.topology import Interim, RlStage, Topology
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal, interim_stage
+from agent_rl.scheduling.ids import interim_id
 from tests import builders
 from tests.actors.test_roc_filter import FILTER, RL, enter
 from tests.actors.topologies import micro

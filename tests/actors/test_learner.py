@@ -18,10 +18,10 @@ import trio
 from safetensors.torch import load_file
 
 from actors.learner import Learner
-from actors.run import user_mistake
+from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
-from agent_rl.checkpoints import Position, read_position
-from agent_rl.disk import disk_error
+from agent_rl.config.topology import SftStage, Topology
+from agent_rl.files.disk import disk_error
 from agent_rl.messages import (
     CheckpointSaved,
     Recorded,
@@ -31,7 +31,7 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl.topology import SftStage, Topology
+from agent_rl.records.checkpoint_files import Position, read_position
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, small_disk

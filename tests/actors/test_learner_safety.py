@@ -14,10 +14,10 @@ import trio
 from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
-from actors.run import user_mistake
-from actors.weights import Checkpoints
-from agent_rl.checkpoints import STATE_FILE, Position, read_position
+from actors.runtime.process import user_mistake
+from actors.weights.files import Checkpoints
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
+from agent_rl.records.checkpoint_files import STATE_FILE, Position, read_position
 
 
 class Contract(LearnerContract):
@@ -215,7 +215,7 @@ def test_killed_while_it_deletes_a_checkpoint_it_leaves_none_that_is_half_there(
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"stage": 0, "stage_version": 0, "version": 0, "step": step}))
     with monkeypatch.context() as patch:
-        patch.setattr("actors.weights.remove", lambda path: killed(path) if path.is_dir() else None)
+        patch.setattr("actors.weights.files.remove", lambda path: killed(path) if path.is_dir() else None)
         with pytest.raises(KeyboardInterrupt):
             saved.remove_all_but(1)
     assert Checkpoints(tmp_path).positions() == [Position(0, 0, 0, 6)]

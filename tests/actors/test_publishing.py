@@ -12,8 +12,8 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from actors.publishing import Publisher
-from actors.weights import PublishedWeights
+from actors.weights.files import PublishedWeights
+from actors.weights.publish import Publisher
 from agent_rl.messages import Policy, PolicyPublished
 
 WRITING = 10.0

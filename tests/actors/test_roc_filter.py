@@ -14,11 +14,9 @@ from trio.testing import MockClock
 
 from actors.base import ask
 from actors.roc_filter import RoCFilter
-from actors.run import user_mistake
+from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
-from agent_rl.audit import audit
-from agent_rl.disk import DiskError, disk_error
-from agent_rl.journal import Journal
+from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -33,6 +31,8 @@ from agent_rl.messages import (
     UnfinishedGroups,
     Verdict,
 )
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk

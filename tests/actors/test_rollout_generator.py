@@ -16,7 +16,10 @@ from actors.engines.base import EngineError, EngineRefusedError
 from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
-from actors.weights import model_directory
+from actors.weights.files import model_directory
+from agent_rl.config.topology import Tasks
+from agent_rl.environments.base import TaskError
+from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
@@ -26,9 +29,6 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from agent_rl.statistics import RolloutFigures, rollout_means
-from agent_rl.tasks import TaskError
-from agent_rl.topology import Tasks
 from tests import builders
 from tests.actors.topologies import micro
 

@@ -11,10 +11,11 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from actors.engines.base import EngineError, EngineRefusedError, TransferError
-from actors.fetching import FetchedWeights, read_part
-from actors.serving import AGAIN_SECONDS, FIRST_ATTEMPTS, OFFER_SECONDS, REPLACED_SECONDS, ServedPolicy
-from actors.weights import checksum_of, weights_name
+from actors.engines.base import EngineError, EngineRefusedError
+from actors.generation.serving import AGAIN_SECONDS, FIRST_ATTEMPTS, OFFER_SECONDS, REPLACED_SECONDS, ServedPolicy
+from actors.weights.fetch import FetchedWeights, read_part
+from actors.weights.files import checksum_of, weights_name
+from actors.weights.transfer import TransferError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallTimeout, PeerLost
 

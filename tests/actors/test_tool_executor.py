@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import JupyterExecutor, ToolExecutor
 from agent_rl.messages import ActorStatus, ToolCall, ToolResult, Verdict, VerifyAnswer
-from agent_rl.metrics import MetricsBoard
-from agent_rl.prompts import JUPYTER_TOOL, PYTHON_TOOL
+from agent_rl.observe.metrics import MetricsBoard
+from agent_rl.rollout.prompts import JUPYTER_TOOL, PYTHON_TOOL
 from tests.actors.sandbox.running import eventually, living, named
 from tests.actors.topologies import micro
 
@@ -264,8 +264,8 @@ def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp
 def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors import run
-    from actors.sandbox import interpreter
+    from actors.runtime import process as run
+    from actors.sandbox.owner import interpreter
 
     async def refuse(self: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         raise interpreter.NoIsolationError("unshare: Operation not permitted")
@@ -287,8 +287,8 @@ def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
 def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_where_they_are_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    from actors import run
-    from actors.sandbox import control_groups
+    from actors.runtime import process as run
+    from actors.sandbox.isolation import control_groups
 
     monkeypatch.setattr(control_groups, "hierarchies", lambda *_: [])
 

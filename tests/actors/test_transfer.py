@@ -17,12 +17,12 @@ import torch
 import trio
 from structlog.testing import capture_logs
 
-from actors import transfer
-from actors.engines.base import EngineRefusedError, TransferError
+from actors.engines.base import EngineRefusedError
 from actors.learner import Learner
 from actors.rollout_generator import RolloutGenerator
-from actors.transfer import KeptWeights, is_transfer, receive, send, unavailable
-from agent_rl.finite import TrainingStoppedError
+from actors.weights import transfer
+from actors.weights.transfer import KeptWeights, TransferError, is_transfer, receive, send, unavailable
+from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted
 from tests.actors.topologies import micro
 

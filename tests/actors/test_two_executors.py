@@ -11,7 +11,7 @@ from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import running, stand_ins
 from actors.tool_executor import JupyterExecutor
-from actors.weights import model_directory
+from actors.weights.files import model_directory
 from agent_rl.messages import Policy, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
 from tests.actors.topologies import micro

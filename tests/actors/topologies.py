@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent_rl.load import load_topology
-from agent_rl.topology import Topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
 from tests.end_to_end.topologies import write_micro
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agent_rl.config.topology import Algorithm
 from agent_rl.messages import TrainingGroup, Trajectory
-from agent_rl.topology import Algorithm
 
 
 def penalty(rollout: Trajectory) -> float:

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from actors.stored import decode_stored, encode_stored
-from agent_rl.continuing import remember
-from agent_rl.journal import Journal
-from agent_rl.load import load_topology
+from actors.filter.stored import decode_stored, encode_stored
+from agent_rl.config.load import load_topology
+from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
 from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory
-from agent_rl.report import make_report
-from agent_rl.run_records import RunRecords
-from agent_rl.staleness import Step
-from agent_rl.statistics import RolloutFigures, evaluation_figures, step_figures
-from agent_rl.timeline import TimelineFile
+from agent_rl.observe.report import make_report
+from agent_rl.records.continuing import remember
+from agent_rl.records.journal import Journal
+from agent_rl.records.run_records import RunRecords
+from agent_rl.records.timeline import TimelineFile
+from agent_rl.scheduling.staleness import Step
 from tests.builders import evaluate_stage
 from tests.end_to_end.topologies import write_micro
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.advantages import group_advantages
-from agent_rl.contracts import ContractError
-from agent_rl.losses import LossSettings, loss_fault, policy_loss, try_loss
+from agent_rl.config.plugins import ContractError
+from agent_rl.learning.advantages import group_advantages
+from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss, try_loss
 
 
 def test_advantages_are_standardised_over_the_kept_group() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.rewards import answers_equal, final_answer
+from agent_rl.environments.maths.rewards import answers_equal, final_answer
 
 
 def cases(table: str) -> list[tuple[str, str]]:
@@ -365,7 +365,7 @@ def test_nothing_that_is_written_is_run() -> None:
     """Neither eval, exec nor compile is called from within the checker, calculus included."""
     program = r"""
 import builtins, sys
-from agent_rl.rewards import answers_equal
+from agent_rl.environments.maths.rewards import answers_equal
 answers_equal("1", r"\lim_{x \to 0} \frac{\sin x}{x}"); answers_equal("2", "x^2+y")  # whatever imports compile, they have
 caught = []
 def watch(event, arguments):
@@ -382,12 +382,12 @@ assert not caught, caught
 
 def test_finding_an_answer_imports_no_mathematics() -> None:
     program = (
-        "import sys; from agent_rl.rewards import exactly_equal, final_answer; exactly_equal('1', '2'); final_answer('');"
+        "import sys; from agent_rl.environments.maths.rewards import exactly_equal, final_answer; exactly_equal('1', '2'); final_answer('');"
         "assert not {'mpmath', 'sympy', 'math_verify', 'latex2sympy2_extended'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
     program = (
-        "import sys; from agent_rl.rewards import answers_equal; assert answers_equal('x^2-1', '(x-1)(x+1)');"
+        "import sys; from agent_rl.environments.maths.rewards import answers_equal; assert answers_equal('x^2-1', '(x-1)(x+1)');"
         "assert not {'sympy', 'math_verify', 'latex2sympy2_extended'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

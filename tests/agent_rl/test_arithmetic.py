@@ -15,9 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.arithmetic import HELD_OUT_SHARE, TEMPLATES, ArithmeticTasks, Operations, overlap, split_of
-from agent_rl.tasks import TaskError, load_tasks
-from agent_rl.topology import Tasks
+from agent_rl.config.topology import Tasks
+from agent_rl.environments.arithmetic.problems import (
+    HELD_OUT_SHARE,
+    TEMPLATES,
+    ArithmeticTasks,
+    Operations,
+    overlap,
+    split_of,
+)
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.tasks import load_tasks
 
 CALL = re.compile(r"<tool_call>(.*)</tool_call>")
 RESPONSE = re.compile(r"<tool_response>(.*)</tool_response>")
@@ -202,6 +210,6 @@ def test_settings_reach_the_demonstrations():
     ],
 )
 def test_settings_are_validated(settings, message):
-    tasks = Tasks(generator="agent_rl.arithmetic:ArithmeticTasks", settings=settings)
+    tasks = Tasks(generator="agent_rl.environments.arithmetic.problems:ArithmeticTasks", settings=settings)
     with pytest.raises(TaskError, match=message):
         load_tasks(tasks, seed=0, base=Path())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.batching import POOL, Masked, SupervisedBatches, microbatches, split_evenly
+from agent_rl.learning.batching import POOL, Masked, SupervisedBatches, microbatches, split_evenly
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))

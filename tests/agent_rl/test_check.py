@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
-from agent_rl.check import check_topology, find_cycle
-from agent_rl.check_files import file_system
-from agent_rl.describe import describe, window_bytes
-from agent_rl.load import load_topology
+from agent_rl.checks.describe import describe, window_bytes
+from agent_rl.checks.files import file_system
+from agent_rl.checks.topology import check_topology, find_cycle
+from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
+from agent_rl.config.load import load_topology
 
 ACTORS = """\
 from agent_rl.messages import (
@@ -282,7 +282,7 @@ def test_the_run_directory_may_not_be_a_file(folder):
 
 
 def test_the_run_directory_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.check_files.file_system", lambda path, mounts: "nfs4")
+    monkeypatch.setattr("agent_rl.checks.files.file_system", lambda path, mounts: "nfs4")
     (fault,) = check(folder)
     assert fault.key == "run.directory"
     assert "(nfs4)" in fault.message
@@ -329,7 +329,7 @@ def test_ports_of_hosts_at_one_address_are_apart(folder):
 
 @pytest.mark.usefixtures("key")
 def test_ports_end_at_the_highest(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.check_hosts.descriptor_limit", lambda: 1 << 20)
+    monkeypatch.setattr("agent_rl.checks.hosts.descriptor_limit", lambda: 1 << 20)
     (fault,) = check(folder, SPLIT, ["actors.generator.replicas=9000", "hosts.a.base_port=60000"])
     assert "needs the ports 60000 to 69001" in fault.message
 
@@ -366,7 +366,7 @@ def test_links_between_hosts_need_a_key_on_loopback_too(folder, address):
 
 
 def test_peers_that_do_not_fit_are_a_fault_with_its_arithmetic(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.check_hosts.descriptor_limit", lambda: 1024)
+    monkeypatch.setattr("agent_rl.checks.hosts.descriptor_limit", lambda: 1024)
     assert check(folder, SOUND, ["actors.generator.replicas=84"]) == []
     faults = check(folder, SOUND, ["actors.generator.replicas=600"])
     parts, limit = "1 for each of {} that send to it, 2 for each of {} that it sends to", "the limit here is 1,024"

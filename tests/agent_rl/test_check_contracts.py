@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.check import check_topology
-from agent_rl.contracts import ContractError
-from agent_rl.load import Fault, load_topology
-from agent_rl.resampling import made_up_groups, select_paper, sound_selection
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import Fault, load_topology
+from agent_rl.config.plugins import ContractError
+from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
@@ -179,7 +179,7 @@ REFUSED = [
     (
         "scheduler",
         """
-        from agent_rl.placement import MostRoom
+        from agent_rl.scheduling.placement import MostRoom
         class Anywhere(MostRoom):
             def engine(self, rollout, engines): return "rollout_generator.77"
         class Mine(Base):
@@ -194,11 +194,11 @@ REFUSED = [
         "ZeroDivisionError: division by zero",
         "",
     ),
-    ("generator", "class Mine(Base):\n    chat_format = dict", "derived from agent_rl.prompts.ChatFormat", ""),
+    ("generator", "class Mine(Base):\n    chat_format = dict", "derived from agent_rl.rollout.prompts.ChatFormat", ""),
     (
         "generator",
         """
-        from agent_rl.prompts import ChatFormat
+        from agent_rl.rollout.prompts import ChatFormat
         class Raising(ChatFormat):
             @classmethod
             def calls(cls, text): return (text.split()[0],)
@@ -211,8 +211,8 @@ REFUSED = [
     (
         "generator",
         """
-        from agent_rl.parsing import ParsedCall
-        from agent_rl.prompts import ChatFormat
+        from agent_rl.rollout.parsing import ParsedCall
+        from agent_rl.rollout.prompts import ChatFormat
         class Endless(ChatFormat):
             @classmethod
             def calls(cls, text): return (ParsedCall("x", {}),)
@@ -305,7 +305,7 @@ def test_the_command_says_it_in_one_line_without_a_traceback(tmp_path: Path) -> 
         "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter):\n    def select(self, group): return ()\n"
     )
     (tmp_path / "run.toml").write_text(QUICKSTART.read_text().replace("actors.roc_filter:RoCFilter", "mine:Mine"))
-    command = [sys.executable, "-m", "agent_rl", "run", str(tmp_path / "run.toml")]
+    command = [sys.executable, "-m", "actors.cli", "run", str(tmp_path / "run.toml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from agent_rl.cli import main
-from agent_rl.journal import Journal
-from agent_rl.run_directory import RunRefused
+from actors.cli.main import main
+from agent_rl.records.journal import Journal
+from agent_rl.records.run_directory import RunRefused
 from transport import BindError, CurveKeys
 
 ACTORS = "from actors.base import Actor\n\nclass Idle(Actor):\n    pass\n"
@@ -28,7 +28,7 @@ directory = "RUN"
 initialise = {}
 
 [tasks]
-generator = "agent_rl.arithmetic:ArithmeticTasks"
+generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"
 
 [[stages]]
 kind = "sft"
@@ -81,7 +81,7 @@ def test_a_missing_file_is_one_clear_line(tmp_path, capsys, command):
 
 
 def replace_run(monkeypatch, run_topology):
-    monkeypatch.setattr("agent_rl.supervise.run_topology", run_topology)
+    monkeypatch.setattr("actors.runtime.supervise.run_topology", run_topology)
 
 
 def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, capsys):
@@ -135,14 +135,14 @@ def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch,
 def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, sys, trio, agent_rl.supervise\n"
+        "import json, sys, trio, actors.runtime.supervise\n"
         "async def run_topology(topology, *_, **shown):\n"
         "    await trio.lowlevel.checkpoint()\n"
         "    topology.run.directory.mkdir(exist_ok=True)\n"
         "    (topology.run.directory / 'summary.json').write_text(json.dumps({'steps': 3}))\n"
         "    return 1\n"
-        "agent_rl.supervise.run_topology = run_topology\n"
-        "from agent_rl.cli import main\n"
+        "actors.runtime.supervise.run_topology = run_topology\n"
+        "from actors.cli.main import main\n"
         "sys.exit(main(['run', sys.argv[1]]))\n"
     )
     command = [sys.executable, str(script), str(file)]
@@ -163,7 +163,7 @@ def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path
 
 @pytest.mark.parametrize("delay", [0.1, 0.3, 0.6, 1.0])
 def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
-    command = [sys.executable, "-m", "agent_rl", "run", str(file)]
+    command = [sys.executable, "-m", "actors.cli", "run", str(file)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background the shell has it ignored
     try:
@@ -290,7 +290,7 @@ def test_a_wrong_call_shows_the_usage(arguments, capsys):
 
 
 def test_a_class_beside_the_user_is_found_from_the_installed_command(file, tmp_path):
-    script = "import sys; sys.path[0] = '/nowhere'; from agent_rl.cli import main; sys.exit(main(sys.argv[1:]))"
+    script = "import sys; sys.path[0] = '/nowhere'; from actors.cli.main import main; sys.exit(main(sys.argv[1:]))"
     result = subprocess.run(
         [sys.executable, "-c", script, "check", str(file)],
         cwd=tmp_path,
@@ -305,7 +305,10 @@ def test_a_class_beside_the_user_is_found_from_the_installed_command(file, tmp_p
 def test_the_version_is_told_quickly():
     before = time.monotonic()
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "agent_rl", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "actors.cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout.startswith("agent-rl ")
     assert " torch" not in result.stderr
@@ -332,7 +335,7 @@ def test_a_class_beside_the_topology_is_found_from_anywhere(file, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     result = subprocess.run(
-        [sys.executable, "-m", "agent_rl", "check", str(file)],
+        [sys.executable, "-m", "actors.cli", "check", str(file)],
         cwd=elsewhere,
         env={"PYTHONPATH": ":".join(path for path in sys.path if path != str(tmp_path))},
         capture_output=True,
@@ -346,7 +349,7 @@ def test_a_class_beside_the_topology_is_found_from_anywhere(file, tmp_path):
 def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place(file, tmp_path, closed):
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, os, sys, trio, agent_rl.supervise\n"
+        "import json, os, sys, trio, actors.runtime.supervise\n"
         "async def run_topology(topology, *_, **shown):\n"
         "    await trio.lowlevel.checkpoint()\n"
         "    topology.run.directory.mkdir(exist_ok=True)\n"
@@ -354,8 +357,8 @@ def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place
         "        assert summary.fileno() > 2\n"
         "        summary.write(json.dumps({'steps': 3}))\n"
         "    return 1\n"
-        "agent_rl.supervise.run_topology = run_topology\n"
-        "from agent_rl.cli import main\n"
+        "actors.runtime.supervise.run_topology = run_topology\n"
+        "from actors.cli.main import main\n"
         "sys.exit(main(['run', sys.argv[1]]) + 41)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

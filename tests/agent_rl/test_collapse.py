@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from agent_rl.collapse import CollapseWatch, message
-from agent_rl.topology import Collapse
+from agent_rl.config.topology import Collapse
+from agent_rl.learning.collapse import CollapseWatch, message
 
 
 def told(settings: Collapse, steps: list[tuple[float, float, float]]) -> list[str]:

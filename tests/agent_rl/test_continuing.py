@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.continuing import remember
-from agent_rl.load import load_topology
-from agent_rl.run_directory import RunRefused
-from agent_rl.topology import Topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
+from agent_rl.records.continuing import remember
+from agent_rl.records.run_directory import RunRefused
 from tests.end_to_end.topologies import write_micro
 
 

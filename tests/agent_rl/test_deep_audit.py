@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from agent_rl.checkpoints import CheckpointError, _checksum_of_state, read_state, verify
-from agent_rl.cli import main
-from agent_rl.deep_audit import deep_audit
-from agent_rl.journal import Journal, JournalError
-from agent_rl.journal_file import KEYS
+from actors.cli.main import main
+from agent_rl.records.checkpoint_files import CheckpointError, checksum_of_state, read_state, verify
+from agent_rl.records.deep_audit import deep_audit
+from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal_file import KEYS
 from tests.agent_rl.report_runs import SyntheticRun
 
 STATES = ("open", "ready", "trained", "evaluated", "dropped")
@@ -160,7 +160,7 @@ def checkpoint(directory: Path) -> Path:
         "extra": {"history": {"run": run, "step": step}},
         "files": {"model.safetensors": [len(weights), zlib.crc32(weights)]},
     }
-    state["checksum"] = _checksum_of_state(state)
+    state["checksum"] = checksum_of_state(state)
     (folder / "training" / "state.json").write_text(json.dumps(state))
     return folder
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agent_rl.disk import (
+from agent_rl.files.disk import (
     DiskError,
     LineFile,
     LossyLines,
@@ -24,9 +24,9 @@ from agent_rl.disk import (
     whole,
     writing,
 )
-from agent_rl.journal import Journal, JournalError
-from agent_rl.logs import open_log
-from agent_rl.tiny import build_tokenizer
+from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.observe.logs import open_log
+from agent_rl.records.journal import Journal, JournalError
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
 BIG = {"a": torch.zeros(50_000)}

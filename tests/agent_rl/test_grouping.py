@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agent_rl.group_instructions import (
+from agent_rl.groups.book import GroupBook
+from agent_rl.groups.instructions import (
     Check,
     Closed,
     Dropped,
@@ -16,9 +17,8 @@ from agent_rl.group_instructions import (
     Ready,
     Rewarded,
 )
-from agent_rl.grouping import GroupBook
+from agent_rl.groups.resampling import select_paper
 from agent_rl.messages import Retry, StageEntered
-from agent_rl.resampling import select_paper
 from tests import builders
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl import journal_file
-from agent_rl.checkpoints import Position
-from agent_rl.cli import main
-from agent_rl.continuing import remember
-from agent_rl.history import Known, Mark, Saved, check_history, disagreement
-from agent_rl.journal import Journal, JournalError
-from agent_rl.load import load_topology
-from agent_rl.run_directory import RunRefused
-from agent_rl.topology import Topology
+from actors.cli.main import main
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
+from agent_rl.records import journal_file
+from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.continuing import remember
+from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
+from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.run_directory import RunRefused
 from tests.agent_rl.report_runs import SyntheticRun
 from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 

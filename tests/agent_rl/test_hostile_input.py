@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agent_rl.check import check_topology
-from agent_rl.cli import main
+from actors.cli.main import main
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import TopologyError, load_topology
 from agent_rl.data.rows import DataError, writer
+from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.problems import chosen_problems
-from agent_rl.load import TopologyError, load_topology
-from agent_rl.reading_json import JsonError, parse_json
-from agent_rl.tasks import TaskError
+from agent_rl.files.reading_json import JsonError, parse_json
 from tests.end_to_end.topologies import write_micro
 
 DIGITS = "9" * 5000

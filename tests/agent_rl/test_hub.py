@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from agent_rl.hub import is_hub_name, within
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.models.hub import is_hub_name, within
 from tests.end_to_end.topologies import write_micro
 
 COMMIT = "a" * 40
@@ -91,7 +91,7 @@ def write_topology(folder: Path, name: str) -> Path:
 
 COMMANDS = """
 import sys, time
-from agent_rl.cli import main
+from actors.cli.main import main
 for line in sys.argv[1:]:
     began = time.monotonic()
     code = main(line.split())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.audit import audit, audit_journal
-from agent_rl.journal import Journal, JournalError
+from agent_rl.records.audit import audit, audit_journal
+from agent_rl.records.journal import Journal, JournalError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl import journal_file
-from agent_rl.cli import main
-from agent_rl.evaluation.command import _finished as finished
-from agent_rl.journal import Journal, JournalError
+from actors.cli.evaluation.command import _finished as finished
+from actors.cli.main import main
+from agent_rl.records import journal_file
+from agent_rl.records.journal import Journal, JournalError
 from tests.agent_rl.report_runs import SyntheticRun
 
 

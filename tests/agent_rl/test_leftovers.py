@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.leftovers import Janitor, Unsafe, claim, claimed_directory, remove_tree, sweep, sweep_one
+from agent_rl.files.leftovers import Janitor, Unsafe, claim, claimed_directory, remove_tree, sweep, sweep_one
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_several_may_hold_one_directory(temporary):
 
 def test_a_holder_that_is_killed_holds_no_more(temporary):
     code = (
-        "import sys; from agent_rl.leftovers import claim; from pathlib import Path; "
+        "import sys; from agent_rl.files.leftovers import claim; from pathlib import Path; "
         "held = claim(Path(sys.argv[1])); print('held', flush=True); input()"
     )
     directory = temporary / "agent-rl.run-x"
@@ -102,7 +102,7 @@ def test_trees_without_permissions_are_removed_too(temporary):
 
 SUPERVISOR = """\
 import subprocess, sys, time
-from agent_rl.leftovers import Janitor, claimed_directory
+from agent_rl.files.leftovers import Janitor, claimed_directory
 janitor = Janitor()
 directory, held = claimed_directory("run")
 actor, ended = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))

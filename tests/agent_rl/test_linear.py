@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from agent_rl.linear import CACHES
+from agent_rl.learning.linear import CACHES
 
 # In a process of its own: the libraries read their limits once.
 SCRIPT = """
 import torch
 from pathlib import Path
 from torch import nn
-from agent_rl.linear import use_one_dnn
+from agent_rl.learning.linear import use_one_dnn
 
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

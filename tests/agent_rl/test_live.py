@@ -7,10 +7,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from agent_rl.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
-from agent_rl.live_layout import flow
-from agent_rl.logs import open_log
 from agent_rl.messages import ActorStatus
+from agent_rl.observe.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
+from agent_rl.observe.live_layout import flow
+from agent_rl.observe.logs import open_log
 
 ACTORS = ("kv_scheduler.0", "rollout_generator.0", "rollout_generator.1", "learner.0")
 

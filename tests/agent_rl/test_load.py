@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.load import Fault, TopologyError, load_topology, parse_value
-from agent_rl.toml_lines import key_lines
+from agent_rl.config.load import Fault, TopologyError, load_topology, parse_value
+from agent_rl.config.toml_lines import key_lines
 
 SOUND = """\
 [run]
@@ -20,7 +20,7 @@ directory = "runs/demo"
 initialise = { layers = 2, heads = 2 }
 
 [tasks]
-generator = "agent_rl.arithmetic:Arithmetic"
+generator = "agent_rl.environments.arithmetic.problems:Arithmetic"
 
 [algorithm]
 groups_per_step = 4
@@ -113,7 +113,7 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
         ('class = "somewhere:A"', 'class = "somewhere"', "actors.a.class", "must be 'module:Class'", "actors.learner"),
         ("[hosts.local]", "[hosts.lokal]", "actors.a.host", "no host is named 'local'", "did you mean 'lokal'?"),
         ("[model]\n", '[model]\npath = "x"\n', "model", "exactly one of path and initialise, both are given", ""),
-        ('generator = "agent_rl.arithmetic:Arithmetic"', "", "tasks", "neither is given", ""),
+        ('generator = "agent_rl.environments.arithmetic.problems:Arithmetic"', "", "tasks", "neither is given", ""),
         ("[hosts.local]", "[[hosts]]", "hosts", "must be a table", ""),
         ("max_turns = 2", 'max_turns = 2\nfilter = "short"', "stages.1.filter", "must be a table", ""),
         ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "'paper'", "did you mean 'paper'?"),

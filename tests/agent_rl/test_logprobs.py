@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_rl.linear import OneDnnLinear, use_one_dnn
-from agent_rl.logprobs import chunked_logprobs
+from agent_rl.learning.linear import OneDnnLinear, use_one_dnn
+from agent_rl.learning.logprobs import chunked_logprobs
 
 
 def plain(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
@@ -67,7 +67,7 @@ def test_the_temperature_is_applied() -> None:
 
 PEAK = """
 import resource, sys, torch
-from agent_rl.logprobs import chunked_logprobs
+from agent_rl.learning.logprobs import chunked_logprobs
 torch.set_num_threads(1)
 n, v, pieces = 8192, 32768, sys.argv[1]
 hidden = torch.randn(n, 16).requires_grad_()

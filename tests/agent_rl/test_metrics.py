@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_rl.messages import ActorStatus
-from agent_rl.metrics import Histogram, Metric, MetricsBoard, counter, gauge
+from agent_rl.messages import ActorStatus, Metric
+from agent_rl.observe.metrics import Histogram, MetricsBoard, counter, gauge
 
 
 def status(*metrics, actor="tool_executor.0", state="running", **figures):

@@ -13,12 +13,12 @@ import torch
 import trio
 
 from actors.engines.testing import turn
-from actors.engines.torch import TorchEngine
+from actors.engines.torch.engine import TorchEngine
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.mismatch import OlderWeights
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import Policy, TrainingGroup
-from agent_rl.mismatch import OlderWeights
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
-from agent_rl.training import Trainer, write_weights
 from tests import builders
 
 TEMPERATURE = 0.7

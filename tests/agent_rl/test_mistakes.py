@@ -16,18 +16,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from agent_rl.check import check_topology
-from agent_rl.cli import main
-from agent_rl.devices import Machine, device_fault
-from agent_rl.load import load_topology
-from agent_rl.model_files import ModelFiles, Unreadable
-from agent_rl.run_directory import run_lock
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
+from actors.cli.main import main
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.models.devices import Machine, device_fault
+from agent_rl.models.model_files import ModelFiles, Unreadable
+from agent_rl.records.run_directory import run_lock
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 
-GENERATOR = 'generator = "agent_rl.arithmetic:ArithmeticTasks"'
+GENERATOR = 'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"'
 HELD_OUT = "evaluation_files = ['held_out.jsonl']"
 SOUND_ROW = '{"problem": "1 + 1?", "answer": "2"}\n'
 LOOP = """
@@ -196,8 +196,8 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "an engine of an unknown name": (
         "max_rollouts = 8",
-        'engine = "actors.engines.torch:TorchEngin"',
-        ["engine: actors.engines.torch has no class 'TorchEngin'; did you mean 'TorchEngine'?"],
+        'engine = "actors.engines.torch.engine:TorchEngin"',
+        ["engine: actors.engines.torch.engine has no class 'TorchEngin'; did you mean 'TorchEngine'?"],
     ),
     "an unknown setting of the engine": (
         "max_rollouts = 8",
@@ -349,8 +349,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("agent_rl.actor_process.start_child", start)
-    monkeypatch.setattr("agent_rl.supervise.Janitor", start)
+    monkeypatch.setattr("actors.runtime.actor_process.start_child", start)
+    monkeypatch.setattr("actors.runtime.supervise.Janitor", start)
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
@@ -518,7 +518,7 @@ def test_from_a_shell_there_is_no_traceback_either(folder: Path) -> None:
     path.write_text(path.read_text().replace(GENERATOR, files("malformed.jsonl")).replace("keep = 2", "keep = 9"))
     for command in ("check", "run"):
         done = subprocess.run(
-            [sys.executable, "-m", "agent_rl", command, str(path)], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "actors.cli", command, str(path)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_rl.episode import Episode
-from agent_rl.group_instructions import Closed, Dropped, Evaluated, Instruction, Outage
-from agent_rl.grouping import GroupBook
+from agent_rl.config.topology import Interim
+from agent_rl.groups.book import GroupBook
+from agent_rl.groups.instructions import Closed, Dropped, Evaluated, Instruction, Outage
+from agent_rl.groups.outages import DOUBTS, MOST_LOST, TOO_LONG, CheckerTrust, LostGroups
+from agent_rl.groups.resampling import select_paper
 from agent_rl.messages import StageEntered
-from agent_rl.outages import DOUBTS, MOST_LOST, TOO_LONG, CheckerTrust, LostGroups
-from agent_rl.resampling import select_paper
-from agent_rl.topology import Interim
+from agent_rl.rollout.episode import Episode
 from tests import builders
 
 RL, EVALUATION, INTERIM = 0, 1, 2

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from agent_rl import packing
-from agent_rl.finite import TrainingStoppedError
-from agent_rl.packing import pack, packed_attention
-from agent_rl.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning import packing
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.learning.packing import pack, packed_attention
+from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 
 SHAPE = {
     "vocab_size": 60,

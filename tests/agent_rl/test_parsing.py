@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.parsing import MalformedCall, ParsedCall, parse_turn, tool_response_text
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_turn, tool_response_text
 
 
 def call(name: object = "python", arguments: object = None, **more: object) -> str:

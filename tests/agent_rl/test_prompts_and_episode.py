@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_rl.chat_templates import CHATML as CHATML_OF_OURS
-from agent_rl.chat_templates import load_tokenizer
-from agent_rl.episode import Episode, RolloutTally
-from agent_rl.load import load_topology
+from agent_rl.config.load import load_topology
+from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Policy, Problem, Sampling
-from agent_rl.parsing import ParsedCall
-from agent_rl.prompts import ChatFormat, PromptError
-from agent_rl.tiny import build_tokenizer
+from agent_rl.rollout.chat_templates import CHATML as CHATML_OF_OURS
+from agent_rl.rollout.chat_templates import load_tokenizer
+from agent_rl.rollout.episode import Episode, RolloutTally
+from agent_rl.rollout.parsing import ParsedCall
+from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
 
 CALL = (

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.groups.resampling import SELECTIONS, candidate
+from agent_rl.learning.policy_model import ModelOptions
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup, Trajectory
-from agent_rl.policy_model import ModelOptions
-from agent_rl.resampling import SELECTIONS, candidate
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
-from agent_rl.training import Trainer
 from tests import builders
 from tests.agent_rl import reference_loss
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.stored import decode_stored
-from agent_rl.audit import audit
-from agent_rl.cli import main
-from agent_rl.journal import Journal
+from actors.cli.main import main
+from actors.filter.stored import decode_stored
+from agent_rl.groups.statistics import wilson_interval
 from agent_rl.messages import ToolCallRecord
-from agent_rl.report import ReportError, make_report, write_report
-from agent_rl.report.samples import Call, calls_in, responses, split
-from agent_rl.statistics import wilson_interval
+from agent_rl.observe.report import ReportError, make_report, write_report
+from agent_rl.observe.report.samples import Call, calls_in, responses, split
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from tests import builders
 from tests.agent_rl.report_runs import AFTER, BEFORE, RL, SFT, Page, SyntheticRun, metrics, report, trajectory
 from tests.agent_rl.test_report_drawing import HOSTILE
@@ -450,7 +450,7 @@ def topology_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         whole(tmp_path)
         return 0
 
-    monkeypatch.setattr("agent_rl.supervise.run_topology", run_topology)
+    monkeypatch.setattr("actors.runtime.supervise.run_topology", run_topology)
     path, _ = write_micro(tmp_path)
     return path
 
@@ -470,7 +470,7 @@ def test_a_report_that_fails_does_not_fail_the_run_and_is_said_to(
     def broken(*_: object) -> str:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("agent_rl.report.page", broken)
+    monkeypatch.setattr("agent_rl.observe.report.page", broken)
     assert main(["run", str(topology_of_a_run)]) == 0
     captured = capsys.readouterr()
     assert "no report was written (ZeroDivisionError: a mistake of ours); agent-rl report" in captured.err

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from actors.stored import decode_stored
-from agent_rl.report import write_report
+from actors.filter.stored import decode_stored
+from agent_rl.observe.report import write_report
 from tests.agent_rl.report_runs import BEFORE, RL, SyntheticRun
 from tests.agent_rl.test_report_drawing import HOSTILE
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent_rl import group_instructions
-from agent_rl.report.activity import activity, binned, load, totals
-from agent_rl.report.charts import SMALL, Line, Mark, Plot, line_chart
-from agent_rl.report.curves import FATES
-from agent_rl.report.markup import join, tag, text, visible
-from agent_rl.report.scales import (
+from agent_rl.groups import instructions as group_instructions
+from agent_rl.observe.report.activity import activity, binned, load, totals
+from agent_rl.observe.report.charts import SMALL, Line, Mark, Plot, line_chart
+from agent_rl.observe.report.curves import FATES
+from agent_rl.observe.report.markup import join, tag, text, visible
+from agent_rl.observe.report.scales import (
     Scale,
     axis_labels,
     bins,
@@ -28,7 +28,7 @@ from agent_rl.report.scales import (
     ticks,
     time_ticks,
 )
-from agent_rl.report.style import STYLE
+from agent_rl.observe.report.style import STYLE
 from tests.agent_rl.report_runs import Page
 
 finite = st.floats(-1e12, 1e12)

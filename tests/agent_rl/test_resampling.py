@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.resampling import SELECTIONS, Candidate, has_signal, penalty, quotas, select_paper, select_release
+from agent_rl.groups.resampling import SELECTIONS, Candidate, has_signal, penalty, quotas, select_paper, select_release
 
 
 def rollout(sample: int, reward: float, *, calls: int = 1, failed: int = 0, tags: int = 1, turns: int = 2) -> Candidate:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.rewards import answer_tags, answers_equal, exactly_equal, final_answer
+from agent_rl.environments.maths.rewards import answer_tags, answers_equal, exactly_equal, final_answer
 
 REAL_PAIRS = Path(__file__).resolve().parents[2].parent / "shared/data/equivalence/pairs.jsonl"
 

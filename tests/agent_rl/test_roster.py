@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_rl.children import Child, start_child
-from agent_rl.load import load_topology
+from actors.runtime.children import Child, start_child
+from actors.runtime.roster import Roster, read, written
+from agent_rl.config.load import load_topology
 from agent_rl.messages import Incarnations
-from agent_rl.roster import Roster, read, written
 
 TOPOLOGY = """
 [run]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.group_ids import group_number, rollout_seed
 from agent_rl.messages import GroupsProgress, GroupsUnfinished, Retry, UnfinishedGroup
-from agent_rl.scheduling import (
+from agent_rl.scheduling.ids import group_number, rollout_seed
+from agent_rl.scheduling.scheduler import (
     AskUnfinished,
     GroupScheduler,
     Instruction,

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import trio
 
-from agent_rl import scraping
-from agent_rl.scraping import listen, serve_metrics
+from actors.runtime import scraping
+from actors.runtime.scraping import listen, serve_metrics
 
 TEXT = "# TYPE agent_rl_x gauge\nagent_rl_x 1\n"
 

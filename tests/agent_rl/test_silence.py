@@ -5,7 +5,7 @@ import math
 import pytest
 
 from agent_rl.messages import ActorStatus
-from agent_rl.silence import (
+from agent_rl.observe.silence import (
     NAMED_SECONDS,
     SILENT_SECONDS,
     STARTING_SECONDS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_rl.staleness import Step, StepAssembler
+from agent_rl.scheduling.staleness import Step, StepAssembler
 
 
 def assembler(**changes: object) -> StepAssembler:

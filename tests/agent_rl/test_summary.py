@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent_rl.audit import audit_journal
-from agent_rl.journal import Journal
-from agent_rl.statistics import evaluation_figures
-from agent_rl.summary import summarise
+from agent_rl.groups.statistics import evaluation_figures
+from agent_rl.records.audit import audit_journal
+from agent_rl.records.journal import Journal
+from agent_rl.records.summary import summarise
 from tests.builders import evaluate_stage
 
 

@@ -19,13 +19,20 @@ import trio
 import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_rl.addresses import addresses, runtime_directory
-from agent_rl.disk import DiskError, whole
-from agent_rl.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
-from agent_rl.load import load_topology
-from agent_rl.other_hosts import link_notice
-from agent_rl.run_directory import RunRefused, is_supervised, read_summary, run_lock, socket_directory, summary_file
-from agent_rl.supervise import run_topology
+from actors.runtime.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
+from actors.runtime.other_hosts import link_notice
+from actors.runtime.supervise import run_topology
+from agent_rl.config.addresses import addresses, runtime_directory
+from agent_rl.config.load import load_topology
+from agent_rl.files.disk import DiskError, whole
+from agent_rl.records.run_directory import (
+    RunRefused,
+    is_supervised,
+    read_summary,
+    run_lock,
+    socket_directory,
+    summary_file,
+)
 from tests.full_disk import fill, small_disk
 from transport import CurveKeys, PeerBack, PeerLeft, PeerSilent
 
@@ -62,8 +69,8 @@ def announce_finished(options, path, state):
     from functools import partial
     import trio
     from agent_rl import messages
-    from agent_rl.addresses import addresses, runtime_directory, supervisor_node
-    from agent_rl.load import load_topology
+    from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
+    from agent_rl.config.load import load_topology
     from transport import CurveKeys, Node, Registry, ZmqNetwork
 
     async def run():
@@ -150,7 +157,7 @@ def main():
         print("Traceback", "the file is wrong: mend it", sep="\\n", file=sys.stderr)
         sys.exit(3)
     elif behaviour in {"full_disk", "full_disk_at_the_end"}:
-        from agent_rl.children import leave_message
+        from actors.runtime.children import leave_message
         if behaviour == "full_disk_at_the_end":
             tell("up")
             signal.sigwait({signal.SIGTERM})
@@ -182,9 +189,9 @@ import time
 from functools import partial
 from pathlib import Path
 import trio
-from agent_rl.load import load_topology
-from agent_rl.leftovers import Janitor
-from agent_rl.supervise import run_topology
+from agent_rl.config.load import load_topology
+from agent_rl.files.leftovers import Janitor
+from actors.runtime.supervise import run_topology
 path = Path(sys.argv[1])
 if sys.argv[2] == "lifeline":  # what the actors themselves do is to be seen
     Janitor.started = lambda janitor, group: None
@@ -356,7 +363,7 @@ def test_a_later_start_is_newer_though_the_clock_is_set_back(stage, monkeypatch)
         await stage.await_news(1)
 
     for clock in (2e9, 1e9):
-        monkeypatch.setattr("agent_rl.incarnations.time.time", lambda clock=clock: clock)
+        monkeypatch.setattr("agent_rl.records.incarnations.time.time", lambda clock=clock: clock)
         assert supervise(stage, topology, during) == 0
         (stage.folder / "crashed").unlink()
     incarnations = [incarnation for _, _, _, incarnation, *_ in heard]
@@ -414,7 +421,7 @@ def test_a_full_disk_before_the_first_actor_is_one_clear_line(stage, tmp_path, c
 
 
 def test_missing_rows_of_the_timeline_are_told(stage, capsys, monkeypatch):
-    monkeypatch.setattr("agent_rl.timeline.TimelineFile.lost", 7)
+    monkeypatch.setattr("agent_rl.records.timeline.TimelineFile.lost", 7)
     topology = stage.topology(a="")
 
     async def during():
@@ -429,7 +436,7 @@ def test_why_an_actor_failed_is_part_of_the_report(stage, capsys, monkeypatch):
     topology = stage.topology(learner='restarts = 0\nsettings = { behaviour = "failed" }')
 
     announced = trio.Event()
-    monkeypatch.setattr("agent_rl.live.LiveView.observe", lambda *_: announced.set())
+    monkeypatch.setattr("agent_rl.observe.live.LiveView.observe", lambda *_: announced.set())
 
     async def during():
         ((_, _, pid, *_),) = await stage.await_news(1)
@@ -640,7 +647,7 @@ def test_a_socket_with_a_living_listener_is_refused(tmp_path, monkeypatch):
     with socket_directory(folder, ["ipc://sockets/a.0"]), socket.socket(socket.AF_UNIX) as listening:
         listening.bind("sockets/a.0")
         listening.listen()
-        monkeypatch.setattr("agent_rl.run_directory.DYING_SECONDS", 0.1)
+        monkeypatch.setattr("agent_rl.records.run_directory.DYING_SECONDS", 0.1)
         with pytest.raises(RunRefused, match=r"a living process listens at sockets/a\.0"):
             with socket_directory(folder, ["ipc://sockets/a.0"]):
                 pytest.fail("got in")
@@ -781,7 +788,7 @@ def test_the_other_hosts_end_with_the_learners(stage, capsys):
 def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys, monkeypatch):
     """The learner's host goes on, and says once what became of the other."""
     for name in ("SILENT_SECONDS", "NAMED_SECONDS"):
-        monkeypatch.setattr(f"agent_rl.silence.{name}", 2.0)
+        monkeypatch.setattr(f"agent_rl.observe.silence.{name}", 2.0)
     two_hosts(stage, 'settings = { behaviour = "running" }')
     text = stage.path.read_text()
     stage.path.write_text(text.replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "running" }\n'))

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.config.topology import TaskFilter, Tasks
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.tasks import load_tasks, mixed
 from agent_rl.messages import Problem
-from agent_rl.tasks import TaskError, load_tasks, mixed
-from agent_rl.topology import TaskFilter, Tasks
 
 
 def write_lines(path, *rows):
@@ -329,7 +330,7 @@ def test_a_generator_gets_seed_and_settings():
         ({"generator": "nothing"}, "write it as `module:Class`"),
         ({"generator": "no_such_module_here:Class"}, "no module 'no_such_module_here'"),
         ({"generator": "agent_rl.no_such_part:Class"}, r"no module 'agent_rl\.no_such_part'"),
-        ({"generator": "agent_rl.tasks:Nothing"}, "has no class Nothing"),
+        ({"generator": "agent_rl.environments.tasks:Nothing"}, "has no class Nothing"),
         ({"generator": f"{__name__}:x"}, "has no class x"),
         ({"generator": f"{__name__}:Numbers", "settings": {"stop": 1}}, r"\['stop'\] are not settings .* \['start'\]"),
         ({"generator": f"{__name__}:Numbers", "files": ("a.jsonl",)}, "keep one of them"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent_rl.messages import ActorStatus
-from agent_rl.report.records import METRICS, read_records
-from agent_rl.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
+from agent_rl.observe.report.records import METRICS, read_records
+from agent_rl.records.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
 from tests.full_disk import no_file_longer_than
 
 

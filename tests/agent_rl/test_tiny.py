@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.arithmetic import ArithmeticTasks
-from agent_rl.prompts import ChatFormat
-from agent_rl.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
-from agent_rl.topology import InitialiseModel
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.learning.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
+from agent_rl.rollout.prompts import ChatFormat
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

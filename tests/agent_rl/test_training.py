@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_rl.checkpoints import STATE_FILE, Position, read_position
-from agent_rl.disk import DiskError
-from agent_rl.finite import NotFiniteError, TrainingStoppedError
-from agent_rl.losses import policy_loss
+from agent_rl.config.topology import InitialiseModel, SftStage
+from agent_rl.files.disk import DiskError
+from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
+from agent_rl.learning.losses import policy_loss
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import TrainingGroup
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel, SftStage
-from agent_rl.training import Trainer, write_weights
+from agent_rl.records.checkpoint_files import STATE_FILE, Position, read_position
 from tests import builders
 from tests.full_disk import no_file_longer_than
 
@@ -348,7 +348,7 @@ def test_random_states_and_what_is_kept_beside_come_back(model: Path, tmp_path: 
 def test_large_optimizer_states_are_written_in_several_files(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_rl.checkpoints.SHARD_BYTES", 30_000)
+    monkeypatch.setattr("agent_rl.learning.checkpoints.SHARD_BYTES", 30_000)
     trained = trainer(model)
     trained.rl_step(groups(trained), builders.rl_stage(), 0)
     trained.save(tmp_path / "checkpoint", Position(0, 0, 1))

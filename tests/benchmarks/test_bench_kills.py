@@ -47,7 +47,7 @@ def test_intervals_meet_or_not() -> None:
 
 @pytest.mark.slow
 def test_the_quickstart_survives_the_kill_of_each_of_its_processes() -> None:
-    command = [sys.executable, "-m", "agent_rl", "bench", "kills"]
+    command = [sys.executable, "-m", "actors.cli", "bench", "kills"]
     with tempfile.TemporaryDirectory(prefix="kills-") as own:  # others on this host leave what they leave
         environment = os.environ | {"TMPDIR": own}
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False, env=environment)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.cli import main
+from actors.cli.main import main
 from benchmarks.bench_roc import curves, reached
 from benchmarks.panels import Panel, draw, mean_over, smooth
 

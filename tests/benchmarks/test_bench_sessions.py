@@ -7,7 +7,7 @@ import json
 import pytest
 import trio
 
-from actors.sandbox.client import Sandbox
+from actors.sandbox.owner.client import Sandbox
 from benchmarks.bench_sessions import KINDS, Kind, main, measure
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rl.parsing import ParsedCall, parse_turn
+from agent_rl.rollout.parsing import ParsedCall, parse_turn
 from agent_rl.testing import opened, trajectory
 from benchmarks.bench_rollout import main
 from benchmarks.rollout_loop import turns

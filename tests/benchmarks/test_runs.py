@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.cli import main
+from actors.cli.main import main
 from benchmarks import bench_overlap, bench_throughput
 from benchmarks.runs import Run, Window, stage_rows, window
 from tests.end_to_end.topologies import write_micro

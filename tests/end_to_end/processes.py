@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent_rl.audit import audit
+from agent_rl.records.audit import audit
 
 SECONDS = 150
 """A whole run takes about 15 s on two free cores, most of it importing torch; the machine may be busy."""
@@ -37,7 +37,7 @@ SUMMARY_KEYS = {
 
 
 def start(path: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "agent_rl", "run", str(path), *arguments]
+    command = [sys.executable, "-m", "actors.cli", "run", str(path), *arguments]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

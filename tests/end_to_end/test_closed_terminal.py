@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.audit import audit
+from agent_rl.records.audit import audit
 from tests.end_to_end.processes import SECONDS, processes_of, steps_trained, wait_for
 from tests.end_to_end.topologies import write_micro
 
@@ -23,7 +23,7 @@ def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
     if (
         process == 0
     ):  # the leader of a session whose terminal this is: the kernel sends it SIGHUP when the other end closes
-        os.execv(sys.executable, [sys.executable, "-m", "agent_rl", "run", str(path)])
+        os.execv(sys.executable, [sys.executable, "-m", "actors.cli", "run", str(path)])
     os.set_blocking(terminal, False)
 
     def trained() -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.audit import audit
+from agent_rl.records.audit import audit
 from tests.end_to_end.processes import finish, processes_of, rows, start
 from tests.end_to_end.topologies import write_half_right
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.audit import audit
-from agent_rl.checkpoints import read_position
-from agent_rl.journal import Journal
+from agent_rl.records.audit import audit
+from agent_rl.records.checkpoint_files import read_position
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import finish, processes_of, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right
 from tests.full_disk import fill, small_disk

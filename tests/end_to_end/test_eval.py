@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
 from tests.end_to_end.processes import finish, process_of_actor, processes_of, wait_for
 from tests.end_to_end.topologies import write_micro
 
@@ -23,7 +23,7 @@ PROBLEMS = 30
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "agent_rl", "eval", *arguments]
+    command = [sys.executable, "-m", "actors.cli", "eval", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -113,7 +113,7 @@ def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
     assert len(stored(tmp_path)) == 4 * PROBLEMS
 
     data = ["fours.jsonl", "--results", "out", "--out", "hard.jsonl"]
-    command = [sys.executable, "-m", "agent_rl", "data", "difficulty", *data]
+    command = [sys.executable, "-m", "actors.cli", "data", "difficulty", *data]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == {"read": PROBLEMS, "kept": PROBLEMS}
     done = subprocess.run(

@@ -20,7 +20,7 @@ CONNECTIONS = 1200
 
 
 def run_with_few_files(path: Path, host: str) -> subprocess.Popen[str]:
-    command = shlex.join([sys.executable, "-m", "agent_rl", "run", str(path), "--host", host])
+    command = shlex.join([sys.executable, "-m", "actors.cli", "run", str(path), "--host", host])
     return subprocess.Popen(
         ["bash", "-c", f"ulimit -n 1024 && exec {command}"],
         stdout=subprocess.PIPE,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.audit import audit
-from agent_rl.journal import Journal
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_micro
 

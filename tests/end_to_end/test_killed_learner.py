@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.model_keeper import LearnerSettings
-from actors.weights import model_directory
-from agent_rl.audit import audit
-from agent_rl.checkpoints import Position
-from agent_rl.journal import Journal
-from agent_rl.load import load_topology
-from agent_rl.training import Trainer
+from actors.weights.files import model_directory
+from actors.weights.keeper import LearnerSettings
+from agent_rl.config.load import load_topology
+from agent_rl.learning.trainer import Trainer
+from agent_rl.records.audit import audit
+from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.journal import Journal
 from tests.end_to_end.faulty import groups_given
 from tests.end_to_end.processes import (
     SECONDS,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.stored import decode_stored
-from agent_rl.addresses import run_digest
-from agent_rl.journal import Journal
-from agent_rl.load import load_topology
+from actors.filter.stored import decode_stored
+from agent_rl.config.addresses import run_digest
+from agent_rl.config.load import load_topology
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
     Traces,
     check_finished,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.cli import main
-from agent_rl.deep_audit import deep_audit
+from actors.cli.main import main
+from agent_rl.records.deep_audit import deep_audit
 from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right, write_micro
 

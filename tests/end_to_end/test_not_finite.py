@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_rl.audit import audit
+from agent_rl.records.audit import audit
 from tests.end_to_end.faulty import BAD_VERSIONS
 from tests.end_to_end.processes import finish, processes_of, rows, start
 from tests.end_to_end.topologies import write_half_right

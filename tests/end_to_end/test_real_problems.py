@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from actors.stored import decode_stored
-from agent_rl.audit import audit
-from agent_rl.cli import main
-from agent_rl.load import load_topology
+from actors.cli.main import main
+from actors.filter.stored import decode_stored
+from agent_rl.config.load import load_topology
 from agent_rl.messages import Problem
+from agent_rl.records.audit import audit
 from tests.end_to_end.processes import finish, processes_of, rows, start
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.addresses import runtime_directory
-from agent_rl.audit import audit
-from agent_rl.journal import Journal
-from agent_rl.load import load_topology
+from agent_rl.config.addresses import runtime_directory
+from agent_rl.config.load import load_topology
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
     check_finished,
     finish,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent_rl.audit import audit
+from agent_rl.records.audit import audit
 from tests.end_to_end.processes import (
     SECONDS,
     alive,
@@ -64,7 +64,7 @@ def seconds_since_epoch(row: dict[str, Any]) -> float:
 
 @contextmanager
 def run_in_background(path: Path, out: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "agent_rl", "run", str(path), *arguments]
+    command = [sys.executable, "-m", "actors.cli", "run", str(path), *arguments]
     with out.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     try:

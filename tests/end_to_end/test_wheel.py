@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.children import LIFELINE
+from actors.runtime.children import LIFELINE
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ["stages.0.steps=5", "stages.1.problems=4", "stages.2.steps=1", "stages.3.problems=4"]
@@ -30,8 +30,8 @@ def elsewhere(tmp_path):
 
 
 def agent_rl(folder, environment, *arguments):
-    """``python -m agent_rl`` in a folder; its standard output. Fails where it fails."""
-    command = [sys.executable, "-m", "agent_rl", *arguments]
+    """``python -m actors.cli`` in a folder; its standard output. Fails where it fails."""
+    command = [sys.executable, "-m", "actors.cli", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -46,7 +46,7 @@ def overrides(settings):
 def test_no_folder_of_the_working_directory_takes_the_place_of_a_package(elsewhere):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert "quickstart.toml is sound" in agent_rl(elsewhere, environment, "check", "quickstart")
-    command = [sys.executable, "-P", LIFELINE, str(os.getpid()), "actors.run", "--help"]
+    command = [sys.executable, "-P", LIFELINE, str(os.getpid()), "actors.runtime.process", "--help"]
     done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True)
     assert "--topology" in done.stdout
 

@@ -23,7 +23,7 @@ head_dim = 16
 mlp_size = 32
 
 [tasks]
-generator = "agent_rl.arithmetic:ArithmeticTasks"
+generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"
 
 [algorithm]
 groups_per_step = 2
@@ -104,7 +104,7 @@ def write_half_right(folder: Path, *, steps: int = 3, learner: str = "actors.lea
     rl = "[[stages]]" + stages.split("[[stages]]")[2]
     actors = stages[stages.index("[actors.") :]
     text = (before + rl + actors).replace(
-        'generator = "agent_rl.arithmetic:ArithmeticTasks"', 'files = ["fours.jsonl"]'
+        'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"', 'files = ["fours.jsonl"]'
     )
     text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
     path.write_text(text.replace("actors.learner:Learner", learner))

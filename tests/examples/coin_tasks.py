@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from agent_rl.environments.base import Demonstration
 from agent_rl.messages import Problem
-from agent_rl.tasks import Demonstration
 
 CALL = '<tool_call>{{"name": "python_code_with_standard_io", "arguments": {{"code": "{}", "input": ""}}}}</tool_call>'
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.check import check_topology
-from agent_rl.load import load_topology
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
 from tests.examples.guide import BLOCKS, COMMANDS, FILES, GUIDE, LINES, ROOT, with_changes
 
 

@@ -20,17 +20,17 @@ from actors.contract import (
     LearnerContract,
     SchedulerContract,
 )
-from actors.stored import decode_stored
-from agent_rl.audit import audit
-from agent_rl.check import check_topology
-from agent_rl.journal import Journal
-from agent_rl.load import load_topology
-from agent_rl.losses import LossSettings, loss_fault, policy_loss
-from agent_rl.parsing import MalformedCall, ParsedCall
-from agent_rl.placement import EngineRoom, Waiting
-from agent_rl.prompts import PYTHON_TOOL
-from agent_rl.resampling import made_up_groups
-from agent_rl.tiny import build_tokenizer
+from actors.filter.stored import decode_stored
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.groups.resampling import made_up_groups
+from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss
+from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall
+from agent_rl.rollout.prompts import PYTHON_TOOL
+from agent_rl.scheduling.placement import EngineRoom, Waiting
 from examples.calculator_executor import CALCULATOR, CalculatorExecutor, evaluate
 from examples.fenced_generator import FencedFormat, FencedGenerator
 from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
@@ -225,7 +225,9 @@ def test_modules_beside_the_topology_are_found_from_anywhere_without_torch(tmp_p
     path.write_text(text)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    code = f"import sys; from agent_rl.cli import main; print(main(['check', {str(path)!r}]), 'torch' in sys.modules)"
+    code = (
+        f"import sys; from actors.cli.main import main; print(main(['check', {str(path)!r}]), 'torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=elsewhere, env=environment(), capture_output=True, text=True, check=True
     )
@@ -256,7 +258,7 @@ def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKS
     changes |= {f"model.initialise.{name}": size for name, size in sizes.items()}
     changes |= {f"actors.{role}.class": SUBSTITUTES[role] for role in roles}
     overrides = [f"{key}={value}" for key, value in changes.items()] + list(more)
-    command = [sys.executable, "-m", "agent_rl", "run", str(path)]
+    command = [sys.executable, "-m", "actors.cli", "run", str(path)]
     command += [argument for override in overrides for argument in ("--set", override)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
@@ -320,7 +322,7 @@ def test_a_broken_loss_is_refused_before_anything_is_trained(tmp_path: Path) -> 
     )
     path = tmp_path / "mine.toml"
     path.write_text(QUICKSTART.read_text().replace("actors.learner:Learner", "backwards:Backwards"))
-    command = [sys.executable, "-m", "agent_rl", "run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "actors.cli", "run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )

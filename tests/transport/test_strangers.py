@@ -11,15 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from transport import (
-    CallFailed,
-    Limits,
-    MalformedFrames,
-    MemoryNetwork,
-    MessageRejected,
-    Node,
-    ZmqNetwork,
-)
+from transport import CallFailed, Limits, MalformedFrames, MemoryNetwork, MessageRejected, Node, ZmqNetwork
 from transport.node import STRANGER
 from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 

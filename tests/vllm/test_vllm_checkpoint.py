@@ -15,10 +15,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds
 
 from transformers import AutoModelForCausalLM
 
-from agent_rl.checkpoints import Position
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel, Lora, SftStage
-from agent_rl.training import Trainer
+from agent_rl.config.topology import InitialiseModel, Lora, SftStage
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.trainer import Trainer
+from agent_rl.records.checkpoint_files import Position
 from tests import builders
 
 PROMPT, SAID = [7, 20, 30], 8

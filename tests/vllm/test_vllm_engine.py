@@ -22,7 +22,7 @@ from actors.engines.testing import (
     save_tiny_model,
     update_under_way,
 )
-from actors.engines.vllm import VllmEngine
+from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
 from tests.sending import check_sent_weights, sending
 

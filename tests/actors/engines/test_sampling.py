@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.sampling import sample, uniforms
+from actors.engines.torch.sampling import sample, uniforms
 
 
 def float_array(*values: float) -> np.ndarray:

@@ -11,8 +11,6 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
-from actors.engines.fused import Projection
-from actors.engines.model import CausalModel
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
@@ -27,7 +25,9 @@ from actors.engines.testing import (
     save_tiny_model,
     turn,
 )
-from actors.engines.torch import TorchEngine
+from actors.engines.torch.engine import TorchEngine
+from actors.engines.torch.fused import Projection
+from actors.engines.torch.model import CausalModel
 from agent_rl.messages import Policy
 from tests.sending import check_sent_weights
 

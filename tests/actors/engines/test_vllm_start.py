@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from actors.engines.vllm_start import SOCKETS, VllmStart
-from agent_rl.leftovers import sweep_one
+from actors.engines.vllm.start import SOCKETS, VllmStart
+from agent_rl.files.leftovers import sweep_one
 
 
 def start(**changes: Any) -> VllmStart:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.engines import vllm_weights
-from actors.engines.base import EngineError, TransferError
-from actors.engines.vllm_weights import VllmWeights
+from actors.engines.base import EngineError
+from actors.engines.vllm import weights as vllm_weights
+from actors.engines.vllm.weights import VllmWeights
+from actors.weights.transfer import TransferError
 from agent_rl.messages import TransferOffer
 
 OFFER = TransferOffer("gloo", "127.0.0.1", 1, "key", 1, ("a",), ((2,),), ("float32",))

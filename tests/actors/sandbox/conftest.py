@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 from tests.actors.sandbox.running import lacking
 
 NEIGHBOUR = """

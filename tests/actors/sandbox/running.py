@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
-from actors.sandbox.isolation import IsolationError
+from actors.sandbox.isolation.levels import IsolationError
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 
 
 def run_with(sandbox: Sandbox, main: Callable[[Sandbox], Awaitable[Any]]) -> Any:

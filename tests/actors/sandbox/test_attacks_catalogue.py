@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox import kernel
-from actors.sandbox.client import Sandbox
+from actors.sandbox.isolation import kernel
+from actors.sandbox.owner.client import Sandbox
 from benchmarks.hostile import Attack
 from benchmarks.hostile.reach import ATTACKS
 from benchmarks.hostile.running import failure

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox.client import CheckResult, ExecutionLimits, Sandbox
-from actors.sandbox.isolation import Isolation
-from agent_rl.rewards import final_answer
+from actors.sandbox.isolation.levels import Isolation
+from actors.sandbox.owner.client import CheckResult, ExecutionLimits, Sandbox
+from agent_rl.environments.maths.rewards import final_answer
 from tests.actors.sandbox.running import run_with
 
 LIMITS = ExecutionLimits(wall_seconds=3.0, cpu_seconds=2.0, memory_bytes=512 << 20)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from actors.sandbox.client import ExecutionLimits
-from actors.sandbox.directories import remove_tree
-from agent_rl import leftovers
+from actors.sandbox.inside.directories import remove_tree
+from actors.sandbox.owner.client import ExecutionLimits
+from agent_rl.files import leftovers
 from tests.actors.sandbox.conftest import Attacked
 from tests.actors.sandbox.running import is_alive, living, named, wait_until
 

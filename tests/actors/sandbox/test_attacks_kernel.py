@@ -6,8 +6,8 @@ import platform
 
 import pytest
 
-from actors.sandbox.syscall_table import REFUSED
-from actors.sandbox.syscalls import numbers
+from actors.sandbox.isolation.syscall_table import REFUSED
+from actors.sandbox.isolation.syscalls import numbers
 from benchmarks.hostile.reach import NUMBERS
 from tests.actors.sandbox.conftest import Attacked
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.sandbox.client import ExecutionLimits
-from agent_rl.parsing import tool_response_text
+from actors.sandbox.owner.client import ExecutionLimits
+from agent_rl.rollout.parsing import tool_response_text
 from tests.actors.sandbox.conftest import Attacked
 from tests.actors.sandbox.running import living, named, wait_until
 
@@ -100,7 +100,7 @@ def test_other_files_in_the_place_of_its_descriptors(attacked: Attacked) -> None
 
 def test_patching_the_runner(attacked: Attacked) -> None:
     code = (
-        "import sys, os\nchild = sys.modules['actors.sandbox.child']\nchild.cut = lambda *a: 'x' * 10**8\n"
+        "import sys, os\nchild = sys.modules['actors.sandbox.inside.child']\nchild.cut = lambda *a: 'x' * 10**8\n"
         "child.json = child.ast = child.traceback = None\nos.pwrite = lambda *a: 1\nos.ftruncate = lambda *a: None\n1/0"
     )
     assert attacked.by(code).outcome in ("error", "timeout", "memory_limit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.sandbox.client import ExecutionLimits
+from actors.sandbox.owner.client import ExecutionLimits
 from tests.actors.sandbox.conftest import Attacked
 from tests.actors.sandbox.running import living, named, wait_until
 

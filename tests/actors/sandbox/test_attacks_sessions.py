@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 from tests.actors.sandbox.running import eventually, living, named, require, run_with
 
 LIMITS = ExecutionLimits(wall_seconds=1.5, cpu_seconds=2, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
@@ -40,7 +40,7 @@ ATTACKS = {
     ),
     "an alarm in the next cell": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: 1/0)\nsignal.setitimer(signal.ITIMER_REAL, 0.05)",
     "changing the loop that runs it": IN_FRAMES + "frame.f_globals.clear()",
-    "a forged result for later cells": "import sys\nsys.modules['actors.sandbox.child'].run_code = lambda request: 'forged'",
+    "a forged result for later cells": "import sys\nsys.modules['actors.sandbox.inside.child'].run_code = lambda request: 'forged'",
     "limits of its own": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
     "its own end": "import os\nos.killpg(0, 9)",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 from tests.actors.sandbox.running import eventually, groups_or_skip, living, named, require, run_with
 
 MIB = 1 << 20

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox.child import USER_FILE
-from actors.sandbox.children import Child
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
-from actors.sandbox.directories import Directory
-from actors.sandbox.server import Farewell, Server
-from actors.sandbox.shares import Shares
-from actors.sandbox.slots import NamespaceSlots
+from actors.sandbox.inside.child import USER_FILE
+from actors.sandbox.inside.children import Child
+from actors.sandbox.inside.directories import Directory
+from actors.sandbox.inside.server import Farewell, Server
+from actors.sandbox.inside.shares import Shares
+from actors.sandbox.inside.slots import NamespaceSlots
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 from benchmarks.tool_processes import children_of, processes_of
 from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
 
@@ -256,7 +256,7 @@ def test_waiting_children_end_with_their_interpreter(number: int) -> None:
 
 OWNER = """
 import trio
-from actors.sandbox.client import Sandbox
+from actors.sandbox.owner.client import Sandbox
 async def main():
     sandbox = Sandbox(isolation="strong", control_groups="off")
     async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.sandbox.child import USER_FILE, compiled_apart
+from actors.sandbox.inside.child import USER_FILE, compiled_apart
 from benchmarks.tool_snippets import SNIPPETS
 
 CODES = (

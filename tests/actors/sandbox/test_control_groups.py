@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from actors.sandbox.client import ExecutionLimits, Sandbox
-from actors.sandbox.control_groups import (
+from actors.sandbox.isolation.control_groups import (
     CONTROLLERS,
     REST,
     ControlGroups,
@@ -22,10 +21,11 @@ from actors.sandbox.control_groups import (
     half_of_memory,
     hierarchies,
 )
-from actors.sandbox.interpreter import Ended
-from actors.sandbox.judging import judge
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.interpreter import Ended
+from actors.sandbox.owner.judging import judge
 from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
-from agent_rl.leftovers import sweep_one
+from agent_rl.files.leftovers import sweep_one
 from tests.actors.sandbox.running import groups_or_skip, run_with
 
 UNIFIED = "24 1 0:21 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -38,8 +38,8 @@ SEPARATE = """\
 """
 AS_NOBODY = """
 import os, trio
-from actors.sandbox.client import Sandbox
-from actors.sandbox.control_groups import ControlGroups, ControlGroupsError
+from actors.sandbox.owner.client import Sandbox
+from actors.sandbox.isolation.control_groups import ControlGroups, ControlGroupsError
 os.setresuid(65534, 65534, 65534)
 groups = ControlGroups()
 groups.make(None, 100)
@@ -159,7 +159,7 @@ def test_the_groups_are_gone_with_the_sandbox() -> None:
 def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them() -> None:
     groups_or_skip()
     code = (
-        "import subprocess\nfrom actors.sandbox.control_groups import ControlGroups\n"
+        "import subprocess\nfrom actors.sandbox.isolation.control_groups import ControlGroups\n"
         "groups = ControlGroups()\ngroups.make(1 << 29, 100)\n"
         "sleeper = subprocess.Popen(['sleep', '600'])\n"
         "for procs in groups.to_join: open(procs, 'w').write(str(sleeper.pid))\n"
@@ -178,7 +178,7 @@ def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them() -> Non
 
 def test_limits_that_the_kernel_refuses_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     groups_or_skip()
-    monkeypatch.setattr("actors.sandbox.control_groups.LIMITS", dict.fromkeys(limit_keys(), ("no.such",)))
+    monkeypatch.setattr("actors.sandbox.isolation.control_groups.LIMITS", dict.fromkeys(limit_keys(), ("no.such",)))
     groups = ControlGroups()
     try:
         groups.make(1 << 29, 100)

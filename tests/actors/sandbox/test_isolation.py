@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox import kernel
-from actors.sandbox.client import Sandbox
-from actors.sandbox.isolation import (
+from actors.sandbox.isolation import kernel
+from actors.sandbox.isolation.levels import (
     BLOCKS,
     LEVELS,
     UNUSED_USER,
@@ -26,6 +25,7 @@ from actors.sandbox.isolation import (
     unavailable,
     visible,
 )
+from actors.sandbox.owner.client import Sandbox
 from tests.actors.sandbox.running import eventually, execute_all, living, named, pids, require, run_with
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,9 +33,9 @@ UNSHARE = {"x86_64": 272, "aarch64": 97}
 SCRIPT = """
 import struct, sys
 import trio
-from actors.sandbox import kernel
-from actors.sandbox.client import Sandbox
-from actors.sandbox.isolation import IsolationError
+from actors.sandbox.isolation import kernel
+from actors.sandbox.owner.client import Sandbox
+from actors.sandbox.isolation.levels import IsolationError
 forbidden, level = int(sys.argv[1]), sys.argv[2]
 if forbidden:  # as a container's filter does
     rows = [(0x20, 0, 0, 0), (0x15, 0, 1, forbidden), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox.client import CheckResult, ExecutionLimits, Sandbox
+from actors.sandbox.owner.client import CheckResult, ExecutionLimits, Sandbox
 
 PAIRS = [
     ("42", "42"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
-from actors.sandbox.interpreter import WarmUpError
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.interpreter import WarmUpError
 from tests.actors.sandbox.running import execute_all, require, run_with
 
 SHORT = ExecutionLimits(wall_seconds=0.4)

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
-from actors.sandbox.directories import Directories
-from actors.sandbox.interpreter import ENDING_SECONDS, WarmUpError
-from actors.sandbox.rlimits import Bounds
-from actors.sandbox.server import Call, Farewell, Server
-from actors.sandbox.shares import Shares
+from actors.sandbox.inside.directories import Directories
+from actors.sandbox.inside.server import Call, Farewell, Server
+from actors.sandbox.inside.shares import Shares
+from actors.sandbox.isolation.rlimits import Bounds
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.interpreter import ENDING_SECONDS, WarmUpError
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
-from agent_rl.leftovers import sweep_one
+from agent_rl.files.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
 from tests.actors.sandbox.running import eventually, is_alive, living, named, require, run_with, wait_until
 
@@ -305,7 +305,7 @@ def test_cancelling_the_sandbox_with_calls_in_flight_leaves_nothing(own_director
 
 OWNER = """
 import tempfile, trio
-from actors.sandbox.client import Sandbox
+from actors.sandbox.owner.client import Sandbox
 tempfile.tempdir = {directory!r}
 async def main():
     sandbox = Sandbox(isolation={level!r})

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from actors.sandbox import sessions
-from actors.sandbox.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner import sessions
+from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
 from tests.actors.sandbox.running import eventually, living, named, pids, require, run_with
 
 SHORT = ExecutionLimits(wall_seconds=0.6, memory_bytes=64 << 20, output_bytes=1000, processes=8)
@@ -246,7 +246,7 @@ def test_a_process_that_an_idle_session_gave_away_ends_too() -> None:
 
 POISON = """
 import builtins, json, os, sys, socket
-child = sys.modules["actors.sandbox.child"]
+child = sys.modules["actors.sandbox.inside.child"]
 child.traceback_text = lambda *a: "all is well"
 def forged(request): return "forged"
 child.run_code.__code__ = forged.__code__
@@ -262,7 +262,7 @@ def test_a_poisoned_session_harms_no_other_and_ends_at_its_deadline() -> None:
         await notebook.run(POISON)
         poisoned = await notebook.run("1/0")
         hung = Notebook(notebook.sandbox, "hung")
-        silent = await hung.run("import sys\nsys.modules['actors.sandbox.child'].DONE_SAID = b''")
+        silent = await hung.run("import sys\nsys.modules['actors.sandbox.inside.child'].DONE_SAID = b''")
         return poisoned, silent, await other.run("print(x)"), await notebook.sandbox.execute("print(2)")
 
     poisoned, hung, other, call = in_notebook(main)

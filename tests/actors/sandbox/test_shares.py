@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from actors.sandbox.client import ExecutionLimits, Sandbox
-from actors.sandbox.control_groups import ControlGroups, Group, Hierarchy, in_units
-from actors.sandbox.shares import FIRST_LOOK_SECONDS, MOST_TASKS, Looks, Share, Shares
+from actors.sandbox.inside.looks import FIRST_LOOK_SECONDS, MOST_TASKS, Looks
+from actors.sandbox.inside.shares import Share, Shares
+from actors.sandbox.isolation.control_groups import ControlGroups, Group, Hierarchy, in_units
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.wire import NO_VERDICT
 from tests.actors.sandbox.running import eventually, groups_or_skip, named, pids, require, run_with
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.sandbox.syscall_table import (
+from actors.sandbox.isolation.syscall_table import (
     CHECKED,
     ENTERING,
     IGNORED,
@@ -32,7 +32,7 @@ from actors.sandbox.syscall_table import (
     When,
     Without,
 )
-from actors.sandbox.syscalls import ARCHITECTURES, numbers, program, sealing_program
+from actors.sandbox.isolation.syscalls import ARCHITECTURES, numbers, program, sealing_program
 
 ROOT = Path(__file__).resolve().parents[3]
 MACHINES = list(ARCHITECTURES)

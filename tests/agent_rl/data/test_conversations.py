@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.batching import TOO_MANY, fitting
 from agent_rl.data.conversations import NoConversation, conversation, conversations, endless, mixed
-from agent_rl.prompts import ChatFormat
-from agent_rl.tasks import TaskError
-from agent_rl.tiny import build_tokenizer
+from agent_rl.environments.base import TaskError
+from agent_rl.learning.batching import TOO_MANY, fitting
+from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.rollout.prompts import ChatFormat
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 OPENAI = {

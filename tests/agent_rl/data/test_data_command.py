@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from agent_rl.cli import main
+from actors.cli.main import main
 from agent_rl.data.filters import Integers
 from agent_rl.data.rows import rows_of, writer
+from agent_rl.environments.task_files import problem_of
 from agent_rl.evaluation.results import write_results
-from agent_rl.task_files import problem_of
 from tests.agent_rl.evaluation.test_results import result
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -188,7 +188,7 @@ def test_conversations_are_made_ready_and_counted(tmp_path: Path, capsys: Any, t
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from agent_rl.tiny import build_tokenizer
+    from agent_rl.learning.tiny import build_tokenizer
 
     path = tmp_path_factory.mktemp("tokenizer")
     build_tokenizer().save_pretrained(path)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.data.filters import KEPT, Decontaminate, Deduplicate, Difficulty, Integers, Tally, words
+from agent_rl.environments.maths.rewards import exactly_equal, is_integer
 from agent_rl.messages import Problem
-from agent_rl.rewards import exactly_equal, is_integer
 
 
 def problem(text: str, answer: str = "4") -> Problem:

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.check import check_topology
-from agent_rl.checkpoints import STATE_FILE
-from agent_rl.cli import main
+from actors.cli.main import main
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import InitialiseModel
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.toml_text import toml_text
 from agent_rl.evaluation.topology import Asked, evaluation_topology, model_of
-from agent_rl.load import load_topology
-from agent_rl.tiny import initialise_model
-from agent_rl.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.records.checkpoint_files import STATE_FILE
 from tests.agent_rl.evaluation.test_results import result
 from tests.end_to_end.topologies import write_micro
 
@@ -190,9 +190,9 @@ def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Pa
     found = chosen_problems([], Path("examples/quickstart.toml"), 5)
     assert len(found.asked) == 5
     assert found.asked[0].id.startswith("sum:")
-    assert found.tasks["generator"] == "agent_rl.arithmetic:ArithmeticTasks"
+    assert found.tasks["generator"] == "agent_rl.environments.arithmetic.problems:ArithmeticTasks"
     micro, _ = write_micro(tmp_path)
-    generator = 'generator = "agent_rl.arithmetic:ArithmeticTasks"'
+    generator = 'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"'
     files = "files = ['held_out.jsonl']\nevaluation_files = ['held_out.jsonl']"
     data = write_problems(tmp_path)
     micro.write_text(micro.read_text().replace(generator, files))

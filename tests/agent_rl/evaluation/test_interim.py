@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.group_ids import group_number, interim_id, is_interim
-from agent_rl.group_instructions import Dropped, Evaluated, EvaluationGroupDone
-from agent_rl.interim import InterimEvaluations
-from agent_rl.journal import Journal, interim_stage
+from agent_rl.config.topology import Interim
+from agent_rl.groups.instructions import Dropped, Evaluated, EvaluationGroupDone
+from agent_rl.groups.interim import InterimEvaluations
+from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
-from agent_rl.statistics import RolloutFigures
-from agent_rl.topology import Interim
+from agent_rl.records.journal import Journal, interim_stage
+from agent_rl.scheduling.ids import group_number, interim_id, is_interim
 from tests import builders
 from tests.agent_rl.test_grouping import book, kinds, settle
 from tests.agent_rl.test_scheduling import World, progress, scheduler

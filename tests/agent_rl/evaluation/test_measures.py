@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.evaluation.measures import (
+from agent_rl.groups.measures import (
     bootstrap_interval,
     bootstrap_intervals,
     compare,

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from agent_rl.evaluation.progress import EvaluationView
+from actors.cli.evaluation.progress import EvaluationView
 from agent_rl.messages import ActorStatus
 
 

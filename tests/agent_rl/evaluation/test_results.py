@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.stored import decode_stored, encode_stored
+from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import (
@@ -21,7 +21,7 @@ from agent_rl.evaluation.results import (
     read_results,
     write_results,
 )
-from agent_rl.journal import Journal
+from agent_rl.records.journal import Journal
 from tests.builders import call, opened, trajectory
 
 

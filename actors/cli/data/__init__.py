@@ -1,0 +1,1 @@
+"""``agent-rl data``: what it takes and does."""

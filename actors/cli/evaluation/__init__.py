@@ -1,0 +1,1 @@
+"""``agent-rl eval``: what it takes, asks and prints."""

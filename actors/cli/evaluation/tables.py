@@ -1,0 +1,92 @@
+"""Results as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from agent_rl.evaluation.results import GROUPINGS, ProblemResult
+from agent_rl.groups.measures import Comparison
+from agent_rl.observe.live import DASH, SteadyConsole
+
+WIDTH = 140
+"""Where there is no terminal."""
+
+
+def print_results(name: str, found: Mapping[str, Any], problems: Sequence[ProblemResult]) -> None:
+    """The figures of everything, by file, subject and level, and of each problem given."""
+    console = _console()
+    overall = found["overall"]
+    table = Table("figure", "value", title=name, title_justify="left")
+    table.add_row("problems x samples", f"{overall['problems']:,.0f} x {overall['samples']:.0f}")
+    for key in overall:
+        if "@" in key and not key.endswith(("_low", "_high")):
+            table.add_row(key, _share(overall, key))
+    for key in ("response_tokens", "turns", "tool_calls"):
+        table.add_row(key.replace("_", " "), _number(overall[key]))
+    for key in ("tool_error_share", "truncated_share"):
+        table.add_row(key.replace("_", " "), _percent(overall[key]))
+    if overall["lost"]:
+        table.add_row("lost (count as wrong)", f"{overall['lost']:,.0f}")
+    console.print(table)
+    last = f"pass@{overall['samples']:.0f}"
+    for grouping, key in GROUPINGS.items():
+        if key in found:
+            grouped = Table(title=f"by {grouping}", title_justify="left")
+            for label in (grouping, "problems", "pass@1", *([last] if overall["samples"] > 1 else []), "tokens"):
+                grouped.add_column(label, justify="left" if label == grouping else "right")
+            for group, of in found[key].items():
+                many = [_percent(of[last])] if overall["samples"] > 1 else []
+                grouped.add_row(
+                    group, f"{of['problems']:,.0f}", _share(of, "pass@1"), *many, _number(of["response_tokens"])
+                )
+            console.print(grouped)
+    if problems:
+        each = Table("file", "id", "right", "answer", "answers given", title="problems", title_justify="left")
+        for result in problems:
+            given = ", ".join(dict.fromkeys(answer or DASH for answer in result.answers))
+            each.add_row(result.file, result.id, f"{result.correct} of {result.samples}", result.answer, given)
+        console.print(each)
+
+
+def print_comparison(a: str, b: str, found: Comparison, alone: int) -> None:
+    """What the comparison came to, with the tests named; its last line is JSON."""
+    import json
+    from dataclasses import asdict
+
+    table = Table("figure", "value", title=f"B = {b} against A = {a}", title_justify="left")
+    table.add_row("problems in both", f"{found.problems:,}")
+    if alone:
+        table.add_row("problems in one alone, left out", f"{alone:,}")
+    table.add_row("pass@1 of A", _percent(found.a))
+    table.add_row("pass@1 of B", _percent(found.b))
+    points = tuple(100 * value for value in (found.difference, found.low, found.high))
+    table.add_row("B - A, 95 % by bootstrap over problems", "{:+.1f} points ({:+.1f} to {:+.1f})".format(*points))
+    table.add_row(
+        "B better, worse, equal", f"{found.better:,}, {found.worse:,}, {found.problems - found.better - found.worse:,}"
+    )
+    table.add_row("p, exact paired permutation test, two-sided", f"{found.p:.3g}")
+    _console().print(table)
+    print(json.dumps(asdict(found)), flush=True)
+
+
+def _console() -> SteadyConsole:
+    console = SteadyConsole(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def _share(figures: Mapping[str, Any], key: str) -> str:
+    low, high = figures[f"{key}_low"], figures[f"{key}_high"]
+    return f"{_percent(figures[key])}  (95 %: {100 * low:.1f} to {100 * high:.1f})"
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.1f}"

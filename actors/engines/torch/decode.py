@@ -1,0 +1,252 @@
+"""Continuous batching, synchronous: which sequence is computed in which step, and what becomes of it.
+
+A sequence takes a *slot* (its state, in arrays) and a *row* (its KV cache) when it is admitted, and keeps both between
+its turns until it is released, cancelled, or evicted because room is short. Rows are kept in this order::
+
+    [ decoding ........ | prefilled in this step .... | pending, parked between turns, free ....... ]
+      0                   self._decoding
+
+so that decoding reads a slice of the cache. Every step computes one token for each decoding sequence and, in the same
+forward pass, all new tokens of the sequences that join.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from actors.engines.base import EngineError, TurnResult
+from actors.engines.torch.kv_cache import Step
+from actors.engines.torch.packing import pack, share_prompts
+from actors.engines.torch.sampling import sample, uniforms
+from actors.engines.torch.sequences import Sequences, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from actors.engines.torch.model import CausalModel
+    from agent_rl.messages import Policy
+
+PREFILL_TOKENS = 2048
+"""New tokens a step may prefill (one sequence may always): bounds how long decoding sequences wait for a step."""
+PREFILL_SHARE = 1 / 8
+"""A step with a prefill costs a fixed sum more: sequences wait to join until they are this share of those decoding,"""
+PREFILL_WAIT_STEPS = 8
+"""or until the first has waited so many steps."""
+HEADROOM_STEPS = 16
+"""A sequence is admitted when all running ones could go on for so many tokens: else it would soon preempt, or be."""
+
+
+class Decoder:
+    """Holds the sequences of one model and moves them on, step by step. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        max_rollouts: int,
+        kv_tokens: int | None,
+        kv_on_update: Literal["keep", "recompute"],
+        policy: Policy,
+    ) -> None:
+        self.model = model
+        self.policy = policy
+        self.kv_tokens = max_rollouts * model.max_length if kv_tokens is None else kv_tokens
+        self.longest = min(self.kv_tokens, model.max_length)
+        self.preempted = 0
+        self.generated_tokens = 0
+        self.prefilled_tokens = 0
+        self._kv_on_update = kv_on_update
+        self._cache = model.new_cache(max_rollouts)
+        self._sequences = Sequences(max_rollouts)
+        self._slot_in_row = np.arange(max_rollouts)
+        self._row_of_slot = np.arange(max_rollouts)
+        self._decoding = 0
+        self._waiting: deque[Turn] = deque()
+        self._pending: list[int] = []
+        self._pending_steps = 0
+        self._free = list(range(max_rollouts))
+        self._turns: dict[int, Turn] = {}
+        self._slots: dict[str, int] = {}
+        self._parked: dict[str, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._turns or self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Turns that hold a slot."""
+        return len(self._turns)
+
+    @property
+    def waiting(self) -> int:
+        """Turns that wait for room."""
+        return len(self._waiting)
+
+    @property
+    def kv_tokens_used(self) -> int:
+        """Tokens whose keys and values are held, of parked sequences too."""
+        return int(self._sequences.held.sum())
+
+    def submit(self, turn: Turn) -> None:
+        """Take a turn in; of a parked sequence, what agrees with its tokens is kept. No other turn of it is live."""
+        slot = self._parked.pop(turn.rollout, None)
+        if slot is None:
+            self._waiting.append(turn)
+        else:
+            self._sequences.resume(slot, turn)
+            self._turns[slot] = turn
+            self._pending.append(slot)
+
+    def cancel(self, turn: Turn) -> None:
+        """Forget a turn and the KV cache of its rollout, also when the turn has ended meanwhile."""
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+        else:
+            self.release(turn.rollout)
+
+    def release(self, rollout: str) -> None:
+        """Forget a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
+        slot = self._slots.get(rollout)
+        if slot is not None:
+            self._drop(slot)
+
+    def replace_weights(self, weights: Mapping[str, Tensor], policy: Policy) -> None:
+        """Serve other weights from the next token on."""
+        self.model.replace_weights(weights)
+        self.policy = policy
+        if self._kv_on_update == "recompute":
+            for slot in list(self._parked.values()):
+                self._drop(slot)
+            self._sequences.held[:] = 0
+            self._pending[:0] = self._slot_in_row[: self._decoding].tolist()
+            self._decoding = 0
+
+    def step(self) -> list[tuple[Turn, TurnResult]]:
+        """One forward pass; returns the turns it ended."""
+        self._admit()
+        joining = self._choose_joining()
+        self._make_room()
+        computed, shared = share_prompts(self._sequences, [slot for slot in joining if slot in self._turns])
+        slots = self._place(computed, shared)
+        if not len(slots):
+            return []
+        sequences, row_of_slot = self._sequences, self._row_of_slot
+        self._cache.reserve(int(sequences.total[slots].max()))
+        shared_rows = [(int(row_of_slot[slot]), int(row_of_slot[leader])) for slot, leader in shared]
+        packed = pack(sequences, slots, self._decoding, shared_rows, self._cache)
+        step = Step(self._cache, packed.write, self._decoding, packed.bias, packed.spans, packed.prefills)
+        logits = self.model.forward(packed.tokens, packed.positions, packed.wanted, step)[: len(slots)]
+        for row, leader in shared_rows:
+            self._cache.copy(leader, row, int(sequences.total[slots[row]]))
+        draws = uniforms(sequences.seed[slots], sequences.total[slots])
+        tokens, logprobs = sample(logits, sequences.temperature[slots], draws)
+        self.prefilled_tokens += packed.count - self._decoding
+        self.generated_tokens += len(slots)
+        self._decoding = len(slots)
+        ended = sequences.append(slots, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.policy)
+        return [self._finish(slot, finish) for slot, finish in ended]
+
+    def _admit(self) -> None:
+        """Give waiting turns a slot, in order, while there is room; parked sequences make way, the oldest first."""
+        total = self._sequences.total
+        while self._waiting:
+            turn = self._waiting[0]
+            needed = len(turn.tokens) + HEADROOM_STEPS * (len(self._turns) + 1)
+            parked = list(self._parked.values())
+            crowded = total.sum() - total[parked].sum() + needed > self.kv_tokens
+            if not (self._free or parked) or (crowded and self._turns):
+                return
+            while self._parked and (not self._free or total.sum() + needed > self.kv_tokens):
+                self._evict_parked()
+            self._waiting.popleft()
+            slot = self._free.pop()
+            self._sequences.admit(slot, turn)
+            self._turns[slot] = turn
+            self._slots[turn.rollout] = slot
+            self._pending.append(slot)
+
+    def _choose_joining(self) -> list[int]:
+        """The pending sequences to prefill in this step: none while few are pending and many are decoding."""
+        if not self._pending:
+            return []
+        self._pending_steps += 1
+        if self._pending_steps < PREFILL_WAIT_STEPS and len(self._pending) < PREFILL_SHARE * self._decoding:
+            return []
+        self._pending_steps = 0
+        new_tokens = (self._sequences.total - self._sequences.held)[self._pending].cumsum()
+        return self._pending[: max(1, int(np.searchsorted(new_tokens, PREFILL_TOKENS, side="right")))]
+
+    def _make_room(self) -> None:
+        """Evict, then preempt the newest turns, until all tokens known can be held. The oldest turn always fits."""
+        total = self._sequences.total
+        while total.sum() > self.kv_tokens:
+            if self._parked:
+                self._evict_parked()
+                continue
+            slot = max(self._turns, key=lambda slot: self._turns[slot].number)
+            turn = self._turns[slot]
+            self._sequences.save(slot, turn)
+            self._drop(slot)
+            self._waiting.appendleft(turn)
+            self.preempted += 1
+
+    def _evict_parked(self) -> None:
+        self._drop(next(iter(self._parked.values())))
+        self.preempted += 1
+
+    def _place(self, computed: list[int], shared: list[tuple[int, int]]) -> NDArray[np.int64]:
+        """Move those who join to the rows after the decoding ones, as ``pack`` wants them; returns the step's slots."""
+        new_tokens = self._sequences.total - self._sequences.held
+        joining = sorted(computed, key=lambda slot: -new_tokens[slot]) + [slot for slot, _ in shared]
+        for offset, slot in enumerate(joining):
+            self._move(slot, self._decoding + offset)
+        joined = set(joining)
+        self._pending = [slot for slot in self._pending if slot not in joined]
+        return self._slot_in_row[: self._decoding + len(joining)].copy()
+
+    def _move(self, slot: int, row: int) -> None:
+        """Bring a sequence to ``row``; the one that was there takes its row."""
+        old = int(self._row_of_slot[slot])
+        if old == row:
+            return
+        other = int(self._slot_in_row[row])
+        held = self._sequences.held
+        self._cache.swap(old, row, int(held[slot]), int(held[other]))
+        self._slot_in_row[old], self._slot_in_row[row] = other, slot
+        self._row_of_slot[slot], self._row_of_slot[other] = row, old
+
+    def _stop_decoding(self, slot: int) -> None:
+        """Take a sequence out of the decoding rows, if it is in them; the last of these takes its row."""
+        if self._row_of_slot[slot] < self._decoding:
+            self._decoding -= 1
+            self._move(slot, self._decoding)
+
+    def _drop(self, slot: int) -> None:
+        """Forget everything about a slot: it is free."""
+        rollout = self._sequences.rollouts[slot]
+        self._sequences.clear(slot)
+        self._stop_decoding(slot)
+        self._turns.pop(slot, None)
+        self._parked.pop(rollout, None)
+        if slot in self._pending:
+            self._pending.remove(slot)
+        del self._slots[rollout]
+        self._free.append(slot)
+
+    def _finish(self, slot: int, finish: Literal["stop", "length"]) -> tuple[Turn, TurnResult]:
+        turn = self._turns.pop(slot)
+        result = self._sequences.result(slot, finish)
+        if not np.isfinite(result.logprobs).all():
+            raise EngineError(f"{turn.rollout}: the model's output is not finite under {self.policy}")
+        self._sequences.park(slot)
+        self._stop_decoding(slot)
+        self._parked[turn.rollout] = slot
+        return turn, result

@@ -1,0 +1,182 @@
+"""The torch engine's model: loaded from a Hugging Face directory, its weights replaced in place, all or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from actors.engines.base import EngineError, ModelError
+from actors.engines.torch.fused import FusedDecoder, can_fuse
+from actors.engines.torch.kv_cache import ATTENTION, KVCache, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from agent_rl.messages import TransferOffer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of the model; ``aliases`` are all names it goes by (tied weights), its own included."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    aliases: frozenset[str]
+
+
+class OneDnnLinear(nn.Linear):
+    """A float32 linear layer for inference on CPU, computed by oneDNN.
+
+    torch's own goes to MKL, which leaves half of an AMD processor's vector width unused: 1.5 to 2 times slower there.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
+        """[..., in_features] -> [..., out_features]."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")  # noqa: SLF001
+        return output
+
+
+def _use_one_dnn(model: nn.Module) -> None:
+    """Let oneDNN compute the plain linear layers; parameters, and their names, stay as they are."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDnnLinear
+
+
+class CausalModel:
+    """A decoder-only Hugging Face model whose attention reads this package's KV cache.
+
+    Llama-like ones are computed by a `FusedDecoder`, all others by their own modules.
+    """
+
+    def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+            self._model = model.to(device).eval().requires_grad_(requires_grad=False)
+        except (
+            torch.OutOfMemoryError,
+            MemoryError,
+        ) as error:  # a process that has just died may still hold what is missing
+            remedy = "serve a smaller model, or free memory on the device"
+            raise EngineError(f"no memory on {device} for the model {path}: {error}; {remedy}") from error
+        except Exception as error:  # transformers raises what it likes of a model it cannot make
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            remedy = "name a model that this transformers can load, or save it again"
+            raise ModelError(f"cannot load a model from {path}: {reason}; {remedy}") from error
+        available: bool = torch.backends.mkldnn.is_available()
+        one_dnn = device.type == "cpu" and dtype == "float32" and available
+        config = model.config.get_text_config()
+        self.device = device
+        self.dtype = DTYPES[dtype]
+        self.layers: int = config.num_hidden_layers
+        self.vocabulary: int = config.vocab_size
+        self.max_length: int = config.max_position_embeddings
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._fused: FusedDecoder | None = None
+        if can_fuse(model):
+            self._fused = FusedDecoder(
+                model, kv_heads=self.kv_heads, head_dim=self.head_dim, max_length=self.max_length, one_dnn=one_dnn
+            )
+        elif one_dnn:
+            _use_one_dnn(model)
+        self._tensors: dict[str, Tensor] = model.state_dict()
+        names_at: dict[int, set[str]] = {}
+        for name, tensor in self._tensors.items():
+            names_at.setdefault(tensor.data_ptr(), set()).add(name)
+        self.specs: Mapping[str, TensorSpec] = {
+            name: TensorSpec(tuple(tensor.shape), tensor.dtype, frozenset(names_at[tensor.data_ptr()]))
+            for name, tensor in self._tensors.items()
+        }
+
+    def new_cache(self, rows: int) -> KVCache:
+        """A cache for ``rows`` sequences of this model."""
+        return KVCache(
+            layers=self.layers,
+            rows=rows,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            max_length=self.max_length,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: Step) -> Tensor:
+        """Logits [w, vocabulary] after the tokens at ``wanted`` [w]; ``tokens`` and ``positions`` [n], all int64."""
+        if self._fused is not None:
+            return self._fused.forward(tokens, positions, wanted, step)
+        output = self._model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+            kv_step=step,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def replace_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy what ``read_weights`` returned into the model, in place."""
+        for name, tensor in weights.items():
+            self._tensors[name].copy_(tensor)
+        if self._fused is not None:
+            self._fused.refresh()
+
+
+def read_weights(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
+    """Read a safetensors file that must hold exactly the tensors ``specs`` describes; of tied names one is enough.
+
+    Raises EngineError, naming the file and the first faults, when anything is missing, unknown, or of another shape or
+    dtype, or when the file is not whole.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"cannot read weights from {path}: {error}") from error
+    _check({name: (tuple(given.shape), given.dtype) for name, given in weights.items()}, specs, str(path))
+    check_ties(weights, specs, str(path))
+    return weights
+
+
+def check_offer(offer: TransferOffer, specs: Mapping[str, TensorSpec]) -> None:
+    """Raise EngineError unless the tensors that are offered are those of ``specs``."""
+    dtypes = [getattr(torch, name, None) for name in offer.dtypes]
+    given = dict(zip(offer.names, zip(offer.shapes, dtypes, strict=True), strict=True))
+    _check(given, specs, "what is to be sent")
+
+
+def check_ties(weights: Mapping[str, Tensor], specs: Mapping[str, TensorSpec], source: str) -> None:
+    """Raise EngineError when tensors that are one in the model differ."""
+    for name, spec in specs.items():
+        for alias in (spec.aliases - {name}) & weights.keys():
+            if name in weights and not torch.equal(weights[name], weights[alias]):
+                raise EngineError(f"{source} does not fit the model: {name} differs from {alias}, to which it is tied")
+
+
+def _check(
+    given: Mapping[str, tuple[tuple[int, ...], torch.dtype | None]], specs: Mapping[str, TensorSpec], source: str
+) -> None:
+    faults = [f"{name} is not in the model" for name in given if name not in specs]
+    for name, spec in specs.items():
+        if name not in given:
+            if not spec.aliases & given.keys():
+                faults.append(f"{name} is missing")
+            continue
+        shape, dtype = given[name]
+        if shape != spec.shape:
+            faults.append(f"{name} has shape {list(shape)}, the model's is {list(spec.shape)}")
+        elif dtype != spec.dtype:
+            faults.append(f"{name} is {dtype}, the model's is {spec.dtype}")
+    if faults:
+        raise EngineError(f"{source} does not fit the model: {'; '.join(faults[:5])} ({len(faults)} faults)")

@@ -1,0 +1,187 @@
+"""Laying out one step: the tokens of all its sequences in one packed row, and the index arrays attention needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from actors.engines.torch.kv_cache import KVCache, Prefill
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from actors.engines.torch.sequences import Sequences
+
+SPAN_ELEMENTS = 1 << 15
+"""128 KiB in float32: some 10 us to read on a processor, about what it takes to call another few operations."""
+_SPAN_ROWS = 4
+_WASTE = 2
+"""Sequences are padded together while the longest has at most so many times the new tokens of the shortest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (each sequence's last
+    token), all int64, the three with padding behind, to ``rounded`` lengths; ``write`` [n * kv_heads] int64, ``bias``,
+    ``spans`` and ``prefills`` as in Step. ``count`` is n.
+    """
+
+    count: int
+    tokens: Tensor
+    positions: Tensor
+    wanted: Tensor
+    write: Tensor
+    bias: Tensor | None
+    spans: tuple[tuple[int, int, int], ...]
+    prefills: tuple[Prefill, ...]
+
+
+def rounded(count: int) -> int:
+    """The next number of five significant bits: at most a sixteenth more.
+
+    oneDNN makes a kernel for each number of rows it has not seen lately, which takes longer than to use it: on CPU a step of some
+    hundred tokens took half as long again while numbers of tokens were arbitrary.
+    """
+    unit = 1 << max(0, (count - 1).bit_length() - 5)
+    return -(-count // unit) * unit
+
+
+def share_prompts(sequences: Sequences, joining: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Of the slots that join, which to compute, and (slot, computed slot) for those that hold the same tokens.
+
+    A group's rollouts share their prompt; a sequence of which something is held already is computed.
+    """
+    computed: list[int] = []
+    shared: list[tuple[int, int]] = []
+    first: dict[bytes, int] = {}
+    for slot in joining:
+        known = sequences.tokens[slot, : sequences.total[slot]]
+        leader = slot if sequences.held[slot] else first.setdefault(known.tobytes(), slot)
+        if leader == slot:
+            computed.append(slot)
+        else:
+            shared.append((slot, leader))
+    return computed, shared
+
+
+def pack(
+    sequences: Sequences, slots: NDArray[np.int64], decoding: int, shared_rows: list[tuple[int, int]], cache: KVCache
+) -> Packed:
+    """Lay out the sequences of rows 0, 1, ... (``slots``, in row order).
+
+    The first ``decoding`` have one new token each; those to prefill follow, sorted by their number of new tokens, the
+    most first; the last are ``shared_rows``, (row, row that computes the same).
+    """
+    held, total = sequences.held[slots], sequences.total[slots]
+    rows = np.arange(len(slots))
+    wanted = rows
+    tokens = sequences.tokens[slots[:decoding], held[:decoding]]
+    positions = held[:decoding]
+    token_rows = rows[:decoding]
+    prefills: list[Prefill] = []
+    if len(slots) > decoding:
+        wanted = rows.copy()
+        packed_tokens, packed_positions, packed_rows = [tokens], [positions], [token_rows]
+        at = decoding
+        for first, last in _parts((total - held)[: len(slots) - len(shared_rows)], decoding):
+            part, lengths = _prefill(first, held[first:last], total[first:last], at, cache)
+            prefills.append(part)
+            wanted[first:last] = at + lengths.cumsum() - 1
+            at += int(lengths.sum())
+            for row in range(first, last):
+                span = np.arange(held[row], total[row])
+                packed_tokens.append(sequences.tokens[slots[row], held[row] : total[row]])
+                packed_positions.append(span)
+                packed_rows.append(np.full(len(span), row))
+        for row, leader in shared_rows:
+            wanted[row] = wanted[leader]
+        tokens = np.concatenate(packed_tokens)
+        positions = np.concatenate(packed_positions)
+        token_rows = np.concatenate(packed_rows)
+    heads = np.arange(cache.kv_heads)
+    write = (token_rows[:, None] * cache.kv_heads + heads) * cache.length + positions[:, None]
+    return Packed(
+        count=len(tokens),
+        tokens=_tensor(_padded(tokens), cache),
+        positions=_tensor(_padded(positions), cache),
+        wanted=_tensor(_padded(wanted), cache),
+        write=_tensor(write.reshape(-1), cache),
+        bias=_decode_bias(held[:decoding], cache) if decoding else None,
+        spans=spans(held[:decoding] + 1, cache.row_elements if cache.device.type == "cpu" else 0),
+        prefills=tuple(prefills),
+    )
+
+
+def _parts(new_tokens: NDArray[np.int64], first: int) -> list[tuple[int, int]]:
+    """Split the rows from ``first`` on into runs (first, last) of similar numbers of new tokens."""
+    parts = []
+    for row in range(first, len(new_tokens) + 1):
+        if row > first and (row == len(new_tokens) or new_tokens[first] > _WASTE * new_tokens[row]):
+            parts.append((first, row))
+            first = row
+    return parts
+
+
+def _prefill(
+    first_row: int, held: NDArray[np.int64], total: NDArray[np.int64], at: int, cache: KVCache
+) -> tuple[Prefill, NDArray[np.int64]]:
+    lengths = total - held
+    longest, length = int(lengths.max()), int(total.max())
+    columns = np.arange(longest)
+    real = columns < lengths[:, None]
+    starts = at + lengths.cumsum() - lengths
+    gather = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    visible = np.arange(length) <= (held[:, None] + columns)[:, :, None]
+    bias = np.where(visible, np.float32(0.0), np.float32(-np.inf))[:, None]
+    part = Prefill(
+        first_row=first_row,
+        sequences=len(held),
+        new_tokens=longest,
+        length=length,
+        gather=_tensor(gather.reshape(-1), cache),
+        scatter=_tensor(np.flatnonzero(real.reshape(-1)), cache),
+        bias=_tensor(bias, cache).to(cache.dtype),
+    )
+    return part, lengths
+
+
+def spans(lengths: NDArray[np.int64], elements: int) -> tuple[tuple[int, int, int], ...]:
+    """Divide decoding rows that attend to so many tokens into runs (first, behind the last, longest), in their order.
+
+    A run's padding costs less than reading ``SPAN_ELEMENTS`` of keys and values, which is what a run more would cost. A token of
+    a layer has ``elements`` of them; 0: all rows are one run, as suits a GPU. Rows lie by length where they joined together.
+    """
+    if not elements or not len(lengths):
+        return ((0, len(lengths), int(lengths.max())),) if len(lengths) else ()
+    worth = SPAN_ELEMENTS // elements
+    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), _SPAN_ROWS)).tolist()
+    found = []
+    first, length, read = 0, longest[0], 0
+    for number, here in enumerate(longest):
+        at, both = number * _SPAN_ROWS, max(length, here)
+        if (at + _SPAN_ROWS - first) * both - (read + _SPAN_ROWS * here) > worth:
+            found.append((first, at, length))
+            first, both, read = at, here, 0
+        length, read = both, read + _SPAN_ROWS * here
+    return (*found, (first, len(lengths), length))
+
+
+def _decode_bias(held: NDArray[np.int64], cache: KVCache) -> Tensor:
+    """[rows * kv_heads, 1, l]: each row's new token sees the ``held`` ones before it and itself."""
+    visible = np.arange(int(held.max()) + 1) <= held[:, None]
+    bias = np.where(visible, np.float32(0.0), np.float32(-np.inf)).repeat(cache.kv_heads, axis=0)
+    return _tensor(bias[:, None], cache).to(cache.dtype)
+
+
+def _padded(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    padded = np.zeros(rounded(len(array)), np.int64)
+    padded[: len(array)] = array
+    return padded
+
+
+def _tensor(array: NDArray[np.generic], cache: KVCache) -> Tensor:
+    return torch.from_numpy(array).to(cache.device)

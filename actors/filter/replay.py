@@ -1,0 +1,96 @@
+"""What the filter reads back from its journal: its own state, what the learner is to have again, a group as it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from actors.filter.stored import decode_stored
+from agent_rl.groups.book import DecidedGroup, GroupBook
+from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
+from agent_rl.groups.statistics import RolloutFigures
+from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup
+from agent_rl.records.journal import Journal, JournalError, interim_stage
+
+
+def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[Instruction]]:
+    """Rebuild the book, which has just entered ``stage``, through the same events that built it; what each asks for."""
+    steps = journal.steps(stage=stage)
+    surplus = sum(len(step.decided) - book.algorithm.groups_per_step for step in steps)
+    rows = list(journal.groups(stage=stage, states=("ready", "dropped", "trained")))
+    waiting = sorted((row for row in rows if row.decided_order and row.step is None), key=lambda row: row.decided_order)
+    book.restore(
+        [DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row.id)) for row in waiting],
+        opened=journal.opened_count(stage),
+        last_order=max((row.decided_order for row in rows), default=0),
+        surplus=surplus + sum(journal.uncounted(stage, reason) for reason in (STALE, TOO_FEW_ROLLOUTS)),
+    )
+    for row in journal.groups(stage=stage, states=("evaluated",)):
+        for figures in _figures(journal, row.id):
+            if not figures.lost:
+                book.evaluated_before(figures, figures.reward, row.purpose)
+    interim = interim_stage(stage)
+    if book.interim is not None:
+        book.interim.opened = journal.opened_count(interim)
+        finished = journal.interim_evaluations(stage)
+        for row in journal.groups(stage=interim, states=("evaluated",)):
+            if book.interim.of(row.number) not in finished:
+                judged = (f.judged(f.reward, row.purpose) for f in _figures(journal, row.id) if not f.lost)
+                book.interim.group_done(row.number, judged)
+    open_groups = [row for each in (stage, interim) for row in journal.groups(stage=each, states=("open",))]
+    for row in open_groups:
+        book.group_opened(decode_stored(row.opened))
+        for _, _, _, reward, payload in journal.trajectories(row.id):
+            yield book.trajectory(decode_stored(payload), reward)
+    yield book.close_steps()
+
+
+def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | StepReady]:
+    """What a learner that stands at ``version`` lacks: steps after their groups, then the groups that are in no step yet."""
+    steps = journal.steps(stage=stage)
+    for step in steps:
+        if step.version >= version:
+            # A step once skipped as not finite is followed as what it was: one without an update.
+            groups = () if step.skipped else step.groups
+            yield from groups
+            yield StepReady(step.stage, step.version, groups, step.figures)
+    in_steps = {group for step in steps for group in step.groups}
+    for row in journal.groups(stage=stage, states=("ready",)):
+        if row.id not in in_steps:
+            yield row.id
+
+
+def evaluations_within(journal: Journal, stage: int) -> Iterator[EvaluationReady]:
+    """The results of evaluations within an rl stage, which the learner waits for before it leaves the stage."""
+    for number, figures in journal.interim_evaluations(stage).items():
+        yield EvaluationReady(stage, figures, number)
+
+
+def training_group(journal: Journal, group: str) -> TrainingGroup | None:
+    """The group as it is trained; None when it was dropped, at a stage boundary for instance."""
+    row = journal.group(group)
+    if row is None or row.state not in {"ready", "trained"}:
+        return None
+    payloads = {(sample, attempt): payload for sample, attempt, _, _, payload in journal.trajectories(group)}
+    kept = [payloads[key] for key in row.kept if key in payloads]
+    if len(kept) < len(row.kept):
+        raise JournalError(
+            f"{journal.path} no longer holds the rollouts of group {group}, which the learner needs again: its checkpoint is older "
+            "than they were kept; put back a newer one, or start again in another run.directory"
+        )
+    return TrainingGroup(
+        group=group,
+        stage=row.stage,
+        policy=Policy(0, row.oldest),
+        trajectories=tuple(decode_stored(payload) for payload in kept),
+        rewards=np.array(row.rewards, dtype=np.float32),
+    )
+
+
+def _figures(journal: Journal, group: str) -> tuple[RolloutFigures, ...]:
+    """Of a group's rollouts that were lost or judged."""
+    found = [
+        (RolloutFigures.of(decode_stored(payload)), reward) for _, _, _, reward, payload in journal.trajectories(group)
+    ]
+    return tuple(r if reward is None else r.judged(reward) for r, reward in found if r.lost or reward is not None)

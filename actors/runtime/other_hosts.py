@@ -1,0 +1,96 @@
+"""How the supervisors of several hosts end a run together: the learner's host decides, the others obey and answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from agent_rl.config.addresses import supervisor_node
+from agent_rl.config.topology import Topology
+from agent_rl.messages import ActorStatus, RunState
+
+if TYPE_CHECKING:
+    from transport import LinkEvent, Node
+
+TELL_SECONDS = 10.0
+"""How long the other hosts' supervisors are waited for when the run ends."""
+
+
+class OtherHosts:
+    """The hosts of a topology whose actors another process supervises; ``hosts`` are this one's."""
+
+    def __init__(self, topology: Topology, hosts: Sequence[str]) -> None:
+        self.is_main = topology.main_host in hosts
+        self._main = supervisor_node(topology.main_host)
+        self._name = supervisor_node(hosts[0])
+        remote = [supervisor_node(name) for name in topology.hosts_in_use if name not in hosts]
+        self._ended = {name: trio.Event() for name in remote}
+        self._tell: list[Callable[[object], None]] = []
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._ended)
+
+    def link(self, node: Node) -> None:
+        """Announce to the supervisors of the other hosts: the main one to all, the others to the main one."""
+        if not self._ended:
+            return
+        if not self.is_main:
+            self._tell.append(node.announce("status", [self._main]).set)
+        elif node.name == self._main:
+            self._tell.append(node.announce("run", list(self._ended)).set)
+
+    def heard(self, status: ActorStatus) -> str:
+        """Another supervisor says how it is; why the run must end, when this is where that is decided."""
+        if status.state in {"failed", "finished"} and status.actor in self._ended:
+            self._ended[status.actor].set()
+        return f"{status.actor}: {status.detail}" if status.state == "failed" and self.is_main else ""
+
+    def ending(self, exit_code: int, reason: str) -> None:
+        """Tell the others that this host ends."""
+        if self.is_main:
+            self._announce(RunState(ending=True, exit_code=exit_code))
+        else:
+            self._announce_self("failed" if exit_code else "stopping", reason)
+
+    async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
+        """The other hosts must have heard that the run ends before this supervisor falls silent.
+
+        Returns those that did not say that they stopped.
+        """
+        if not self.is_main:
+            self._announce_self("failed" if exit_code else "finished", reason)
+            await trio.lowlevel.checkpoint()
+            return []
+        with trio.move_on_after(TELL_SECONDS if patient else 0):
+            for ended in self._ended.values():
+                await ended.wait()
+        return [name for name, ended in self._ended.items() if not ended.is_set()]
+
+    def _announce(self, message: object) -> None:
+        for tell in self._tell:
+            tell(message)
+
+    def _announce_self(self, state: str, reason: str) -> None:
+        self._announce(ActorStatus(self._name, "supervisor", state, reason, {}, "", 0.0, time.process_time()))
+
+
+def link_notice(event: LinkEvent) -> str:
+    """What the user is told of a link: another host's supervisor is silent, or heard again."""
+    from transport import PeerBack, PeerLeft, PeerSilent
+
+    if isinstance(event, PeerSilent) and is_supervisor(event.peer):
+        return f"{event.peer} has been silent for {event.seconds:.0f} s; look at its host, and at the way there"
+    if isinstance(event, PeerBack) and is_supervisor(event.peer):
+        return f"{event.peer} is heard again, after {event.seconds:.0f} s"
+    if isinstance(event, PeerLeft) and is_supervisor(event.peer):
+        return f"{event.peer} has stopped in order, and its actors with it; start its host again, and the run goes on"
+    return ""
+
+
+def is_supervisor(node: str) -> bool:
+    """Whether a node's name is a supervisor's."""
+    return node.startswith("supervisor.")

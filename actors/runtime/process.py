@@ -1,0 +1,311 @@
+"""The process of one actor: ``python -m actors.runtime.process --topology FILE --actor role.replica ...``, started by the supervisor.
+
+It makes the node and the links from the topology, starts the actor, hands it messages, reports its status, and stops it on
+SIGTERM. It exits when the supervisor's lifeline closes. Exit status 3 says that a restart would not help: the last line on
+stderr is the message for the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
+from actors.engines.base import EngineRefusedError
+from actors.runtime.children import leave_message
+from actors.runtime.networks import run_network
+from actors.runtime.roster import read
+from actors.sandbox.isolation.control_groups import ControlGroupsError
+from actors.sandbox.isolation.levels import IsolationError
+from agent_rl import messages
+from agent_rl.checks.descriptors import raise_descriptor_limit
+from agent_rl.checks.topology import find_class
+from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.plugins import ContractError
+from agent_rl.config.topology import Topology
+from agent_rl.config.user_modules import look_beside
+from agent_rl.environments.base import TaskError
+from agent_rl.files.disk import DiskError, disk_error
+from agent_rl.groups.outages import OutageError
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.messages import ActorStatus
+from agent_rl.observe.logs import open_log
+from agent_rl.records.incarnations import run_clock
+from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.run_directory import RunRefused
+from agent_rl.rollout.prompts import PromptError
+from transport import (
+    BindError,
+    Delivery,
+    DeliveryKind,
+    InsecureLink,
+    LinkEvent,
+    Node,
+    PeerLeft,
+    Registry,
+    keep_freed_memory,
+)
+
+USER_MISTAKE = 3
+STATUS_SECONDS = 0.5
+MISTAKES = (
+    IsolationError,
+    ControlGroupsError,
+    ContractError,
+    EngineRefusedError,
+    TopologyError,
+    TaskError,
+    JournalError,
+    PromptError,
+    DiskError,
+    TrainingStoppedError,
+    OutageError,
+    BindError,
+    InsecureLink,
+    RunRefused,
+)
+STATUS_LINK = "status"
+DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
+    Push: {"window": 256},
+    Call: {"outstanding": 64, "timeout": 60.0},
+    Announce: {},
+}
+
+
+class SupervisorGoneError(Exception):
+    """The lifeline closed: nobody is left to work for."""
+
+
+def make_links(node: Node, topology: Topology, role: str, cls: type[Actor], settings: Any) -> dict[str, Any]:
+    """The links the class declares, to the nodes the topology names."""
+    nodes: dict[str, list[str]] = {}
+    for name, its_role in actor_nodes(topology):
+        nodes.setdefault(its_role, []).append(name)
+    links: dict[str, Any] = {}
+    for name, kind in cls.links.items():
+        if name not in topology.actors[role].links:
+            continue  # it need not lead anywhere
+        targets = [target for to in topology.actors[role].targets(name) for target in nodes[to]]
+        options = DEFAULT_LINK_OPTIONS[type(kind)] | cls.link_options(name, settings)
+        links[name] = _make_link(node, name, kind, targets, options)
+    return links
+
+
+def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], options: dict[str, Any]) -> Any:
+    match kind:
+        case Push():
+            return node.push(name, targets, **options)
+        case Call():
+            return node.call(name, targets, reply=kind.reply, **options)
+        case Announce():
+            return node.announce(name, targets)
+
+
+def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
+    """The message types the class says it receives, by kind; nothing else reaches its `handle`."""
+    types: dict[DeliveryKind, set[type]] = {"push": set(), "call": set(), "announce": set()}
+    for each in cls.receives:
+        types[each.kind].update(each.messages)
+    return types
+
+
+async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Event, nursery: trio.Nursery) -> None:
+    """Run an actor whose node is not yet running, until ``stopping`` is set or something fails.
+
+    Messages that arrive while the actor starts wait; heartbeats go out all the same.
+    """
+    ready = trio.Event()
+    context = actor.context
+
+    async def handler(delivery: Delivery) -> object:
+        if not ready.is_set():  # else even a wait that is over would cost each message a turn of the loop
+            await ready.wait()
+        return await actor.handle(delivery.message)
+
+    failed = False
+
+    async def report() -> None:
+        while not failed:
+            _announce(status_link, actor, *(actor.status() if ready.is_set() else ("starting", {})))
+            await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
+
+    async with trio.open_nursery() as node_nursery:
+        await node_nursery.start(
+            partial(node.run, handler, concurrency=actor.concurrency, receives=received(type(actor)))
+        )
+        node_nursery.start_soon(report)
+        try:
+            await actor.start()
+        except Exception as error:
+            failed = True
+            _announce(status_link, actor, "failed", {}, f"{type(error).__name__}: {error}")
+            await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
+            raise
+        ready.set()
+        context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
+        await stopping.wait()
+        await actor.stop()
+        _announce(status_link, actor, *actor.status())
+        context.log.info("stopped")
+        nursery.cancel_scope.cancel()
+        node_nursery.cancel_scope.cancel()
+
+
+def _announce(status_link: Any, actor: Actor, state: str, figures: Mapping[str, float], detail: str = "") -> None:
+    numbers = {name: float(value) for name, value in figures.items()}
+    rejected = actor.context.node.figures["decode_errors"]
+    if rejected:
+        numbers["rejected_frames"] = rejected
+    context = actor.context
+    started = state not in {"starting", "failed"}  # before, an actor has nothing to answer from
+    waiting_for = actor.waiting_for() if started else ""
+    busy = actor.busy_seconds() if started else 0.0
+    cpu = actor.cpu_seconds() if started else 0.0
+    metrics = actor.metrics() if started else ()
+    said = detail or (actor.detail() if started else "")
+    status_link.set(ActorStatus(context.name, context.role, state, said, numbers, waiting_for, busy, cpu, metrics))
+
+
+async def run_actor(arguments: argparse.Namespace) -> None:
+    """Everything from the topology file to the actor's end. Raises DiskError alone when a full disk is part of what failed."""
+    path = Path(arguments.topology)
+    look_beside(path)
+    topology = load_topology(path, arguments.set)
+    directory = topology.run.directory.absolute()
+    try:
+        await _run_actor(arguments, path, topology, directory)
+    except Exception as error:
+        full = disk_error(error, directory)
+        if full is None:
+            raise
+        raise full from error
+
+
+async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topology, directory: Path) -> None:
+    base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
+    role, replica = arguments.actor.rsplit(".", 1)
+    entry = topology.actors[role]
+    cls: type[Actor] = find_class(entry.class_path)
+    settings = cls.Settings.model_validate(entry.settings)
+    node = Node(
+        arguments.actor,
+        run_network(topology, path),
+        Registry.of(messages),
+        incarnation=arguments.incarnation,
+        on_event=lambda event: _log_event(log, event),
+        only_told=arguments.lifeline is not None,
+    )
+    limit = topology.run.log_mib * 2**20
+    bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
+    with open_log(directory, arguments.actor, limit=limit, **bound) as log:
+        supervisors = dict.fromkeys([supervisor_node(entry.host), supervisor_node(topology.main_host)])
+        status_link = node.announce(STATUS_LINK, list(supervisors))
+        stopping = trio.Event()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_obey_signals, stopping)
+            if arguments.lifeline is not None:
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, log)
+            context = ActorContext(
+                name=arguments.actor,
+                role=role,
+                replica=int(replica),
+                incarnation=arguments.incarnation,
+                topology=topology,
+                settings=settings,
+                directory=directory,
+                base=base,
+                node=node,
+                nursery=nursery,
+                rng=random.Random(f"{topology.run.seed}/{arguments.actor}"),
+                log=log,
+                links=make_links(node, topology, role, cls, settings),
+                open_journal=lambda: Journal(directory / "journal.sqlite"),
+                started_at=arguments.started_at,
+                wall=run_clock(arguments.epoch),
+            )
+            try:
+                await serve(cls(context), node=node, status_link=status_link, stopping=stopping, nursery=nursery)
+            except Exception:
+                log.exception("failed")
+                raise
+
+
+def _log_event(log: structlog.typing.FilteringBoundLogger, event: LinkEvent) -> None:
+    ordinary = isinstance(event, PeerLeft)
+    (log.info if ordinary else log.warning)("link", link_event=type(event).__name__, detail=str(event))
+
+
+async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """SIGTERM asks to finish and stop; SIGINT is the supervisor's to handle."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        task_status.started()
+        async for number in received:
+            if number == signal.SIGTERM:
+                stopping.set()
+
+
+async def _watch_lifeline(descriptor: int, node: Node, log: structlog.typing.FilteringBoundLogger) -> None:
+    """The supervisor says on the lifeline which incarnations nodes have; it closes when the supervisor is gone."""
+    rest = b""
+    while True:
+        await trio.lowlevel.wait_readable(descriptor)
+        some = os.read(descriptor, 1 << 16)
+        if not some:
+            break
+        *lines, rest = (rest + some).split(b"\n")
+        for line in lines:
+            node.expect(*read(line))
+    log.error("the supervisor is gone")
+    raise SupervisorGoneError
+
+
+def user_mistake(error: BaseException) -> str | None:
+    """The message, when all that went wrong is a mistake of the user's."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [user_mistake(part) for part in error.exceptions]
+        return found[0] if found and all(text is not None for text in found) else None
+    return " ".join(str(error).split()) if isinstance(error, MISTAKES) else None
+
+
+def _first_leaf(error: BaseException) -> str:
+    """What failed, in a line: what comes last on stderr may be about something else."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="actors.runtime.process", description="Run one actor of a topology.")
+    parser.add_argument("--topology", required=True)
+    parser.add_argument("--actor", required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--started-at", type=float, required=True)
+    parser.add_argument("--epoch", type=float, required=True)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--lifeline", type=int)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    raise_descriptor_limit()
+    try:
+        trio.run(run_actor, arguments)
+    except Exception as error:
+        message = user_mistake(error)
+        leave_message(message or _first_leaf(error))
+        if message is None:
+            raise
+        raise SystemExit(USER_MISTAKE) from None
+
+
+if __name__ == "__main__":
+    main()

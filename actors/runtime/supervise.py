@@ -1,0 +1,423 @@
+"""The supervisor of a host: starts its actors' processes, restarts the ones that die, and ends the run.
+
+::
+
+    starting --> running --(an actor says it is finished)--------------> draining --> exit 0
+                    |-----(first SIGINT or SIGTERM, or SIGHUP)----------> draining --> exit 0
+                    |-----(a restart budget is spent)-------------------> draining --> exit 1
+                    |-----(an actor exits with USER_MISTAKE)------------> draining --> exit 2
+                    `-----(second SIGINT or SIGTERM, also draining)-----> all killed --> exit 130
+
+    an actor is silent:  named, with who waits for it --(heard again)--> named as back
+                                                      `-(silent_seconds)--> killed, and restarted within its budget
+
+Draining stops the roles one after the other, upstream first, each within a deadline. On several hosts, the learner's
+host decides and tells the others (RunState); theirs tell it (as ActorStatus) when they had to give up.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.runtime.actor_process import ActorProcess, stop_in_order
+from actors.runtime.interrupts import stop_signals
+from actors.runtime.lifecycle import drain_order, hosts_to_start, needed_to_drain
+from actors.runtime.networks import run_network
+from actors.runtime.other_hosts import OtherHosts, is_supervisor, link_notice
+from actors.runtime.roster import Roster
+from actors.runtime.scraping import listen, serve_metrics
+from agent_rl import messages
+from agent_rl.checks.descriptors import raise_descriptor_limit
+from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
+from agent_rl.config.topology import Topology
+from agent_rl.files.disk import DiskError
+from agent_rl.files.leftovers import Janitor, sweep
+from agent_rl.messages import ActorStatus, Incarnations, RunState
+from agent_rl.observe.live import Display, LiveView, make_display
+from agent_rl.observe.logs import open_log
+from agent_rl.observe.metrics import MetricsBoard
+from agent_rl.observe.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
+from agent_rl.records.continuing import remember
+from agent_rl.records.history import check_history
+from agent_rl.records.incarnations import RESTARTS, next_start, read_epoch, run_clock
+from agent_rl.records.journal import JournalError
+from agent_rl.records.run_directory import END, RunRefused, record_end, run_lock, socket_directory
+from agent_rl.records.timeline import FILE as TIMELINE
+from agent_rl.records.timeline import TimelineFile
+
+if TYPE_CHECKING:
+    import structlog
+
+    from transport import Delivery, LinkEvent, Network
+    from transport.inbound import Inbound
+
+KILLED = 130
+"""The exit code after a second signal."""
+
+REFRESH_SECONDS = 0.5
+MIB = 1 << 20
+
+
+async def run_topology(
+    topology: Topology,
+    path: Path,
+    overrides: Sequence[str] = (),
+    host: str | None = None,
+    *,
+    entry_module: str = "actors.runtime.process",
+    view_class: type[LiveView] = LiveView,
+    again: str = "",
+) -> int:
+    """Run the actors of ``host``, or of all hosts when they are all this machine; return the exit code.
+
+    ``entry_module`` is what an actor's process runs (``python -m``), ``view_class`` what is shown, ``again`` the command
+    that continues the run when it is not ``agent-rl run``. Raises RunRefused when the run cannot start.
+    """
+    hosts = hosts_to_start(topology, host)
+    raise_descriptor_limit()
+    directory = topology.run.directory
+    runtime = runtime_directory(topology)
+    table = addresses(topology, runtime)
+    actors = [node for name in hosts for node, _ in actor_nodes(topology, name)]
+    sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
+    with ExitStack() as stack:
+        # From here on there is something to end in order: signals wait until the supervisor can.
+        received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
+        stack.enter_context(run_lock(directory, hosts))
+        try:
+            check_history(directory, topology, hosts)
+        except JournalError as error:
+            raise RunRefused(str(error)) from error
+        remember(topology, directory)
+        (directory / END).unlink(missing_ok=True)
+        log = stack.enter_context(open_log(directory, supervisor_node(hosts[0]), limit=topology.run.log_mib * MIB))
+        stack.callback(sweep)
+        for swept in sweep():
+            log.info("swept", directory=str(swept))
+        stack.enter_context(socket_directory(runtime, sockets))
+        stages = [stage.name for stage in topology.stages]
+        epoch = read_epoch()
+        timeline = TimelineFile(directory, trio.current_time(), run_clock(epoch), limit=topology.run.timeline_mib * MIB)
+        stack.enter_context(closing(timeline))
+        view = view_class(topology.run.name, actors, stages, trio.current_time())
+        silenced = partial(log.warning, "the display falls silent")
+        display = stack.enter_context(
+            make_display(view, sys.stdout, lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
+        )
+        supervisor = Supervisor(
+            topology,
+            path,
+            overrides,
+            hosts,
+            view=view,
+            timeline=timeline,
+            display=display,
+            log=log,
+            entry_module=entry_module,
+            start=next_start(directory, hosts),
+            epoch=epoch,
+            again=again,
+        )
+        return await supervisor.run(run_network(topology, path), received)
+
+
+class Supervisor:
+    """Start, watch, restart and stop the actors of ``hosts``; the file's header draws how a run ends."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        path: Path,
+        overrides: Sequence[str],
+        hosts: Sequence[str],
+        *,
+        view: LiveView,
+        timeline: TimelineFile,
+        display: Display,
+        log: structlog.typing.FilteringBoundLogger,
+        entry_module: str,
+        start: int,
+        epoch: float,
+        again: str = "",
+    ) -> None:
+        self._topology = topology
+        self._path = path
+        self._overrides = tuple(overrides)
+        self._hosts = tuple(hosts)
+        self._again = again
+        self._view = view
+        self._timeline = timeline
+        self._metrics = MetricsBoard()
+        self._display = display
+        self._log = log
+        self._incarnation = start * RESTARTS
+        self._roster = Roster(topology, hosts, self._incarnation)
+        started_at = run_clock(epoch)()
+        self._ending = trio.Event()
+        self._exit_code = 0
+        self._reason = ""
+        self._fault = ""
+        """Why the run could not go on."""
+        self._final_words: list[str] = []
+        self._signals = 0
+        self._hung_up = False
+        self._others = OtherHosts(topology, hosts)
+        self._silence = Silence(self._look)
+        self._movement = Movement(topology.run.report_standstill_seconds)
+        self._actors = {
+            name: ActorProcess(
+                name,
+                role,
+                topology,
+                path=path,
+                overrides=overrides,
+                incarnation=self._incarnation,
+                started_at=started_at,
+                epoch=epoch,
+                entry_module=entry_module,
+                reports=self,
+            )
+            for host in hosts
+            for name, role in actor_nodes(topology, host)
+        }
+        self._roster.actors = self._actors
+
+    async def run(self, network: Network, received: AsyncIterator[int]) -> int:
+        """Run to the end, heard and spoken to over ``network``, obeying the signals received; return the exit code."""
+        listeners = await self._listen()
+        janitor = Janitor()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._obey, received)
+                if listeners:
+                    nursery.start_soon(serve_metrics, listeners, lambda: self._metrics.text(trio.current_time()))
+                await self._open_nodes(nursery, network)
+                nursery.start_soon(self._watch)
+                for actor in self._actors.values():
+                    nursery.start_soon(actor.keep, janitor, self._log.info)
+                await self._ending.wait()
+                await self._drain()
+                self._record_end()
+                for line in self._final_words:
+                    self.say(line)
+                if self._timeline.lost:
+                    self.say(f"{self._timeline.lost} rows of {TIMELINE} are missing: the disk did not take them")
+                if (self._signals or self._hung_up) and not self._exit_code:
+                    self.say(f"stopped; continue with: {self._command()}")
+                nursery.cancel_scope.cancel()
+        finally:
+            for actor in self._actors.values():
+                if actor.child is not None and not actor.child.ended:
+                    actor.child.reap()
+                    janitor.ended(actor.child.pid)
+            janitor.dismiss()
+        return self._exit_code
+
+    # How the run is watched.
+
+    async def _listen(self) -> list[trio.SocketListener]:
+        """Where metrics are asked for; nowhere unless this host is the one that hears of all actors."""
+        run = self._topology.run
+        if run.metrics_port is None or self._topology.main_host not in self._hosts:
+            return []
+        try:
+            return await listen(run.metrics_address, run.metrics_port)
+        except OSError as error:
+            raise RunRefused(f"run.metrics_port: {error.strerror}; choose another port or address") from error
+
+    async def _open_nodes(self, nursery: trio.Nursery, network: Network) -> None:
+        """Listen as the supervisor of every host started here."""
+        from transport import Node, Registry
+
+        registry = Registry.of(messages)
+        for host in self._hosts:
+            node = Node(
+                supervisor_node(host),
+                network,
+                registry,
+                incarnation=self._incarnation,
+                on_event=self._link_event,
+            )
+            self._others.link(node)
+            self._roster.link(node)
+            await nursery.start(partial(node.run, self._hear, concurrency=1))
+
+    def _link_event(self, event: LinkEvent) -> None:
+        from transport import PeerLeft
+
+        left = isinstance(event, PeerLeft)
+        (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
+        if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host's, which stopped in order
+            self._silence.forget(event.peer)
+        notice = link_notice(event)
+        if notice and not self._ending.is_set():
+            self.say(notice)
+
+    async def _hear(self, delivery: Delivery) -> None:
+        """Take in what actors and other supervisors announce."""
+        message = delivery.message
+        if isinstance(message, Incarnations):
+            self._roster.heard(delivery.sender, message)
+        elif isinstance(message, RunState):
+            if message.ending and delivery.sender == supervisor_node(self._topology.main_host):
+                self._end(message.exit_code, "the learner's host ends the run")
+        elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # each speaks for itself
+            if is_supervisor(message.actor):
+                why = self._others.heard(message)
+                if why:
+                    self._end(1, why)
+            else:
+                self._hear_actor(message, delivery.inbound)
+
+    def _hear_actor(self, status: ActorStatus, sender: Inbound) -> None:
+        now = trio.current_time()
+        self._view.observe(status, now)
+        if self._others.is_main:  # which hears of all; hosts may share the directory, and the file has one writer
+            self._timeline.observe(status, now)
+        self._metrics.observe(status, now)
+        actor = self._actors.get(status.actor)
+        if actor is not None:
+            actor.heard(status, sender.incarnation)
+        if not sender.gone if actor is None else not actor.stopping:
+            self._note(*self._silence.heard(status), *self._movement.observe(status, now))
+        if status.state == "failed":
+            self._log.warning("failed", actor=status.actor, reason=status.detail)
+        elif status.state == "finished":
+            self._end(0, f"{status.actor} has finished")
+
+    async def _watch(self) -> None:
+        """Show what is heard, and notice what is not."""
+        while True:
+            now = trio.current_time()
+            self._note(*self._silence.tick(now))
+            if not self._silence.silent:  # otherwise it is known what the run waits for
+                self._note(*self._movement.tick(now))
+            self._view.silences = {actor: self._silence.state(actor) for actor in self._silence.silent}
+            self._display.refresh(now)
+            for actor in self._actors.values():
+                if actor.child is not None:
+                    actor.child.rotate_stderr(self._topology.run.log_mib * MIB)
+            await trio.sleep(REFRESH_SECONDS)  # how often people want to see figures, and how soon silence is noticed
+
+    def _note(self, *decided: Notice | Overdue) -> None:
+        for each in decided:
+            actor = self._actors.get(each.actor)
+            if isinstance(each, Overdue):
+                self._log.error("silent too long", actor=each.actor, text=each.text)
+                if actor is not None and not actor.stopping:
+                    actor.kill(each.text)
+            else:
+                self._log.warning("silence", actor=each.actor, text=each.text)
+                self._display.notice(each.text)
+
+    def _look(self, actor: str) -> ProcessSeen | None:
+        process = self._actors.get(actor)
+        return None if process is None or process.child is None else process.child.seen()
+
+    async def _obey(self, received: AsyncIterator[int]) -> None:
+        async for number in received:
+            if number == signal.SIGHUP:  # the terminal is gone, which may be told more than once: it never kills
+                if not self._ending.is_set():
+                    self._hung_up = True
+                    self.say("SIGHUP: stopping, since the terminal or its connection was closed")
+                    self._end(0, "")
+                continue
+            self._signals += 1
+            if self._signals == 1:
+                self.say(f"{signal.Signals(number).name}: stopping; once more kills all actors")
+                self._end(0, "")
+            else:
+                self._exit_code = KILLED
+                self.say("killing all actors")
+                for actor in self._actors.values():
+                    actor.stopping = True
+                    actor.kill()
+
+    # What the actors' processes report.
+
+    def process(self, actor: ActorProcess, state: str) -> None:
+        """An actor's process is starting, restarting, stopping or stopped."""
+        self._view.process(actor.name, state)
+        if state in {"starting", "restarting"}:
+            self._roster.started(actor.name, actor.incarnation)
+            self._silence.started(actor.name, actor.entry.silent_seconds)
+        else:
+            self._silence.forget(actor.name)
+
+    def incarnations(self) -> Mapping[str, int]:
+        """Those of all nodes that are known."""
+        return self._roster.incarnations
+
+    def say(self, text: str) -> None:
+        """Tell the user, once."""
+        self._log.info("notice", text=text)
+        self._display.notice(text)
+
+    def fail(self, reason: str, exit_code: int) -> None:
+        """The run cannot go on."""
+        self._log.error("run stopped", reason=reason)
+        self._fault = self._fault or reason
+        if self._ending.is_set() and not self._exit_code:  # it was to end well, and something could not be saved
+            self._exit_code = exit_code
+            self.say(f"the run did not end in order: {reason}")
+        self._end(exit_code, f"stopping the run: {reason}")
+
+    # How the run ends.
+
+    def _end(self, exit_code: int, reason: str) -> None:
+        """Begin to end the run; what comes after the first reason changes nothing."""
+        if self._ending.is_set():
+            return
+        self._exit_code, self._reason = exit_code, reason
+        standing = self._movement.describe(trio.current_time()) if self._movement.stands else ""
+        self._final_words = final_words(self._silence.silent, standing)
+        if reason:
+            self.say(reason)
+        self._others.ending(exit_code, reason)
+        self._ending.set()
+
+    async def _drain(self) -> None:
+        """Stop the roles in the order messages flow, and see the other hosts stopped."""
+        for name in self._silence.silent:
+            if name in self._actors:
+                self._end_silence(self._actors[name])
+        await stop_in_order(drain_order(self._topology), list(self._actors.values()), self, failed=self._exit_code != 0)
+        patient = self._exit_code != KILLED
+        unheard = await self._others.leave(self._exit_code, self._reason, patient=patient)
+        if unheard:
+            self.say(f"not heard that {', '.join(unheard)} stopped; look at these hosts")
+
+    def _record_end(self) -> None:
+        """Leave for summary and report why the run could not go on; the host that hears of all does."""
+        if self._exit_code and self._fault and self._topology.main_host in self._hosts:
+            try:
+                record_end(self._topology.run.directory, self._exit_code, self._fault)
+            except DiskError as error:
+                self._log.warning("why the run ended is not on disk", error=str(error))
+
+    def _end_silence(self, actor: ActorProcess) -> None:
+        """A silent actor would hold up everyone who still has something for it: a new process lets them end in order."""
+        text = self._silence.describe(actor.name)
+        if not self._exit_code and needed_to_drain(self._topology, actor.role):
+            actor.kill(f"{text}; it was killed, so that others can hand over to a new one")
+        else:
+            self.say(f"{text}; it is killed")
+            actor.stopping = True
+            actor.kill()
+
+    def _command(self) -> str:
+        """What starts this run again."""
+        if self._again:
+            return self._again
+        overrides = [part for override in self._overrides for part in ("--set", override)]
+        host = ["--host", self._hosts[0]] if self._others else []
+        return shlex.join(["agent-rl", "run", str(self._path), *overrides, *host])

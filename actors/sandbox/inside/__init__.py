@@ -1,0 +1,1 @@
+"""What runs in a warm interpreter and its children. Standard library only."""

@@ -1,0 +1,154 @@
+"""The start of a warm interpreter's process: isolate, warm up, say so, serve."""
+
+# pathlib is memory that every fork would pay for:
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from functools import partial
+from typing import Any
+
+from actors.sandbox.inside.child import CONTROL, MAIN, check_answer, run_code
+from actors.sandbox.inside.directories import Directories, open_files_limit, remove_tree
+from actors.sandbox.inside.forks import OF_INTERPRETERS, WARM, Forker, ForkerGone, Forks
+from actors.sandbox.inside.server import Farewell, OwnerGone, Server
+from actors.sandbox.inside.shares import Shares
+from actors.sandbox.inside.slots import Maker, NamespaceSlots
+from actors.sandbox.inside.warm_up import collapse_into_huge_pages, warm_up
+from actors.sandbox.isolation import kernel
+from actors.sandbox.isolation.namespaces import enter_namespaces, import_from_where_shown
+from actors.sandbox.wire import FAILED, READY
+
+
+def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
+    """Make this process a server; the link to its owner. Raises OwnerGone when that has died."""
+    signal.signal(signal.SIGTERM, farewell.say)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # and not SIGKILL: there is something to clean up
+    if os.getppid() != config["owner"]:
+        farewell.say()
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    open_files_limit()
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write(OF_INTERPRETERS.decode())
+    link = socket.socket(fileno=os.dup(0))
+    link.setblocking(False)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what modules print when imported must not get between the frames
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=True)  # type: ignore[union-attr]
+    sys.path.remove(config["root"])
+    sys.path += config["paths"]
+    sys.modules["__main__"] = MAIN
+    return link
+
+
+def isolate(server: Server, config: dict[str, Any]) -> None:
+    """Enter namespaces, if this level has them, and provide the slots. Raises OSError."""
+    if config["namespaces"]:
+        most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - kernel.FIRST_SLOT_FD) // 8)
+        proc, users = enter_namespaces(config["plan"], *config["outer_users"])
+        import_from_where_shown()
+        os.close(server.proc)
+        server.proc = proc
+        server.slots = NamespaceSlots(Maker(proc, config["scratch"], users), most, server.epoll, server.shares)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
+        server.slots.want(1)
+        server.slots.arrive()  # the first, to see that it can be had
+        slot = server.slots.get()
+        assert slot is not None
+        server.slots.put_back(slot)
+    else:
+        filtered = bool(config["filter"])
+        server.slots = Directories(
+            config["directory"], server.most, config["readable"], server.shares, filtered=filtered
+        )
+
+
+def seal(program: str) -> None:
+    """Close this process to others, and with the filter ``program`` to most of the kernel. Raises OSError."""
+    kernel.control(kernel.PR_SET_DUMPABLE, 0)
+    if program:
+        kernel.install_filter(bytes.fromhex(program))
+
+
+def said(stage: str, text: str) -> bytes:
+    """Why there is no warm interpreter, as the owner reads it."""
+    return json.dumps({"stage": stage, "text": text}).encode()[:60000]
+
+
+def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> None:
+    """Warm up, say so, and fork what the server orders."""
+    while (held := os.dup(2)) <= CONTROL:
+        pass  # these numbers are taken now, for what children have there
+    # Made before the memory is in pieces, so that it is on few pages:
+    work = check_answer if config["checker"] else run_code
+    forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")), server.proc)
+    try:
+        warm_up(config["modules"], checker=config["checker"])
+        forker.rehearse(server.null)
+    except Exception:  # noqa: BLE001  the owner raises it
+        link.send(said("warm_up", traceback.format_exc()))
+        return
+    os.environ.clear()
+    if not config["namespaces"]:
+        # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.
+        os.environ["HOME"] = os.environ["TMPDIR"] = "./"
+    collapse_into_huge_pages(server.proc)
+    try:
+        seal(config.pop("filter"))
+    except OSError as error:
+        link.send(said("isolation", str(error)))
+        return
+    gc.collect()
+    gc.freeze()
+    link.send(WARM)
+    try:
+        forker.serve()
+    except Exception:  # noqa: BLE001  the process is about to end without a word
+        os.dup2(held, 2)
+        traceback.print_exc()
+
+
+def main() -> None:
+    """Isolate, warm up, say so, and serve. ``argv[1]`` is a JSON object (see ``Interpreter``)."""
+    config = json.loads(sys.argv.pop())
+    server, farewell = None, Farewell()
+    try:
+        link = prepare(config, farewell)
+        server = Server(link, farewell, config["children"])
+        try:
+            stage, failure = "warm_up", b""
+            for procs in config["groups"]:  # before there is anything that would not be in them
+                with open(procs, "w") as members:
+                    members.write("0")
+            server.shares = Shares(config["shares"], config["alone"])
+            stage = "isolation"
+            isolate(server, config)
+            server.forks = Forks(server.proc, [server.null, *server.slots.keep], partial(be_forker, server, config))
+            stage = "warm_up"
+            failure = server.forks.wait_until_warm()
+            stage = "isolation"
+            seal(config.pop("server_filter"))
+        except Exception as error:  # noqa: BLE001  the owner raises it
+            failure = said(stage, str(error) if stage == "isolation" else traceback.format_exc())
+        if failure:
+            server.reply(FAILED, 0, 0, 0, 0.0, failure)
+        else:
+            server.reply(READY, 0, 0, 0, 0.0)
+            server.serve()
+    except (OwnerGone, ForkerGone):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if server is not None:
+            server.kill_all()
+        if config["directory"]:
+            remove_tree(config["directory"])

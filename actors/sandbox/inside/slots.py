@@ -1,0 +1,300 @@
+"""The slots that calls run in, and the process that makes them. Standard library only.
+
+::
+
+    interpreter
+      |- maker: forked before the warm-up, small; makes slots on request, through a middleman:
+      |    `- init of a slot: user, PID and mount namespace, /tmp and user of its own; waits until the server or the maker ends
+      `- child of a call: forked into a free slot's PID namespace, enters its user and mount namespace
+
+Entering a slot costs a fortieth of a millisecond, making one over a millisecond. So a slot is used again as long as a call left
+nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it is killed, and a fresh one takes its place. Before it is used
+again, its init lets the numbers of processes begin anew, so that they tell nothing of the calls before.
+"""
+
+# pathlib is memory that every fork would pay for:
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import select
+import signal
+import socket
+import struct
+from collections import deque
+from typing import Any, NoReturn
+
+from actors.sandbox.inside.shares import Share, Shares
+from actors.sandbox.isolation import kernel
+from actors.sandbox.isolation.namespaces import FIRST_OF_SLOTS, HOME, INSIDE, close_all_but, write_maps
+
+NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID
+LAST_NUMBER = "sys/kernel/ns_last_pid"
+"""What the kernel has the next process' number follow. Init has 1, and each call's child 2."""
+REWINDING_SECONDS = 0.05
+"""How long the init of a slot may take to do that. It has nothing else to do; a slot that takes longer is replaced."""
+
+
+class Maker:
+    """The small process that makes slots, and the link to it."""
+
+    def __init__(self, proc: int, scratch: str, users: int) -> None:
+        """Fork it, from a process with a single thread and before anything large is loaded.
+
+        ``scratch``: options of a slot's /tmp.
+        """
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.link.close()
+                kernel.set_signal(int(signal.SIGTERM), None)
+                kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
+                if os.getppid() == server:
+                    close_all_but(theirs.fileno(), proc)
+                    make_slots(theirs, proc, scratch, users)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def ask(self) -> None:
+        """Ask for a slot; the link becomes readable when it is there."""
+        self.link.send(b"s")
+
+    def take(self) -> Slot:
+        """The slot that was asked for. Raises OSError where it could not be made, RuntimeError when the maker is gone."""
+        data, fds, _, _ = socket.recv_fds(self.link, 512, 4)
+        if not data:
+            raise RuntimeError("the maker of slots has ended")
+        if len(fds) != 4:
+            raise OSError(data.decode())
+        return Slot(*fds)
+
+
+def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None:
+    """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits.
+
+    Each slot has another one of ``users``, as far as there are any.
+    """
+    numbers = itertools.cycle(range(FIRST_OF_SLOTS, FIRST_OF_SLOTS + users) if users else (INSIDE,))
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    lifeline, held = os.pipe()
+    while link.recv(1):
+        user = next(numbers)
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory for one
+            link.send(str(error).encode()[:500])
+            continue
+        if pid == 0:
+            try:
+                os.close(held)
+                make_slot(link, lifeline, proc, scratch, user)
+            except OSError as error:
+                link.send(str(error).encode()[:500])
+            finally:
+                os._exit(0)
+
+
+def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, user: int) -> None:
+    """Enter new namespaces as ``user`` and leave a process there as their init. The middleman ends; the slot lives with the maker."""
+    group = os.getegid()
+    os.setresuid(user, user, user)
+    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
+    kernel.unshare(NAMESPACES)
+    write_maps(proc, user, group)
+    os.umask(0o077)
+    kernel.mount("tmpfs", HOME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME, f"mode=700,{scratch}")
+    os.chdir(HOME)
+    bell, rung = socket.socketpair()
+    bell.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(REWINDING_SECONDS * 1e6)))
+    try:
+        numbers = os.open(LAST_NUMBER, os.O_WRONLY, dir_fd=proc)
+    except OSError:  # a kernel without it, or a container whose /proc/sys is read-only: then the numbers go on
+        numbers = os.open(os.devnull, os.O_WRONLY)
+    pid = os.fork()
+    if pid == 0:
+        be_init(lifeline, rung.fileno(), numbers)
+    fds = [
+        os.pidfd_open(pid),
+        os.open(HOME, os.O_PATH | os.O_DIRECTORY),
+        os.open(f"{pid}/task/{pid}/children", os.O_RDONLY, dir_fd=proc),
+        bell.fileno(),
+    ]
+    socket.send_fds(link, [b"s"], fds)
+
+
+def be_init(*fds: int) -> NoReturn:
+    """Init of a slot: adopts and forgets what calls leave, until the maker or the server ends; its own end ends all in the slot.
+
+    ``fds``: a pipe of the maker's, the link to the server, and the file with the last number of a process.
+    """
+    try:
+        for low, fd in enumerate(fds):
+            os.dup2(fd, 64 + low)
+        lifeline, rung, numbers = range(64, 67)
+        os.closerange(67, 1 << 20)
+        os.closerange(0, 64)
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler is the only one that an init would heed
+        events = select.poll()
+        events.register(lifeline, select.POLLIN)
+        events.register(rung, select.POLLIN)
+        while all(fd == rung for fd, _ in events.poll()) and os.read(rung, 1):
+            os.pwrite(numbers, b"1", 0)
+            os.write(rung, b"1")
+    finally:
+        os._exit(0)
+
+
+class Slot:
+    """One place for a call, in namespaces of its own."""
+
+    def __init__(self, pidfd: int, directory: int, children: int, bell: int) -> None:
+        self.pidfd, self.directory, self.children, self.bell = pidfd, directory, children, bell
+        self.used_before = False
+        self.share: Share
+        self.made = os.fstat(directory).st_ctime_ns
+        self.inodes = self.used()
+
+    @property
+    def door(self) -> int:
+        """What the forker enters it by."""
+        return self.pidfd
+
+    def is_clean(self) -> bool:
+        """Whether a call that has ended left nothing. Everything it started has the slot's init as its parent now."""
+        try:
+            if os.pread(self.children, 64, 0):
+                return False
+        except ProcessLookupError:
+            return False  # its init was killed from outside
+        return self.used() == self.inodes and os.fstat(self.directory).st_ctime_ns == self.made
+
+    def rewind(self) -> None:
+        """Have its init let the numbers of processes begin anew."""
+        try:  # noqa: SIM105  contextlib would be memory that every fork pays for
+            os.write(self.bell, b"1")
+        except BrokenPipeError:
+            pass  # its init was killed from outside: seen when the slot is wanted
+        self.used_before = True
+
+    def is_ready(self) -> bool:
+        """Whether it is as new, once that is done."""
+        try:
+            return not self.used_before or os.read(self.bell, 1) == b"1"
+        except (BlockingIOError, ConnectionResetError):
+            return False
+
+    def used(self) -> int:
+        """Files and directories in /tmp."""
+        state = os.fstatvfs(self.directory)
+        return state.f_files - state.f_ffree
+
+    def processes(self) -> list[int]:
+        """What the slot's init has adopted."""
+        return [int(pid) for pid in os.pread(self.children, 1 << 16, 0).split()]
+
+    def end(self) -> None:
+        """Kill whatever is in it, and forget it."""
+        try:  # noqa: SIM105  contextlib would be memory that every fork pays for
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # something outside, such as want of memory, has
+        for fd in (self.pidfd, self.directory, self.children, self.bell):
+            os.close(fd)
+
+
+class NamespaceSlots:
+    """The slots of one interpreter: made on demand, up to ``most`` and those of the ``spares``."""
+
+    spares = 2
+    """Children that wait for their call: more would serve bursts, of which the cores could not run more at once anyway."""
+
+    keep: tuple[int, ...] = ()
+    """Descriptors that the forker needs."""
+
+    def __init__(self, maker: Maker, most: int, epoll: select.epoll, shares: Shares) -> None:
+        self.maker, self.most, self.shares = maker, most + self.spares, shares
+        self.free: deque[Slot] = deque()
+        self.made = self.asked = 0
+        epoll.register(maker.link, select.EPOLLIN)
+
+    @property
+    def fileno(self) -> int:
+        """What becomes readable when ``arrive`` is to be called."""
+        return self.maker.link.fileno()
+
+    def get(self) -> Slot | None:
+        """A free slot, or None. Of several the one that has rested longest."""
+        while self.free:
+            slot = self.free.popleft()
+            if slot.is_ready():
+                return slot
+            self.discard(slot)
+        return None
+
+    def want(self, count: int) -> None:
+        """So many calls wait for a slot: ask for what is not on its way yet, as far as that is allowed."""
+        while self.asked < min(count, self.most - self.made):
+            self.asked += 1
+            self.maker.ask()
+
+    def arrive(self) -> None:
+        """Take a slot that was asked for. Raises OSError where none can be made."""
+        self.asked -= 1
+        slot = self.maker.take()
+        slot.share = self.shares.get()
+        self.free.append(slot)
+        self.made += 1
+
+    def prepare(self, door: int) -> bool:
+        """In the forker: the next child is born into the slot's PID namespace. False where that is no more."""
+        kernel.direct.dup3(door, kernel.FIRST_SLOT_FD, os.O_CLOEXEC)
+        return bool(kernel.direct.setns(kernel.FIRST_SLOT_FD, kernel.CLONE_NEWPID) == 0)
+
+    def entering(self, _door: ctypes.c_int) -> list[kernel.Step]:
+        """The steps by which a child enters the slot's other namespaces, and gives up what that took."""
+        return [
+            (kernel.direct.setns, (kernel.FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),
+            (kernel.direct.setresuid, (INSIDE, INSIDE, INSIDE)),
+            (kernel.direct.chdir, (HOME.encode(),)),
+            kernel.drop_capabilities(),
+            *kernel.scope_steps(),
+        ]
+
+    def put_back(self, slot: Slot) -> bool:
+        """A call has ended: its slot may be used again, or is replaced. Says which."""
+        if slot.is_clean():
+            slot.rewind()
+            self.free.append(slot)
+            return True
+        self.discard(slot)
+        return False
+
+    def discard(self, slot: Slot) -> None:
+        """End a slot and all in it."""
+        slot.end()
+        self.shares.put_back(slot.share)
+        self.made -= 1
+
+    def process_limit(self, limit: int) -> int | None:
+        """Tasks that the call's user may have: its own and the slot's init."""
+        return limit + 1
+
+    def end(self) -> None:
+        """Kill everything in every free slot; the maker's end kills the rest."""
+        for slot in self.free:
+            slot.end()
+        self.free.clear()
+        self.maker.link.close()
+        os.kill(self.maker.pid, signal.SIGKILL)
+
+    def report(self) -> dict[str, Any]:
+        """Figures."""
+        return {"slots": self.made}

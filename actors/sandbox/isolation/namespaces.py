@@ -1,0 +1,164 @@
+"""A warm interpreter's namespaces and its read-only root. Standard library only.
+
+::
+
+    owner (host) --exec--> interpreter: user, mount, network, IPC and UTS namespaces of its own, root = a few read-only mounts
+                             `- slots, which calls run in: see ``slots.py``
+"""
+
+# pathlib is memory that every fork would pay for:
+# ruff: noqa: PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import os
+import sys
+
+from actors.sandbox.isolation import kernel
+
+INSIDE = 1000
+"""The user and group that calls are in their own namespace, and the interpreter is in its own."""
+FIRST_OF_SLOTS = 2000
+"""The first user of a slot in the interpreter's namespace."""
+HOME = "/tmp"  # noqa: S108  a call's own
+ELSEWHERE = "/host"
+"""Below which the interpreter's root shows what the host has below HOME and /dev: these are not the host's there."""
+STAGING = "/proc"
+"""Where the new root is put together: a directory that every host has, and that nothing is bound from."""
+DEVICES = ("null", "zero", "full", "random", "urandom")
+ALL_NAMESPACES = (
+    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+)
+
+
+def enter_namespaces(plan: list[list[str]], first_user: int, users: int, blocks: int) -> tuple[int, int]:
+    """Leave the host's namespaces and root; a descriptor of the host's /proc, which is not there any more, and how many users slots can have.
+
+    ``plan`` says what of the host is to be seen (see ``build_root``). Root becomes a user that nobody is, since limits on processes do not
+    bind root: the first of one of ``blocks`` blocks of ``users`` each, from ``first_user`` on. Capabilities are kept within the new namespace.
+    """
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    root = os.geteuid() == 0
+    mapper = None
+    if root:
+        kernel.unshare(kernel.CLONE_NEWNS)  # while directories that only root may pass can be reached
+        build_root(plan)
+        outer_user = first_user + os.getpid() % blocks * users
+        if users > 1:
+            mapper = Mapper(proc, f"{INSIDE} {outer_user} 1\n{FIRST_OF_SLOTS} {outer_user + 1} {users - 1}")
+        kernel.keep_capabilities_through_change_of_user(outer_user)
+    user, group = os.geteuid(), os.getegid()
+    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
+    kernel.unshare(ALL_NAMESPACES)
+    mapped = mapper is not None and mapper.has_mapped()
+    write_maps(proc, None if mapped else user, group)
+    if not root:
+        build_root(plan)
+    return proc, users - 1 if mapped else 0
+
+
+class Mapper:
+    """A process that stays outside, where root has the right to give a new user namespace more than one user."""
+
+    def __init__(self, proc: int, users: str) -> None:
+        """Fork it. It waits until it is told."""
+        process = os.getpid()
+        ours, self.told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.close(self.told)
+                if os.read(ours, 1):
+                    write(proc, f"{process}/uid_map", users)
+                    status = 0
+            finally:
+                os._exit(status)
+        os.close(ours)
+
+    def has_mapped(self) -> bool:
+        """Tell it that this process is in its new namespace; whether it could map the users."""
+        os.write(self.told, b"m")
+        os.close(self.told)
+        return os.waitpid(self.pid, 0)[1] == 0
+
+
+def write(directory: int, path: str, text: str) -> None:
+    """Write a file of the kernel's at once."""
+    fd = os.open(path, os.O_WRONLY, dir_fd=directory)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def write_maps(proc: int, user: int | None, group: int) -> None:
+    """Make the outer ``group`` and, where it is not None, ``user`` the only ones of this process' new user namespace, named INSIDE there."""
+    write(proc, "self/setgroups", "deny")
+    write(proc, "self/gid_map", f"{INSIDE} {group} 1")
+    if user is not None:
+        write(proc, "self/uid_map", f"{INSIDE} {user} 1")
+
+
+def build_root(plan: list[list[str]]) -> None:
+    """Mount what ``plan`` says, read-only, and make that the root.
+
+    Each step is (kind, path): ``bind`` shows the host's path (see ``shown_at``), ``hide`` puts an empty directory over one,
+    ``link`` copies a symbolic link.
+    """
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    for kind, path in plan:
+        target = STAGING + shown_at(path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if kind == "link":
+            os.symlink(os.readlink(path), target)
+        elif kind == "hide":
+            kernel.mount("tmpfs", target, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+        else:
+            bind(path, target)
+    os.makedirs(f"{STAGING}/dev")
+    for device in DEVICES:
+        bind(f"/dev/{device}", f"{STAGING}/dev/{device}")
+    os.symlink(HOME, f"{STAGING}/dev/shm")  # noqa: S108  where semaphores of multiprocessing are
+    os.makedirs(f"{STAGING}{HOME}", exist_ok=True)
+    os.makedirs(f"{STAGING}/etc", exist_ok=True)
+    with open(f"{STAGING}/etc/passwd", "w") as passwd:
+        passwd.write(f"tool:x:{INSIDE}:{INSIDE}::{HOME}:/bin/sh\n")
+    kernel.make_read_only(STAGING)
+    kernel.pivot_root(STAGING)
+
+
+def shown_at(path: str) -> str:
+    """Where the interpreter's root shows a path of the host."""
+    return ELSEWHERE + path if path.startswith((f"{HOME}/", "/dev/")) else path
+
+
+def import_from_where_shown() -> None:
+    """Import from now on from where the new root shows what was imported from so far."""
+    sys.path[:] = map(shown_at, sys.path)
+    sys.path_importer_cache.clear()
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        setattr(sys, name, shown_at(getattr(sys, name)))
+    for module in list(sys.modules.values()):
+        folders = getattr(module, "__path__", None)
+        if isinstance(folders, list):
+            folders[:] = map(shown_at, folders)
+
+
+def bind(path: str, target: str) -> None:
+    """Show ``path``, and all that is mounted in it, at ``target``."""
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def close_all_but(*fds: int) -> None:
+    """Close every descriptor but standard ones and these."""
+    low = 3
+    for fd in sorted(fds):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 20)

@@ -1,0 +1,164 @@
+"""The seccomp filters of sandboxed calls, assembled as classic BPF programs: what is not listed as allowed is refused.
+
+The only binding on PyPI that is not tied to a distribution (pyseccomp) needs a system library and has had no release since
+2021; the programs are short enough to assemble here, and tests run them on every system call. What they let through
+stands in ``syscall_table``.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterator
+
+from actors.sandbox.isolation.syscall_table import (
+    CHECKED,
+    ENTERING,
+    IGNORED,
+    LEADING,
+    MARKING,
+    NOT_THERE,
+    REFUSED,
+    SEALED_PRCTLS,
+    SHORTENING,
+    SIGCONT,
+    SIGNALLING,
+    UNDER_ANY_ARGUMENTS,
+    AtLeast,
+    Check,
+    Masked,
+    Null,
+    OneOf,
+    Pretended,
+    When,
+    Without,
+)
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32 = 0x40000000
+"""Numbers from here on are x86-64's 32-bit interface, which would pass by a filter that compares numbers."""
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _refuse(number: int) -> bytes:
+    return _instruction(_RETURN, _ERRNO | number)
+
+
+_PASS = _instruction(_RETURN, _ALLOW)
+
+
+def _argument(index: int, *, high: bool = False) -> bytes:
+    """Load the low half of an argument: those compared here are 32 bits wide in the kernel, but for pointers."""
+    return _instruction(_LOAD, 16 + 8 * index + 4 * high)
+
+
+def _is_one_of(values: dict[str, int], refusal: int) -> bytes:
+    """Go on behind this where the loaded value is one of ``values``."""
+    beyond = range(len(values), 0, -1)
+    compared = (_instruction(_EQUAL, value, steps) for value, steps in zip(values.values(), beyond, strict=True))
+    return b"".join(compared) + _refuse(refusal)
+
+
+def _check(check: Check) -> bytes:
+    """Instructions that end in a refusal, or go on behind themselves."""
+    load = _argument(check.argument)
+    match check:
+        case OneOf():
+            return load + _is_one_of(check.values, check.refusal)
+        case Without():
+            bits = sum(check.bits.values())
+            return load + _instruction(_ANY_BIT, bits, 0, 1) + _refuse(check.refusal)
+        case Masked():
+            kept = _instruction(_AND, ~sum(check.ignored.values()) % (1 << 32))
+            return load + kept + _is_one_of(check.values, check.refusal)
+        case Pretended():
+            done = (_instruction(_EQUAL, value, 0, 1) + _refuse(0) for value in check.values.values())
+            return load + b"".join(done)
+        case AtLeast():
+            return load + _instruction(_AT_LEAST, check.value, 1) + _refuse(check.refusal)
+        case Null():
+            no = _refuse(check.refusal)
+            halves = (_argument(check.argument, high=high) + _instruction(_EQUAL, 0, 1) + no for high in (False, True))
+            return b"".join(halves)
+        case When():
+            then = _check(check.then)
+            return load + _instruction(_EQUAL, check.value, 0, len(then) // 8) + then
+
+
+def numbers(table: str, machine: str) -> dict[str, int]:
+    """Number by name of the system calls that ``machine`` has."""
+    column = list(ARCHITECTURES).index(machine) + 1
+    rows = (entry.split(":") for entry in table.split())
+    return {row[0]: int(row[column]) for row in rows if row[column]}
+
+
+def _bodies(*, strong: bool, may_continue: bool) -> Iterator[tuple[str, bytes]]:
+    """Tables of system calls and what decides about them, those with checked arguments first: the kernel remembers what others give."""
+    for checked in (*CHECKED, *([ENTERING] if strong else [])):
+        yield checked.calls, b"".join(map(_check, checked.checks)) + _PASS
+    for calls, argument in SIGNALLING:
+        no = b"" if may_continue else _argument(argument) + _instruction(_EQUAL, SIGCONT, 0, 1) + _refuse(errno.EPERM)
+        yield calls, no + _PASS
+    for group in (*UNDER_ANY_ARGUMENTS, LEADING):
+        yield group.calls, _PASS
+    yield MARKING.calls, _PASS if strong or may_continue else _refuse(0)
+    yield SHORTENING.calls, _PASS if strong or may_continue else _refuse(errno.EPERM)
+    for ignored in IGNORED:
+        yield ignored.calls, _refuse(0)
+    yield NOT_THERE, _refuse(errno.ENOSYS)
+    yield REFUSED, _refuse(errno.EPERM)
+    if not strong:
+        yield ENTERING.calls, _refuse(errno.EPERM)
+
+
+def _head(machine: str) -> list[bytes]:
+    """Kill what speaks another interface of the kernel's; load the number of the system call. Raises KeyError for an unknown machine."""
+    parts = [
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_EQUAL, ARCHITECTURES[machine], 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        parts += [_instruction(_AT_LEAST, X32, 0, 1), _instruction(_RETURN, _KILL)]
+    return parts
+
+
+def program(machine: str, *, strong: bool, may_continue: bool = False) -> bytes:
+    """The filter for ``machine`` (x86_64, aarch64). Raises KeyError for others.
+
+    A session is stopped between two cells. Only who ``may_continue`` can send the signal that lets it go on: with it, threads
+    or timers of the session's own would undo the stop.
+
+    It is installed in the warm interpreter, whose children inherit it, since installing it takes a tenth of a
+    millisecond. At level ``strong`` the interpreter itself needs setns; it keeps what it enters at descriptors from
+    FIRST_SLOT_FD on, and no child may open as many.
+    """
+    parts = _head(machine)
+    for calls, body in _bodies(strong=strong, may_continue=may_continue):
+        for number in numbers(calls, machine).values():
+            parts += [_instruction(_EQUAL, number, 0, len(body) // 8), body]
+    return b"".join([*parts, _refuse(errno.ENOSYS)])
+
+
+def sealing_program(machine: str) -> bytes:
+    """What a child installs on top, as the last step of sealing itself off: without what that took (see SEALED).
+
+    It is short, since the kernel asks a new filter about each system call there is.
+    """
+    known = {**numbers(LEADING.calls, machine), **numbers(ENTERING.calls, machine)}
+    [prctl] = (numbers(checked.calls, machine)["prctl"] for checked in CHECKED if checked.calls.startswith("prctl:"))
+    options = tuple(SEALED_PRCTLS.values())
+    parts = [_instruction(_LOAD, _NUMBER)]
+    for number in (known["setsid"], known["setns"]):
+        parts += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+    parts += [_instruction(_EQUAL, prctl, 1), _PASS, _argument(0)]
+    for option in options:
+        parts += [_instruction(_EQUAL, option, 0, 1), _refuse(errno.EPERM)]
+    return b"".join([*parts, _PASS])

@@ -1,0 +1,381 @@
+"""One warm interpreter's process, from the owner's side: its life, its link, the calls in flight on it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from actors.sandbox.inside.slots import NamespaceSlots
+from actors.sandbox.isolation.control_groups import ControlGroups
+from actors.sandbox.isolation.levels import Level, child_filter_program, filter_program, outer_users, visible
+from actors.sandbox.limits import ExecutionLimits
+from actors.sandbox.wire import (
+    CALL,
+    CANCEL,
+    END_SESSION,
+    FAILED,
+    NEXT_CELL,
+    NOT_RUN,
+    PLAIN_CODE,
+    REPLY,
+    memory_file,
+    pack_request,
+)
+from agent_rl.files.leftovers import claimed_directory, remove_tree
+
+ROOT = str(Path(__file__).resolve().parents[3])
+"""Where the packages ``actors`` and ``agent_rl`` are found."""
+BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.inside.program import main; main()"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "LD_BIND_NOW": "1",
+}
+"""What the interpreter itself finds in its environment, since a pool of threads would not survive a fork, and what a library does
+when it is first called would be done by every child; calls find none of it."""
+ENDING_SECONDS = 5.0
+"""How long a server may take to kill its children and remove its directory before it is killed itself."""
+READ_MARGIN = 16
+"""What is read of an output beyond its limit, to see that there is more: the end of a character cut in two is dropped."""
+
+
+class WarmUpError(Exception):
+    """A warm interpreter could not be started; the text says why."""
+
+
+class NotStartedError(Exception):
+    """A call could not be started: no descriptors, disk or memory for it; the text says what."""
+
+
+class NoIsolationError(Exception):
+    """The interpreter could not isolate itself; the text says what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A call's own /tmp, which is memory: bytes and number of files."""
+
+    size: int = 64 << 20
+    files: int = 4096
+
+    @property
+    def options(self) -> str:
+        """Mount options."""
+        return f"size={self.size},nr_inodes={self.files}"
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterConfig:
+    """What an interpreter is: modules it imports, whether it judges answers, calls at once, its isolation, the groups it joins."""
+
+    modules: tuple[str, ...]
+    checker: bool
+    children: int
+    level: Level
+    warm_seconds: float
+    groups: ControlGroups
+    scratch: Scratch = Scratch()
+
+
+@dataclass(slots=True)
+class Ended:
+    """What became of a call: the interpreter's verdict, the exit status, and what the child left in its files.
+
+    ``out_of_memory``: it was killed when the memory of all calls together was used up.
+    """
+
+    verdict: int
+    status: int
+    seconds: float
+    stdout: bytes
+    stderr: bytes
+    report: bytes
+    out_of_memory: bool = False
+
+
+class _Pending:
+    """A call in flight; ``ended`` stays None when the interpreter was lost. ``refusal``: why it could not be started."""
+
+    __slots__ = ("done", "ended", "refusal")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.ended: tuple[int, int, float] | None = None
+        self.refusal = ""
+
+
+class Interpreter:
+    """A warm interpreter process. ``run`` owns it; ``call`` uses it while it is ready."""
+
+    def __init__(self, config: InterpreterConfig) -> None:
+        self.config = config
+        self._ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._outgoing: deque[tuple[bytes, list[int]]] = deque()
+        self._writable = trio.Event()
+        self._link: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._calls: list[Path] = []
+        """Groups for its calls; see ``ControlGroups.take_calls``."""
+        self.ready = False
+
+    @property
+    def in_flight(self) -> int:
+        """Calls sent and not answered."""
+        return len(self._pending)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the process, report it started once it is warm, and return when it has died.
+
+        Whatever ends this, process, children and directory are gone afterwards. Raises WarmUpError, NoIsolationError.
+        """
+        strong = self.config.level == "strong"  # then calls have directories of their own in memory
+        try:
+            directory, claim = (None, None) if strong else claimed_directory("sandbox")
+        except OSError as error:
+            raise WarmUpError(f"no directory for the files of calls could be made: {error}") from error
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            try:
+                self._calls = self.config.groups.take_calls(self.config.children + NamespaceSlots.spares)
+            except OSError as error:
+                raise WarmUpError(f"no control groups for calls could be made: {error}") from error
+            with theirs:
+                self._process = self._start(str(directory or ""), theirs.fileno())
+            self._link = ours
+            ours.setblocking(False)
+            try:
+                await self._serve(ours, task_status)
+            finally:
+                self.ready = False
+                self._lose()
+                ours.close()  # tells the server to end
+                await _end(self._process)
+        finally:
+            ours.close()
+            self.config.groups.give_back(self._calls)
+            if directory is not None and claim is not None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(remove_tree, directory)  # what a killed server could not
+                claim.release()
+
+    async def call(
+        self,
+        request: dict[str, Any],
+        stdin: str,
+        limits: ExecutionLimits,
+        seconds: float,
+        session: int = 0,
+        *,
+        goes_on: bool = False,
+    ) -> Ended | None:
+        """Run a call and wait for its end; None when the interpreter was lost, did not run it, or was silent for ``seconds``.
+
+        A cell of a ``session`` starts its process, or ``goes_on`` in the one there is.
+
+        The server keeps each call's own deadline, so a silent one hangs and is killed. A cancelled call is cancelled in
+        the server too. Raises NotStartedError.
+        """
+        number, pending, groups, asked = next(self._ids), _Pending(), self.config.groups, trio.current_time()
+        files: list[int] = []
+        try:
+            try:
+                files.append(memory_file(packed(request)))
+                files += [memory_file(b""), memory_file(b"")]
+                if stdin:
+                    files.append(memory_file(stdin.encode("utf-8", "replace")))
+            except OSError as error:
+                raise NotStartedError(str(error)) from error
+            self._pending[number] = pending
+            try:
+                kind = NEXT_CELL if goes_on else CALL
+                self._send(pack_request(kind, number, session, limits), files)
+                with trio.move_on_after(seconds) as waiting:
+                    await pending.done.wait()
+                if waiting.cancelled_caught:
+                    self.kill()
+            finally:
+                if self._pending.pop(number, None) is not None and self.ready:
+                    self._send(pack_request(CANCEL, number), [])
+            if pending.refusal:
+                raise NotStartedError(pending.refusal)
+            if pending.ended is None or pending.ended[0] == NOT_RUN:
+                return None
+            most = limits.output_bytes
+            stdout, stderr = (os.pread(fd, most + READ_MARGIN, 0) for fd in files[1:3])
+            out_of_memory = pending.ended[1] == -signal.SIGKILL and groups.ended_one_since(asked, trio.current_time())
+            return Ended(*pending.ended, stdout, stderr, os.pread(files[0], 5 * most + 4096, 0), out_of_memory)
+        finally:
+            for fd in files:
+                os.close(fd)
+
+    def end_session(self, session: int) -> None:
+        """End a session's process; it is not an error if there is none."""
+        if self.ready:
+            self._send(pack_request(END_SESSION, 0, session), [])
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the interpreter's processes and of the children they have reaped; 0 when it is gone."""
+        if self._process is None:
+            return 0.0
+        ticks = 0
+        try:
+            own = self._process.pid
+            for pid in (own, *Path(f"/proc/{own}/task/{own}/children").read_text().split()):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))  # utime, stime and those of the reaped
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        """Kill the process at once; ``run`` sees it and cleans up."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def _start(self, directory: str, link: int) -> subprocess.Popen[bytes]:
+        config = self.config
+        packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        ours = [f"{ROOT}/agent_rl", f"{ROOT}/actors"] if config.checker else []
+        seen = visible((*packages, *ours), ROOT)
+        settings = {
+            "owner": os.getpid(),
+            "directory": directory,
+            "root": ROOT,
+            "paths": [ROOT, *packages] if config.checker else packages,
+            "modules": config.modules,
+            "checker": config.checker,
+            "children": config.children,
+            "namespaces": config.level == "strong",
+            "filter": filter_program(config.level).hex(),
+            "child_filter": child_filter_program(config.level).hex(),
+            "server_filter": filter_program(config.level, may_continue=True).hex(),
+            "plan": seen.plan,
+            "readable": seen.readable,
+            "outer_users": outer_users(),
+            "scratch": config.scratch.options,
+            "groups": config.groups.to_join,
+            "shares": [str(path) for path in self._calls],
+            "alone": config.groups.alone,
+        }
+        # -I and -S: nothing of the user's and no site-packages hooks; -B: code that is not trusted writes no bytecode.
+        boot = BOOT.format(root=ROOT)
+        command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, json.dumps(settings)]
+        # From this thread, not from a worker: Linux sends the parent-death signal when the starting *thread* ends.
+        return subprocess.Popen(
+            command, stdin=link, stdout=link, env=ENVIRONMENT, cwd=directory or None, start_new_session=True
+        )
+
+    async def _serve(self, link: socket.socket, task_status: trio.TaskStatus[None]) -> None:
+        asked = trio.current_time()
+        with trio.move_on_after(self.config.warm_seconds) as warming:
+            hello = await _receive(link)
+            if not hello:
+                starved = self.config.groups.ended_one_since(asked, trio.current_time())
+                why = ": the memory of all calls together does not do for it" if starved else ""
+                raise WarmUpError(f"the interpreter died while it warmed up{why}")
+            if REPLY.unpack_from(hello)[0] == FAILED:
+                said = json.loads(hello[REPLY.size :])
+                if said["stage"] == "isolation":
+                    raise NoIsolationError(said["text"])
+                raise WarmUpError(f"the interpreter could not warm up:\n{said['text']}")
+        if warming.cancelled_caught:
+            raise WarmUpError(f"the interpreter was not warm within {self.config.warm_seconds} s")
+        self.ready = True
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, link)
+            while data := await _receive(link):
+                _, number, verdict, status, seconds = REPLY.unpack_from(data)
+                pending = self._pending.pop(number, None)
+                if pending is not None:  # otherwise it was cancelled meanwhile
+                    pending.ended, pending.refusal = (verdict, status, seconds), data[REPLY.size :].decode()
+                    pending.done.set()
+            nursery.cancel_scope.cancel()
+
+    def _send(self, data: bytes, fds: list[int]) -> None:
+        """Send now what the socket takes now. The descriptors of what must wait are duplicated: their call may be cancelled."""
+        if not self._outgoing and self._send_now(data, fds):
+            return
+        self._outgoing.append((data, [os.dup(fd) for fd in fds]))
+        self._writable.set()
+
+    def _send_now(self, data: bytes, fds: list[int]) -> bool:
+        assert self._link is not None
+        try:
+            socket.send_fds(self._link, [data], fds)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the reader sees the end too, and judges it
+        return True
+
+    async def _write(self, link: socket.socket) -> None:
+        while True:
+            await self._writable.wait()
+            while self._outgoing:
+                data, fds = self._outgoing[0]
+                if not self._send_now(data, fds):
+                    await trio.lowlevel.wait_writable(link)
+                    continue
+                self._outgoing.popleft()
+                for fd in fds:
+                    os.close(fd)
+            self._writable = trio.Event()
+
+    def _lose(self) -> None:
+        """Wake every call in flight without an end, and forget what was not sent."""
+        for pending in self._pending.values():
+            pending.done.set()
+        self._pending.clear()
+        for _, fds in self._outgoing:
+            for fd in fds:
+                os.close(fd)
+        self._outgoing.clear()
+
+
+def packed(request: dict[str, Any]) -> bytes:
+    """A request as the child reads it."""
+    if request.keys() == {"code"}:
+        code: str = request["code"]
+        return PLAIN_CODE + code.encode("utf-8", "surrogatepass")
+    return json.dumps(request).encode()
+
+
+async def _receive(link: socket.socket) -> bytes:
+    """The next datagram; empty at the end of the link."""
+    while True:
+        try:
+            return link.recv(1 << 16)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(link)
+        except ConnectionResetError:
+            return b""
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process whose link is closed; kill it and its group when it takes too long."""
+    with trio.CancelScope(shield=True):
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            with trio.move_on_after(ENDING_SECONDS) as waiting:
+                await trio.lowlevel.wait_readable(pidfd)
+            if waiting.cancelled_caught:
+                os.killpg(process.pid, signal.SIGKILL)
+                await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        process.wait()

@@ -1,0 +1,118 @@
+"""Sessions: which are alive where, which cells they have run, and which goes when there are too many. Pure bookkeeping."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import trio
+
+from actors.sandbox.limits import ExecutionResult
+from actors.sandbox.owner.interpreter import Interpreter
+
+REMEMBERED = 4096
+"""Sessions that are remembered, alive or not."""
+RESULT_CHARACTERS = 1 << 26
+"""Characters of results that are kept in case they are asked for again, over all sessions."""
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One trajectory's. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
+
+    name: str
+    number: int = 0
+    interpreter: Interpreter | None = None
+    cells: int = 0
+    lost: str = ""
+    results: dict[int, ExecutionResult] = field(default_factory=dict)
+    characters: int = 0
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process may take a cell."""
+        return self.interpreter is not None and self.interpreter.ready
+
+    @property
+    def why(self) -> str:
+        """Why its last process is no more, in brackets, where that is known."""
+        return f" ({self.lost})" if self.lost else ""
+
+    def lose(self, why: str) -> None:
+        """Its process is no more."""
+        if self.interpreter is not None:
+            self.interpreter.end_session(self.number)
+            self.interpreter = None
+            self.lost = why
+
+
+class SessionTable:
+    """At most ``most`` sessions alive; the one idle longest goes first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._numbers = itertools.count(1)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # least recently used first
+        self._characters = 0
+        self.evicted = 0
+
+    def get(self, name: str) -> Session:
+        """The session of that name, now the most recently used; a new one if there is none."""
+        session = self._sessions.setdefault(name, Session(name))
+        self._sessions.move_to_end(name)
+        if len(self._sessions) > REMEMBERED:
+            oldest = next((old for old in self._sessions.values() if not old.lock.locked()), None)
+            if oldest is not None:
+                oldest.lose("evicted")
+                self._forget_results(oldest)
+                del self._sessions[oldest.name]
+        return session
+
+    def begin(self, session: Session, interpreter: Interpreter) -> None:
+        """The session's process is started in ``interpreter``: make room for it."""
+        alive = [other for other in self._sessions.values() if other.alive and other is not session]
+        for other in alive:
+            if len(alive) < self._most:
+                break
+            if not other.lock.locked():
+                other.lose("it was idle longest of too many")
+                alive = [rest for rest in alive if rest is not other]
+                self.evicted += 1
+        session.number, session.interpreter, session.cells = next(self._numbers), interpreter, 0
+
+    def end(self, name: str) -> None:
+        """The trajectory has ended: forget its session."""
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            session.lose("ended")
+            self._forget_results(session)
+
+    def keep(self, session: Session, cell: int, result: ExecutionResult) -> None:
+        """The result of a cell, for who asks again; what exceeds the bound is forgotten, of the session idle longest first."""
+        if self._sessions.get(session.name) is not session:  # it has ended meanwhile
+            return
+        session.results[cell] = result
+        size = len(result.stdout) + len(result.stderr) + len(result.value)
+        session.characters += size
+        self._characters += size
+        if self._characters > RESULT_CHARACTERS:
+            for old in self._sessions.values():
+                if old is not session and self._characters > RESULT_CHARACTERS:
+                    self._forget_results(old)
+
+    def _forget_results(self, session: Session) -> None:
+        self._characters -= session.characters
+        session.characters = 0
+        session.results.clear()
+
+    @property
+    def alive(self) -> int:
+        """How many live."""
+        return sum(session.alive for session in self._sessions.values())
+
+    @property
+    def idle(self) -> int:
+        """How many of them wait for their next cell."""
+        return sum(session.alive and not session.lock.locked() for session in self._sessions.values())

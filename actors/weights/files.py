@@ -1,0 +1,186 @@
+"""Weights and model directories on disk: published policies as immutable files, and the model a run starts from."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from agent_rl.config.topology import Topology
+from agent_rl.files.disk import remove, sweep_partial, whole, writing
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.messages import Policy
+from agent_rl.models.hub import HubError, is_hub_name, model_files
+from agent_rl.records.checkpoint_files import CheckpointError, Position, read_position
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+READ_BYTES = 1 << 20
+
+
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            found = zlib.crc32(data, found)
+    return found
+
+
+def measured(path: Path) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a file that is not written any more."""
+    return path.stat().st_size, checksum_of(path)
+
+
+def model_directory(topology: Topology, run_directory: Path) -> Path:
+    """The Hugging Face directory the run starts from; a small architecture is initialised once, by whoever comes first.
+
+    It is a function of the topology and the run's seed, so that actors on hosts without a shared disk make the same.
+    """
+    if topology.model.path is not None and is_hub_name(topology.model.path):
+        try:
+            return model_files(topology.model.path)  # in the cache: who starts the run on this host has fetched it
+        except HubError as error:
+            raise TrainingStoppedError(str(error)) from error
+    if topology.model.path is not None:
+        return Path(topology.model.path).expanduser()
+    assert topology.model.initialise is not None
+    directory = run_directory / "model"
+    with writing(run_directory):
+        run_directory.mkdir(parents=True, exist_ok=True)
+    with (run_directory / ".model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            from agent_rl.learning.tiny import initialise_model
+
+            with whole(directory) as partial:
+                initialise_model(topology.model.initialise, partial, topology.run.seed)
+    return directory
+
+
+def weights_name(policy: Policy) -> str:
+    """The name of the policy's weight file; names sort as policies do."""
+    return f"policy-{policy.epoch:04d}-{policy.version:08d}.safetensors"
+
+
+class PublishedWeights:
+    """The weight files of a run: one per policy, never changed, deleted when no engine holds or may still fetch them."""
+
+    def __init__(
+        self, directory: Path, write: Callable[[dict[str, Tensor], Path], None], *, fetched: bool = False
+    ) -> None:
+        """``fetched`` says that generators fetch the files over links, and so need to know their sizes and checksums."""
+        self._directory = directory
+        self._write = write
+        self._fetched = fetched
+        sweep_partial(directory)
+        self._held: dict[str, Policy] = {}
+
+    def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
+        """Write the policy's file; its URI and, where it is fetched, size and checksum. Raises what ``write`` raises."""
+        path = self.path(policy)
+        self._write(weights, path)
+        return path.absolute().as_uri(), *(measured(path) if self._fetched else (0, 0))
+
+    def path(self, policy: Policy) -> Path:
+        """Where the policy's weights are."""
+        return self._directory / weights_name(policy)
+
+    def served(self, generator: str, policy: Policy) -> None:
+        """An engine reports what it serves; older files are of no more use to it."""
+        self._held[generator] = policy
+
+    def clean(self, newest: Policy) -> None:
+        """Delete what is older than what every engine serves and than the newest; engines only ever load newer ones."""
+        oldest = min([newest, *self._held.values()])
+        keep = self.path(oldest).name
+        for path in self._directory.glob("policy-*.safetensors"):
+            if path.name < keep:
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """The run is over: checkpoints hold what is worth keeping."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Checkpoints:
+    """The checkpoints of a run: one directory a position, named so that they sort by it.
+
+    One within a supervised stage is there until the next, whatever is to be kept.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        sweep_partial(directory)
+
+    def path(self, position: Position) -> Path:
+        """Where the position's checkpoint is."""
+        within = f"-step-{position.step:06d}" if position.step else ""
+        return self._directory / f"version-{position.version:06d}-stage-{position.stage:02d}{within}"
+
+    def positions(self) -> list[Position]:
+        """Those of whole checkpoints, oldest first."""
+        found = [read_position(path) for path in sorted(self._directory.glob("version-*"))]
+        return [position for position in found if position is not None]
+
+    def newest(self) -> Path | None:
+        """What a run goes on from; None when it begins."""
+        positions = self.positions()
+        return self.path(positions[-1]) if positions else None
+
+    def restore(self, take_up: Callable[[Path], T], told: Callable[[str], None]) -> T | None:
+        """What ``take_up`` makes of the newest checkpoint that it does not refuse; None when the run has none.
+
+        One refused is set aside under another name, and ``told`` why. Raises TrainingStoppedError when none is left.
+        """
+        faults = []
+        for path in sorted(self._directory.glob("version-*"), reverse=True):
+            try:
+                return take_up(path)
+            except CheckpointError as error:
+                aside = path.with_name(f"damaged-{path.name}")
+                remove(aside)
+                path.rename(aside)
+                faults.append(str(error))
+                told(f"{error}; it is now {aside.name}, and the run goes on from the checkpoint before it")
+        if faults:
+            raise TrainingStoppedError(
+                f"no checkpoint of this run is whole: {'; '.join(faults)}. Put one back in {self._directory}, or start again "
+                "in another run.directory"
+            )
+        return None
+
+    def remove_all_but(self, keep: int, best: int | None = None) -> None:
+        """Delete the oldest; that of version ``best`` goes to a name under which it stays until there is a better one."""
+        positions = self.positions()
+        within = [position for position in positions if position.step]
+        for position in within[:-1] if positions[-1:] == within[-1:] else within:
+            _delete(self.path(position))
+        for position in [position for position in positions if not position.step][:-keep]:
+            path = self.path(position)
+            if position.version != best:
+                _delete(path)
+                continue
+            for old in self._directory.glob("best-*"):
+                _delete(old)
+            path.rename(path.with_name(f"best-{path.name}"))
+
+    def of_version(self, version: int | None) -> Path | None:
+        """The checkpoint of a version, kept as the best or not."""
+        found = [*self._directory.glob("best-version-*"), *self._directory.glob("version-*")]
+        return next(
+            (path for path in found if (at := read_position(path)) and (at.version, at.step) == (version, 0)), None
+        )
+
+
+def _delete(directory: Path) -> None:
+    """Delete a checkpoint: half of one, which a killed process leaves, is named as what the next process sweeps."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    remove(partial)
+    directory.rename(partial)
+    remove(partial)

@@ -1,0 +1,288 @@
+"""The part of the learner that holds the model: torch in one thread, checkpoints, published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import trio
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from actors.base import Actor, Settings, ask
+from actors.weights import transfer
+from actors.weights.fetch import LINK, SHARED_MEMORY, has_shared_memory, host_directory, read_part
+from actors.weights.files import Checkpoints, PublishedWeights, model_directory
+from actors.weights.publish import Publisher
+from actors.weights.transfer import KeptWeights
+from agent_rl.checks.topology import find_class
+from agent_rl.config.addresses import run_digest
+from agent_rl.config.topology import Collapse, Topology
+from agent_rl.files.leftovers import Claim
+from agent_rl.learning.collapse import CollapseWatch
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.messages import CheckpointSaved, Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.history import Mark
+from agent_rl.rollout.chat_templates import load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.learning.losses import LossSettings, LossSums
+    from agent_rl.learning.trainer import Trainer
+    from agent_rl.rollout.prompts import ChatFormat
+
+T = TypeVar("T")
+
+SAVING_SHARE = 0.05
+"""Of a supervised stage's time, the most that its checkpoints take: those of a large model are minutes apart."""
+SOONEST = 1.0
+"""Seconds of a supervised stage before a new process saves it for the first time."""
+
+
+class LearnerSettings(Settings):
+    """Where and with how many threads to train."""
+
+    threads: PositiveInt = 1
+    device: str = "cpu"
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: a third more work, far less memory."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps take minutes."""
+    logits_mib: PositiveInt = 128
+    """Memory for logits at once; at the peak three times as much is held."""
+    weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"
+    """Where policies are published: on the run's disk; in this host's memory, for generators of this host and over links; or
+    nowhere, and each engine is sent them, from GPU to GPU by NCCL (RCCL), or by gloo without one."""
+    mismatch_tokens: NonNegativeInt = 1024
+    """Tokens of a step computed once more with the weights that sampled them, to tell staleness from numerics; 0: not told."""
+    record_timeout_seconds: PositiveFloat = 120.0
+    """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
+
+
+def _out_of_reach(topology: Topology) -> list[str]:
+    """Roles that take up policies on other hosts than the learner's, without a link to fetch them over."""
+    far = [
+        role
+        for role, entry in topology.actors.items()
+        if LINK in getattr(find_class(entry.class_path), "links", {})
+        if entry.host != topology.main_host and not entry.targets(LINK)
+    ]
+    remedy = f'give it the link {LINK} = "learner", or leave weights_in at run_directory on a disk that the hosts share'
+    return [f"weights_in: {role} is on another host, and cannot read this one's memory; {remedy}" for role in far]
+
+
+def _not_to_be_sent(topology: Topology, settings: LearnerSettings) -> list[str]:
+    """What keeps weights from being sent to the generators."""
+    way, faults = settings.weights_in, []
+    gpu = f'{way} sends from GPU to GPU; set its device = "cuda", or weights_in = "gloo" or another way'
+    if way == "nccl" and not settings.device.startswith("cuda"):
+        faults.append(f"weights_in: the learner's device is {settings.device}, and {gpu}")
+    for role, entry in topology.actors.items():
+        cls = find_class(entry.class_path)
+        if LINK not in getattr(cls, "links", {}) and transfer.LINK not in getattr(cls, "links", {}):
+            continue
+        if transfer.LINK not in cls.links:
+            faults.append(
+                f"weights_in: {entry.class_path}, of {role}, has no link {transfer.LINK}, over which weights are sent; "
+                "choose another way, or derive it from actors.rollout_generator:RolloutGenerator"
+            )
+        elif not entry.targets(transfer.LINK):
+            faults.append(f'weights_in: {role} is not sent the weights; give it the link {transfer.LINK} = "learner"')
+        device = str(entry.settings.get("device", "cpu"))
+        if way == "nccl" and not device.startswith("cuda"):
+            faults.append(f"weights_in: {role}'s device is {device}, and {gpu}")
+    return faults
+
+
+class ModelKeeper(Actor):
+    """The model, where it stands in the recipe, and what of it is on disk."""
+
+    @classmethod
+    def check(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
+        """Whether what the settings need is installed, and generators can reach what is published."""
+        faults = []
+        if topology.model.lora is not None and find_spec("peft") is None:
+            faults.append("model.lora needs peft: pip install 'agent-rl[lora]'")
+        if settings.weights_in in transfer.BACKENDS:
+            faults += _not_to_be_sent(topology, settings)
+        if settings.weights_in == "shared_memory":
+            faults += _out_of_reach(topology)
+            if not has_shared_memory():
+                faults.append(f"weights_in: this user cannot write to {SHARED_MEMORY} here; leave it at run_directory")
+        return faults
+
+    def loss(
+        self,
+        logprobs: Tensor,
+        proximal: Tensor,
+        behaviour: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        normaliser: float,
+        settings: LossSettings,
+    ) -> tuple[Tensor, LossSums]:
+        """The loss of one micro-batch (see `agent_rl.learning.losses.Loss`): the one method a learner of your own overrides."""
+        from agent_rl.learning.losses import policy_loss
+
+        return policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
+
+    async def _start_model(self) -> None:
+        """Load the newest whole checkpoint, or the model the run starts from."""
+        self._refuse_unavailable()
+        self._thread = trio.CapacityLimiter(1)
+        self._busy_seconds = 0.0
+        self._began: float | None = None
+        self._waiting_for = ""
+        self._epoch = 0
+        self._checkpoint_due = False
+        self._going_since = self._saved_at = self.context.now()
+        self._saving_seconds = 0.0
+        self._weights, self._claim = self._published_weights()
+        self._checkpoints = Checkpoints(self.context.directory / "checkpoints")
+        self._publisher = Publisher(self.context, self._weights, self.log)
+        self._position = await self._in_thread(self._load)
+        await self._in_thread(self._try_loss)
+        self.context.nursery.start_soon(self._publisher.run)
+
+    def _refuse_unavailable(self) -> None:
+        way = self.context.settings.weights_in
+        if way not in transfer.BACKENDS:
+            return
+        if fault := transfer.unavailable(way):
+            raise TrainingStoppedError(f'weights_in = "{way}": {fault}; choose another way, or mend that')
+        if way == "nccl":
+            self.log.warning("not yet run on a GPU: untested", weights_in=way)
+
+    def _published_weights(self) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
+        """The place for policies, and what keeps it from being swept while this process lives."""
+        from agent_rl.learning.trainer import write_weights
+
+        context, settings = self.context, self.context.settings
+        topology = context.topology
+        if settings.weights_in in transfer.BACKENDS:
+            address = topology.hosts[topology.actors[context.role].host].address
+            return KeptWeights(context, settings.weights_in, address, settings.device, self.log), None
+        fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
+        if settings.weights_in == "run_directory":
+            return PublishedWeights(context.directory / "weights", write_weights, fetched=fetched), None
+        directory, held = host_directory("published", run_digest(topology))
+        return PublishedWeights(directory, write_weights, fetched=fetched), held
+
+    async def _ask(self, link: str, message: Any) -> Any:
+        """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
+        timeout = self.context.settings.record_timeout_seconds
+        self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
+        try:
+            return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
+        finally:
+            self._waiting_for = ""
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run torch's work in the one thread there is for it; the event loop goes on."""
+        self._began = self.context.now()
+        try:
+            done: T = await self.context.in_thread(work, limiter=self._thread)
+            return done
+        finally:
+            self._busy_seconds += self.context.now() - self._began
+            self._began = None
+
+    # Weights and checkpoints -----------------------------------------------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Publish the present policy with the position in the recipe; this waits for the copy, no more."""
+        position, settings = self._position, self.context.settings
+        policy = Policy(self._epoch, position.version)
+        weights = None
+        if not self._publisher.knows(policy):
+            device = settings.device if settings.weights_in == "nccl" else "cpu"
+            weights = await self._in_thread(lambda: self._trainer.copy_weights(policy.version, device))
+        self._publisher.offer(policy, weights, position.stage, position.stage_version)
+
+    async def _hand_out(self, wanted: WeightsWanted | TransferWanted) -> WeightsPart | TransferOffer:
+        """A part of a published file, or where to be sent what is published."""
+        match wanted, self._weights:
+            case WeightsWanted(), PublishedWeights() as files:
+                part: WeightsPart = await self.context.in_thread(read_part, files.path(wanted.policy), wanted.offset)
+                return part
+            case TransferWanted(), KeptWeights() as kept:
+                return kept.offer(wanted)
+        raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self.context.settings.weights_in}")
+
+    def _due_in_time(self) -> bool:
+        """Whether a supervised stage is to be saved on its way: often enough to lose little, not so often as to cost much.
+
+        A new process saves soon, and then after twice the time, until ``checkpoint_seconds``: one that is always killed early
+        comes further too.
+        """
+        now = self.context.now()
+        least = min(self.context.topology.run.checkpoint_seconds, max(SOONEST, self._saved_at - self._going_since))
+        return now - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
+
+    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
+        """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""
+        position = at or self._position
+        if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
+            self._watch.saved(position.version)
+            kept = {"watch": self._watch.state(), **self._mark.kept()}
+            if position.step:
+                kept["supervised"] = self._supervised
+            began = self.context.now()
+            await self._in_thread(lambda: self._trainer.save(self._checkpoints.path(position), position, kept))
+            self._saving_seconds = self.context.now() - began
+        self._checkpoint_due = False
+        self._saved_at = self.context.now()
+        if not keep_all:
+            self._checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
+        oldest = min(saved.version for saved in self._checkpoints.positions())
+        saved = CheckpointSaved(str(self._checkpoints.path(position)), position.version, oldest)
+        await self._ask("checkpoints", saved)
+
+    def _load(self) -> Position:
+        from agent_rl.checks.declared import chat_format
+        from agent_rl.learning.policy_model import ModelOptions
+        from agent_rl.learning.trainer import Trainer
+
+        topology = self.context.topology
+        settings: LearnerSettings = self.context.settings
+        directory = model_directory(topology, self.context.directory)
+        self._trainer: Trainer = Trainer(
+            directory,
+            dtype=topology.model.dtype,
+            device=settings.device,
+            algorithm=topology.algorithm,
+            threads=settings.threads,
+            seed=topology.run.seed,
+            loss=self.loss,
+            options=ModelOptions(
+                activation_checkpointing=settings.activation_checkpointing,
+                compile=settings.compile,
+                logits_mib=settings.logits_mib,
+            ),
+            lora=topology.model.lora,
+            mismatch_tokens=settings.mismatch_tokens,
+            tokenizer=load_tokenizer(directory, topology, self.context.base),
+        )
+        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
+        restored = self._checkpoints.restore(
+            self._trainer.restore, lambda fault: self.log.warning("damaged checkpoint", fault=fault)
+        )
+        position, kept = restored or (Position(0, 0, 0), {})
+        self._watched = kept.get("watch")
+        self._mark = Mark.of(kept)
+        self._supervised: dict[str, Any] = kept.get("supervised", {})
+        """What a checkpoint within a supervised stage holds beside the position."""
+        self._watch = CollapseWatch(Collapse(), self._watched)
+        return position
+
+    def _try_loss(self) -> None:
+        from agent_rl.learning.losses import try_loss
+
+        try_loss(self, self.loss, self._trainer.settings)
+
+    def busy_seconds(self) -> float:
+        """Time in torch: training, and reading and copying of weights."""
+        return self._busy_seconds + (self.context.now() - self._began if self._began is not None else 0.0)

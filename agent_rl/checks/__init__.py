@@ -1,0 +1,1 @@
+"""Proof, before anything starts, that a topology is sound."""

@@ -1,0 +1,184 @@
+"""Whether a class can play an actor at all: what it declares, how its methods can be called, what it is tried on.
+
+A substitute is looked at as a class; nothing of it is started. Each fault names what is wrong and what would mend it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from agent_rl import messages
+from agent_rl.config.plugins import ContractError, described
+
+Finding = tuple[str, str]
+"""What is wrong, and the remedy."""
+
+REQUIRED = (
+    *("receives", "links", "Settings", "handle", "start", "stop", "status", "waiting_for", "busy_seconds"),
+    *("cpu_seconds", "link_options", "concurrency"),
+)
+"""What the process that runs an actor asks of its class; all of it comes with ``actors.base.Actor``."""
+ASYNCHRONOUS = ("handle", "start", "stop")
+SYNCHRONOUS = ("status", "waiting_for", "busy_seconds", "cpu_seconds", "link_options")
+OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": set[str]()}
+"""What ``link_options`` may say of each kind of link."""
+DERIVE = "derive it from actors.base.Actor, or from the actor it takes the place of"
+
+
+TOLD = {"chat_format": messages.RolloutRequest, "tools": messages.ToolCall}
+"""What classes declare for the model to be told, and the message by whose receipt they have a say in it."""
+
+
+def declaration(cls: Any, attribute: str) -> Any:
+    """What a class declares of ``TOLD``; None when it has no say."""
+    says = any(TOLD[attribute] in received.messages for received in cls.receives)
+    return getattr(cls, attribute, None) if says else None
+
+
+def class_findings(cls: Any, name: str) -> Iterator[Finding]:
+    """What keeps a class from being an actor; further faults are only worth looking for when there is none."""
+    lacking = [each for each in REQUIRED if not hasattr(cls, each)]
+    actor: Any = cls
+    if not isinstance(cls, type) or lacking:
+        lacks = f", it lacks {', '.join(lacking)}" if lacking else ""
+        yield f"{name} is no actor class{lacks}", DERIVE
+        return
+    if inspect.isabstract(cls):
+        abstract = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        yield f"{name} is abstract: it does not say what {abstract} does", "define it"
+    settings = actor.Settings
+    if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
+        yield f"{name}.Settings is {_kind(settings)}, no pydantic model", "derive it from actors.base.Settings"
+    concurrency = actor.concurrency
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        yield f"{name}.concurrency is {concurrency!r}", "write how many messages it handles at once, 1 or more"
+    yield from _declared(cls, name)
+    yield from _methods(cls, name)
+
+
+def _declared(cls: Any, name: str) -> Iterator[Finding]:
+    """Whether ``receives`` and ``links`` are what they have to be."""
+    if not isinstance(cls.links, Mapping):
+        yield f"{name}.links is {_kind(cls.links)}", "write a dictionary, as in {'progress': Announce(GroupsProgress)}"
+        return
+    if isinstance(cls.receives, str) or not hasattr(cls.receives, "__iter__"):
+        yield f"{name}.receives is {_kind(cls.receives)}", "write a tuple, as in (Push(Trajectory),)"
+        return
+    named = [("receives", each) for each in cls.receives] + [(f"links[{link!r}]", it) for link, it in cls.links.items()]
+    for where, declared in named:
+        if getattr(declared, "kind", None) not in OPTIONS:
+            remedy = "write Push(...), Call(...) or Announce(...) with message types"
+            yield f"{name}.{where} is {declared!r}, no kind of link", remedy
+            continue
+        types = (*declared.messages, *(each for each in (getattr(declared, "reply", None),) if each is not None))
+        for each in types:
+            if getattr(messages, getattr(each, "__name__", ""), None) is not each:
+                shown = getattr(each, "__name__", repr(each))
+                remedy = "links carry the messages of agent_rl.messages alone, which every process knows"
+                yield f"{name}.{where} carries {shown}, which is no message", remedy
+
+
+def _methods(cls: Any, name: str) -> Iterator[Finding]:
+    """Whether methods are asynchronous where they are awaited, and can be called as those they override."""
+    for method in ASYNCHRONOUS:
+        if not inspect.iscoroutinefunction(getattr(cls, method)):
+            yield f"{name}.{method} is not asynchronous, and it is awaited", f"write async def {method}"
+    for method in SYNCHRONOUS:
+        if inspect.iscoroutinefunction(getattr(cls, method)):
+            yield f"{name}.{method} is asynchronous, and it is not awaited", f"write def {method}"
+    try:
+        inspect.signature(cls).bind(object())
+    except (TypeError, ValueError):
+        yield f"{name} cannot be made with a context alone", "write def __init__(self, context)"
+    checked = {*ASYNCHRONOUS, *SYNCHRONOUS}
+    for owner, method, base in _overrides(cls):
+        said = f"{owner.__name__}.{method}"
+        raw, overridden = inspect.getattr_static(owner, method), inspect.getattr_static(base, method)
+        if not callable(_function(raw)):
+            yield f"{said} is {_kind(raw)}, and {base.__name__}.{method} is a method", f"write def {method}"
+            continue
+        awaited = inspect.iscoroutinefunction(_function(overridden))
+        if method not in checked and inspect.iscoroutinefunction(_function(raw)) != awaited:
+            how = "awaited: write async def" if awaited else "not awaited: write def"
+            yield f"{said} is {'not ' if awaited else ''}asynchronous", f"{base.__name__}.{method} is {how} {method}"
+        if not _accepts(_as_called(raw), _as_called(overridden)):
+            wanted = f"{method}{_as_called(overridden).replace(return_annotation=inspect.Signature.empty)}"
+            yield f"{said}{_as_called(raw)} cannot be called as {base.__name__}.{method} is", f"accept {_plain(wanted)}"
+
+
+def _overrides(cls: type) -> Iterator[tuple[type, str, type]]:
+    """Each public method that a class of the line defines anew: the class, the name, the class it has another one from."""
+    line = cls.__mro__
+    for index, owner in enumerate(line):
+        for method in vars(owner):
+            base = next((base for base in line[index + 1 :] if hasattr(base, method)), None)
+            if method.startswith("_") or base is None:
+                continue
+            if inspect.isroutine(_function(inspect.getattr_static(base, method))):
+                yield owner, method, base
+
+
+def _function(raw: Any) -> Any:
+    return raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
+
+
+def _as_called(raw: Any) -> inspect.Signature:
+    """The signature as callers of an instance see it: without self or cls."""
+    signature = inspect.signature(_function(raw))
+    if isinstance(raw, staticmethod) or not (isinstance(raw, classmethod) or inspect.isfunction(raw)):
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _accepts(signature: inspect.Signature, base: inspect.Signature) -> bool:
+    """Whether what can be called as ``base`` says can be called so with this signature too."""
+    positional = [p for p in base.parameters.values() if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    keywords = [p.name for p in base.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    required = [p for p in positional if p.default is p.empty]
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+        signature.bind(
+            *required, **dict.fromkeys(k for k in keywords if base.parameters[k].default is inspect.Parameter.empty)
+        )
+    except TypeError:
+        return False
+    return True
+
+
+def _plain(signature: str) -> str:
+    return " ".join(signature.split())
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"[:80]
+
+
+def option_findings(cls: Any, name: str, settings: BaseModel) -> Iterator[Finding]:
+    """What is wrong with the options a class gives its links."""
+    for link, declared in cls.links.items():
+        try:
+            options = cls.link_options(link, settings)
+        except Exception as error:  # noqa: BLE001 - the class is the user's; whatever it raises is the finding
+            yield f"{name}.link_options({link!r}, ...) fails with {described(error)}", ""
+            continue
+        known = OPTIONS[declared.kind]
+        if not isinstance(options, dict) or not set(options) <= known:
+            allowed = f"{{{', '.join(sorted(known))}}}" if known else "nothing"
+            yield (
+                f"{name}.link_options({link!r}, ...) returned {options!r}",
+                f"of a {declared.kind} link it may say {allowed}",
+            )
+
+
+def objections(cls: Any, trial: str, topology: Any, settings: BaseModel) -> list[str]:
+    """What a class' own ``check`` objects to, or what it does wrong when tried on made-up input (``probe``)."""
+    try:
+        return list(getattr(cls, trial)(topology, settings)) if hasattr(cls, trial) else []
+    except ContractError as error:
+        return [str(error)]
+    except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
+        return [f"its {trial} fails with {described(error)}"]

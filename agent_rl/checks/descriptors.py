@@ -1,0 +1,67 @@
+"""How many files a process may have open, and how many each process of a topology needs for its peers."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.topology import Topology
+
+OWN = 512
+"""Beside its peers: files, libraries, an engine or interpreters, and the 128 strangers that an inbox on TCP takes (transport/gate.py)."""
+EACH_CHILD = 4
+"""Of a supervisor: a process, a pipe, a file in memory, and a log while it starts."""
+
+
+def descriptor_limit() -> int:
+    """What this machine lets a process have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def raise_descriptor_limit() -> None:
+    """Use all that this machine lets a process have, for this process and those it starts; shells give less by default."""
+    hard = descriptor_limit()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one process needs. A peer that sends to it costs a connection; one that it sends to a connection and a socket."""
+
+    node: str
+    senders: int
+    targets: int
+    children: int = 0
+
+    @property
+    def descriptors(self) -> int:
+        """All of them."""
+        return OWN + self.senders + 2 * self.targets + EACH_CHILD * self.children
+
+    def __str__(self) -> str:
+        children = f", {EACH_CHILD} for each of {self.children:,} processes" if self.children else ""
+        return (
+            f"{self.node} needs {self.descriptors:,} file descriptors: {OWN} of its own, 1 for each of {self.senders:,} that send "
+            f"to it, 2 for each of {self.targets:,} that it sends to{children}"
+        )
+
+
+def descriptor_needs(topology: Topology, host: str) -> Iterator[tuple[str, Need]]:
+    """The needs of a host's processes as (role, need), one process for each role; first the supervisor's, with an empty role."""
+    elsewhere = len(topology.hosts_in_use) - 1
+    here = len(list(actor_nodes(topology, host)))
+    heard = len(list(actor_nodes(topology))) if host == topology.main_host else here
+    yield "", Need(supervisor_node(host), heard + elsewhere, elsewhere, here)
+    for role, entry in topology.actors.items():
+        if entry.host == host:
+            senders = sum(
+                other.replicas
+                for other in topology.actors.values()
+                if any(role in other.targets(link) for link in other.links)
+            )
+            targets = {target for link in entry.links for target in entry.targets(link)}
+            supervisors = len({host, topology.main_host})
+            known = sum(topology.actors[target].replicas for target in targets if target in topology.actors)
+            yield role, Need(f"{role}.0", senders, known + supervisors)

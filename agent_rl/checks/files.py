@@ -1,0 +1,100 @@
+"""Whether what a topology names on disk is there, and the run directory is on a disk that can hold a journal."""
+
+from __future__ import annotations
+
+import re
+from glob import glob
+from os.path import normpath
+from pathlib import Path
+
+from agent_rl.config.load import Fault, Source
+from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
+from agent_rl.rollout.chat_templates import OURS, template_file
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+        *("glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb", "smb2", "smb3", "smbfs"),
+    }
+)
+"""File systems whose locks or shared memory SQLite's write-ahead log cannot rely on."""
+
+
+def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """Missing task files, templates or id lists; a run directory that is no local directory."""
+    faults = _task_file_faults(topology, path.parent, source)
+    for index, stage in enumerate(topology.stages):
+        ids = stage.filter.ids if isinstance(stage, RlStage) else None
+        if ids is not None and not (path.parent / ids).is_file():
+            message = f"there is no file {path.parent / ids}"
+            faults.append(source.fault(("stages", index, "filter", "ids"), message, _RELATIVE))
+        for position, pattern in enumerate(stage.data if isinstance(stage, SftStage) else ()):
+            if not _is_there(path.parent / pattern):
+                message = f"no file matches {normpath((path.parent / pattern).absolute())}"
+                faults.append(source.fault(("stages", index, "data", position), message, _RELATIVE))
+    template = template_file(topology, path.parent)
+    if template is not None and not template.is_file():
+        message = f"there is no file {template}"
+        ours = " or ".join(f'"{name}"' for name in OURS)
+        faults.append(source.fault(("model", "chat_template"), message, f"{_RELATIVE}; or take ours, {ours}"))
+    faults += _directory_faults(topology, source)
+    return faults
+
+
+_RELATIVE = "paths are relative to the topology file"
+
+
+def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fault]:
+    faults = []
+    tasks = topology.tasks
+    for key, patterns in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
+        for index, pattern in enumerate(patterns):
+            if not _is_there(base / pattern):
+                message = f"no file matches {normpath((base / pattern).absolute())}"
+                faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
+    evaluates = any(
+        isinstance(stage, EvaluateStage) or (isinstance(stage, RlStage) and stage.evaluate is not None)
+        for stage in topology.stages
+    )
+    if evaluates and tasks.generator is None and not tasks.evaluation_files:
+        message = "is missing, though a stage evaluates"
+        faults.append(source.fault(("tasks", "evaluation_files"), message, "name the files of held-out problems"))
+    return faults
+
+
+def _is_there(pattern: Path) -> bool:
+    return pattern.is_file() or bool(glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob refuses absolute ones
+
+
+def _directory_faults(topology: Topology, source: Source) -> list[Fault]:
+    place = ("run", "directory")
+    if topology.run.directory == Path():
+        return [source.fault(place, "is the working directory itself", 'name one for the run, as in "runs/name"')]
+    try:
+        directory = topology.run.directory.resolve()
+        existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    except (OSError, ValueError) as error:
+        return [source.fault(place, f"cannot be a directory: {error}", "name another")]
+    if not existing.is_dir():
+        return [source.fault(place, f"{existing} is a file", "name a directory")]
+    mounts = Path("/proc/mounts")
+    kind = file_system(existing, mounts.read_text(encoding="utf-8")) if mounts.exists() else ""
+    if kind in NETWORK_FILE_SYSTEMS:
+        message = f"{directory} is on a network file system ({kind}), which cannot hold the journal"
+        return [source.fault(place, message, "name a directory on a local disk")]
+    return []
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The type of the file system an absolute path is on, by the text of ``/proc/mounts``; empty when none is known."""
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        # The kernel writes blanks and backslashes of a mount point in octal.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
+        # Of two mounts on one point, the later hides the earlier.
+        if (path == point or point in path.parents) and len(point.parts) >= best:
+            best, kind = len(point.parts), fields[2]
+    return kind

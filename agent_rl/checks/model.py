@@ -1,0 +1,83 @@
+"""Whether the model that a topology names can be loaded and spoken to, and the devices that actors name are there.
+
+Nothing here loads torch or transformers: files are read as what they are (`agent_rl.models.model_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_rl.config.addresses import is_loopback
+from agent_rl.config.load import Fault, Source
+from agent_rl.config.topology import EvaluateStage, RlStage, Topology
+from agent_rl.models.devices import Machine, device_fault
+from agent_rl.models.hub import HubError, is_hub_name, metadata
+from agent_rl.models.model_files import ModelFiles, Unreadable, read_template
+from agent_rl.rollout.chat_templates import OURS, template_file
+
+PLACE = ("model", "path")
+
+
+def model_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """What is wrong with the directory that ``model.path`` names, or with what the hub says of that name."""
+    name = topology.model.path
+    if name is None:
+        assert topology.model.initialise is not None
+        return list(
+            _length_faults(topology, topology.model.initialise.max_length, "model.initialise.max_length", source)
+        )
+    here = not is_hub_name(name)
+    directory = Path(name).expanduser()
+    if here and not directory.is_dir():
+        return [source.fault(PLACE, f"there is no directory {directory}", "it is relative to the working directory")]
+    if here and not (directory / "config.json").is_file():
+        rest = ModelFiles(directory, {}).files_missing()
+        found = [(f"{directory} has no config.json", "it must be a Hugging Face model directory"), *rest]
+        return [source.fault(PLACE, message, remedy) for message, remedy in found]
+    try:
+        files = ModelFiles.read(directory if here else metadata(name))
+    except HubError as error:
+        return [source.fault(PLACE, str(error))]
+    except Unreadable as error:
+        return [source.fault(PLACE, str(error), "save the model again, or copy it whole")]
+    try:
+        template = _named_template(topology, path.parent)
+    except Unreadable as error:
+        return [source.fault(("model", "chat_template"), str(error), "write it as UTF-8 text")]
+    faults = [
+        source.fault(("model", "chat_template") if template and "chat template" in message else PLACE, message, remedy)
+        for message, remedy in files.faults(template=template, weights=here)
+    ]
+    if files.length is not None:
+        faults += _length_faults(topology, files.length, "max_position_embeddings in config.json", source)
+    return faults
+
+
+def device_faults(topology: Topology, source: Source, host: str | None) -> Iterator[Fault]:
+    """Devices that actors of this machine name and cannot have. ``host`` is the one that is started here, if one is named."""
+    machine = Machine.here()
+    alone = all(is_loopback(topology.hosts[name].address) for name in topology.hosts_in_use)
+    for role, entry in topology.actors.items():
+        device = entry.settings.get("device")
+        here = entry.host == host if host is not None else alone
+        if here and isinstance(device, str) and (fault := device_fault(device, machine)):
+            yield source.fault(("actors", role, "settings", "device"), fault)
+
+
+def _named_template(topology: Topology, base: Path) -> str | None:
+    """The template that the topology names in place of the tokenizer's; None when it names none. Raises Unreadable."""
+    file = template_file(topology, base)
+    if file is not None:
+        return read_template(file) if file.is_file() else OURS["chatml"]  # that it is not there is said elsewhere
+    return None if topology.model.chat_template is None else OURS[topology.model.chat_template]
+
+
+def _length_faults(topology: Topology, length: int, where: str, source: Source) -> Iterator[Fault]:
+    """The first stage whose responses are longer than any sequence of the model."""
+    for index, stage in enumerate(topology.stages):
+        if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens > length:
+            message = f"asks for {stage.max_response_tokens} tokens of a response, and a sequence has {length}, its prompt included"
+            key = ("stages", index, "max_response_tokens")
+            yield source.fault(key, f"{message} ({where})", "lower it, or take a model with longer sequences")
+            return

@@ -1,0 +1,335 @@
+"""Prove a topology sound before anything starts: classes, settings, links, cycles, windows, files, hosts.
+
+Actor classes are found by the names the file gives and looked at only through what they declare (``receives``,
+``links``, ``Settings``; optionally ``single`` and a classmethod ``check``), so a substitute is held to its role's
+contract.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from pydantic import BaseModel, ValidationError
+
+from agent_rl.checks.contracts import class_findings, declaration, objections, option_findings
+from agent_rl.checks.files import file_faults
+from agent_rl.checks.hosts import host_faults
+from agent_rl.checks.model import device_faults, model_faults
+from agent_rl.config.load import Fault, Source, suggest, validation_faults
+from agent_rl.config.plugins import described, place_of
+from agent_rl.config.toml_lines import KeyPath
+from agent_rl.config.topology import ActorEntry, Topology
+from agent_rl.data.conversations import conversations
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.tasks import load_tasks
+
+CONVERSATIONS = 1000
+"""How many of a supervised stage's are read before anything starts."""
+
+
+class LinkDeclaration(Protocol):
+    """What an actor class says of a link: its kind (push, call, announce) and the message types that go over it."""
+
+    kind: str
+
+    @property
+    def messages(self) -> tuple[type, ...]:
+        """The types sent, or those received."""
+
+
+class ActorClass(Protocol):
+    """What checking asks of an actor class."""
+
+    Settings: type[BaseModel]
+    receives: Sequence[LinkDeclaration]
+    links: Mapping[str, LinkDeclaration]
+
+
+@dataclass(frozen=True)
+class CheckedActor:
+    """An actor whose class was found; ``settings`` is None when they are not valid."""
+
+    role: str
+    entry: ActorEntry
+    cls: ActorClass
+    settings: BaseModel | None = field(default=None)
+
+
+def check_topology(
+    topology: Topology, path: Path, overrides: Sequence[str] = (), *, host: str | None = None
+) -> list[Fault]:
+    """All that is wrong with a topology that could be loaded from ``path``; an empty list means it is sound.
+
+    Ports are looked at for the ``host`` that is to be started here, or for all.
+    """
+    source = Source.read(path, overrides)
+    faults: list[Fault] = []
+    actors = {}
+    for role in topology.actors:
+        actor = _find_actor(topology, role, source, faults)
+        if actor is not None:
+            actors[role] = actor
+    for actor in actors.values():
+        faults += _declaration_faults(topology, actor, source)
+        faults += _link_faults(actor, actors, source)
+    if not faults:  # else what nobody sends follows from them
+        faults += _unsent_faults(actors, source) + _disagreement_faults(actors, source)
+    cycle = find_cycle({role: _waits_for(actor) for role, actor in actors.items()})
+    if cycle:
+        message = f"actors wait for each other in a circle: {' -> '.join(cycle)}"
+        remedy = "a full queue would stop them all; break the circle, or wait in a task of its own"
+        faults.append(source.fault(("actors", cycle[0], "links"), message, remedy))
+    faults += _algorithm_faults(topology, source)
+    faults += _shared_role_faults(actors, source)
+    if topology.tasks.generator is not None:
+        _import(topology.tasks.generator, ("tasks", "generator"), source, faults)
+    faults += file_faults(topology, path, source)
+    faults += model_faults(topology, path, source)
+    faults += device_faults(topology, source, host)
+    if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
+        faults += _task_faults(topology, path, source)
+    faults += host_faults(topology, path, source, host)
+    return sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0))
+
+
+def _shared_role_faults(actors: Mapping[str, Any], source: Source) -> list[Fault]:
+    """Two roles of one class that keeps state of the whole run."""
+    seen: dict[str, str] = {}
+    faults = []
+    for role, actor in actors.items():
+        first = seen.setdefault(actor.entry.class_path, role)
+        if first != role and getattr(actor.cls, "single", False):
+            message = f"{actor.entry.class_path} keeps state of the whole run, and {first} is one already"
+            faults.append(source.fault(("actors", role, "class"), message, "remove one of them"))
+    return faults
+
+
+def _task_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """What is wrong inside task files, or with a generator's settings: found by reading them as the actors will."""
+    filters = {index: stage.filter for index, stage in enumerate(topology.stages) if stage.kind == "rl"}
+    try:
+        tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=path.absolute().parent, filters=filters)
+    except TaskError as error:
+        return [source.fault(("tasks",), str(error), "")]
+    faults = []
+    for index, stage in enumerate(topology.stages):
+        if stage.kind == "sft" and stage.data:
+            try:
+                deque(islice(conversations(stage.data, path.absolute().parent), CONVERSATIONS), maxlen=0)
+            except TaskError as error:
+                faults.append(source.fault(("stages", index, "data"), str(error)))
+        known = tasks.evaluation_count
+        asked = 0
+        key: KeyPath = ("stages", index, "problems")
+        if stage.kind == "evaluate":
+            asked = stage.problems
+        elif stage.kind == "rl" and stage.evaluate is not None:
+            asked, key = stage.evaluate.problems, ("stages", index, "evaluate", "problems")
+        if known is not None and known < asked:
+            message = f"asks for {asked} held-out problems, and there are {known}"
+            faults.append(source.fault(key, message, f"write at most {known}"))
+    return faults
+
+
+def find_class(class_path: str) -> Any:
+    """Import ``module:Class``. Raises whatever the module's import raises, and AttributeError without the class."""
+    module, _, name = class_path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def find_cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
+    """A circle in a directed graph, as ``[a, b, a]``; empty when there is none."""
+    finished: set[str] = set()
+
+    def follow(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return [*way[way.index(node) :], node]
+        if node in finished:
+            return []
+        for target in edges.get(node, ()):
+            cycle = follow(target, [*way, node])
+            if cycle:
+                return cycle
+        finished.add(node)
+        return []
+
+    for node in edges:
+        cycle = follow(node, [])
+        if cycle:
+            return cycle
+    return []
+
+
+def _find_actor(topology: Topology, role: str, source: Source, faults: list[Fault]) -> CheckedActor | None:
+    entry = topology.actors[role]
+    place = ("actors", role, "class")
+    cls = _import(entry.class_path, place, source, faults)
+    if cls is None:
+        return None
+    findings = list(class_findings(cls, entry.class_path))
+    if findings:
+        faults += [source.fault(place, message, remedy) for message, remedy in findings]
+        return None
+    actor_class = cast("ActorClass", cls)
+    settings = None
+    try:
+        settings = actor_class.Settings.model_validate(entry.settings)
+    except ValidationError as error:
+        faults += validation_faults(error, actor_class.Settings, source, ("actors", role, "settings"))
+    return CheckedActor(role, entry, actor_class, settings)
+
+
+def _import(class_path: str, place: tuple[str, ...], source: Source, faults: list[Fault]) -> Any:
+    """The class, or None and a fault that says why there is none."""
+    module_name, _, name = class_path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            message = f"there is no module {error.name!r}"
+            remedy = (
+                "modules are looked for in the working directory, beside the topology file and among what is installed"
+            )
+        else:
+            where = place_of(error)
+            message = f"{module_name} needs {error.name!r}, which is not installed{f' ({where})' if where else ''}"
+            remedy = "install it"
+        faults.append(source.fault(place, message, remedy))
+        return None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may fail in any way; the fault names it
+        faults.append(source.fault(place, f"importing {module_name} fails with {described(error)}"))
+        return None
+    found = getattr(module, name, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and not key.startswith("_")]
+        faults.append(source.fault(place, f"{module_name} has no class {name!r}", suggest(name, classes)))
+    return found
+
+
+def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source) -> list[Fault]:
+    """Replicas, link names, and what the class itself objects to."""
+    faults = []
+    place = ("actors", actor.role)
+    if getattr(actor.cls, "single", False) and actor.entry.replicas != 1:
+        message = f"{actor.entry.class_path} keeps state of the whole run, so there is exactly one"
+        faults.append(source.fault((*place, "replicas"), message, "write replicas = 1"))
+    for link, declared in actor.cls.links.items():
+        if link not in actor.entry.links and getattr(declared, "required", True):
+            types = " or ".join(message.__name__ for message in declared.messages)
+            remedy = f"say which role receives its {types}: {link} = '...'"
+            faults.append(source.fault((*place, "links"), f"the link {link!r} leads nowhere", remedy))
+    for link in actor.entry.links:
+        if link not in actor.cls.links:
+            message = f"{actor.entry.class_path} has no such link"
+            faults.append(source.fault((*place, "links", link), message, suggest(link, actor.cls.links)))
+    if actor.settings is not None:
+        for trial, key in (("check", "settings"), ("probe", "class")):
+            found = objections(actor.cls, trial, topology, actor.settings)
+            faults += [source.fault((*place, key), message) for message in found]
+        options = option_findings(actor.cls, actor.entry.class_path, actor.settings)
+        faults += [source.fault((*place, "class"), message, remedy) for message, remedy in options]
+    return faults
+
+
+def _link_faults(actor: CheckedActor, actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
+    """Whether every target receives what a link carries."""
+    faults = []
+    for link, declared in actor.cls.links.items():
+        if link not in actor.entry.links:
+            continue
+        place = ("actors", actor.role, "links", link)
+        targets = actor.entry.targets(link)
+        if not targets:
+            faults.append(source.fault(place, "leads nowhere", "name the role it leads to"))
+        for target in targets:
+            if target in actors:
+                faults += [
+                    source.fault(place, message, f"lead it to a role that does, or give {target} a class that does")
+                    for message in _not_received(declared, actors[target])
+                ]
+    return faults
+
+
+def _disagreement_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
+    """Two roles that declare different formats of episodes, or different tools: conversations have one of each."""
+    faults = []
+    for attribute, what in (("chat_format", "another format of episodes"), ("tools", "other tools")):
+        found = {role: declaration(actor.cls, attribute) for role, actor in actors.items()}
+        declared = {role: value for role, value in found.items() if value is not None}
+        first = next(iter(declared), "")
+        for role, value in declared.items():
+            if value != declared[first]:
+                message = f"{actors[role].entry.class_path} declares {what} than {first} does"
+                remedy = "the model is told of one; give both the same, or put one executor in front of all tools"
+                faults.append(source.fault(("actors", role, "class"), message, remedy))
+    return faults
+
+
+def _unsent_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
+    """What an actor waits for and nobody sends it."""
+    faults = []
+    for role, actor in actors.items():
+        sent = {
+            (declared.kind, message)
+            for other in actors.values()
+            for link, declared in other.cls.links.items()
+            if role in other.entry.targets(link)
+            for message in declared.messages
+        }
+        for received in actor.cls.receives:
+            unsent = [each.__name__ for each in received.messages if (received.kind, each) not in sent]
+            if unsent and getattr(received, "required", True):
+                message = (
+                    f"{actor.entry.class_path} receives {', '.join(unsent)} by {received.kind}, and nobody sends it"
+                )
+                remedy = f"lead a link to {role} that carries it, or declare it as received with required=False"
+                faults.append(source.fault(("actors", role, "class"), message, remedy))
+    return faults
+
+
+def _not_received(declared: LinkDeclaration, target: CheckedActor) -> list[str]:
+    """What of a link's messages the target has no use for."""
+    name = f"{target.role} ({target.entry.class_path})"
+    same_kind = [received for received in target.cls.receives if received.kind == declared.kind]
+    verb = "answer" if declared.kind == "call" else "receive"
+    known = {message for received in same_kind for message in received.messages}
+    lacking = [message.__name__ for message in declared.messages if message not in known]
+    if lacking:
+        return [f"{name} does not {verb} {', '.join(lacking)} by {declared.kind}"]
+    wanted = getattr(declared, "reply", None)
+    replies = {getattr(received, "reply", None) for received in same_kind if received.messages == declared.messages}
+    if wanted is not None and wanted not in replies:
+        given = ", ".join(sorted(reply.__name__ for reply in replies if reply is not None))
+        return [f"{name} answers {declared.messages[0].__name__} with {given}, not with {wanted.__name__}"]
+    return []
+
+
+def _waits_for(actor: CheckedActor) -> list[str]:
+    """The roles an actor may wait for inside a handler: by a push without credit, by a call without an answer."""
+    return [
+        target
+        for link, declared in actor.cls.links.items()
+        if getattr(declared, "awaited_in_handler", False) and link in actor.entry.links
+        for target in actor.entry.targets(link)
+    ]
+
+
+def _algorithm_faults(topology: Topology, source: Source) -> list[Fault]:
+    algorithm = topology.algorithm
+    faults = []
+    if algorithm.keep > algorithm.samples:
+        message = f"keeps {algorithm.keep} of {algorithm.samples} samples of a group"
+        faults.append(source.fault(("algorithm", "keep"), message, "keep at most as many as are sampled"))
+    if algorithm.keep < 2:
+        message = "an advantage within a group needs at least 2 trajectories"
+        faults.append(source.fault(("algorithm", "keep"), message, "write keep = 2 or more"))
+    if algorithm.minimum_samples > algorithm.samples:
+        message = f"no group of {algorithm.samples} samples can have {algorithm.minimum_samples} usable ones"
+        faults.append(source.fault(("algorithm", "minimum_samples"), message, "lower it, or sample more"))
+    return faults

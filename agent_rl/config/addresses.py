@@ -1,0 +1,105 @@
+"""Where every node of a run listens: derived from the topology file alone, so that every process derives the same.
+
+A run on one host uses Unix sockets throughout. With several hosts, an actor whose peers are all on its own host still
+does; the others, and the supervisors, listen on TCP. A host's supervisor has its ``base_port``, its actors the ports
+after it, in the order of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_rl.config.topology import Topology
+from agent_rl.files.leftovers import PREFIX
+
+SOCKET_PATH_LIMIT = 107
+"""Bytes a Unix socket's path may have on Linux (``sun_path`` less its terminator)."""
+
+
+def supervisor_node(host: str) -> str:
+    """The name of a host's supervisor on the network."""
+    return f"supervisor.{host}"
+
+
+def actor_nodes(topology: Topology, host: str | None = None) -> Iterator[tuple[str, str]]:
+    """Every actor process as (node name ``role.replica``, role), in the order of the file; of one host, or of all."""
+    for role, entry in topology.actors.items():
+        if host is None or entry.host == host:
+            for replica in range(entry.replicas):
+                yield f"{role}.{replica}", role
+
+
+def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
+    """The ZeroMQ address of every node: each ``role.replica`` and the ``supervisor.<host>`` of each host in use.
+
+    ``runtime_dir`` is where Unix sockets go (see ``runtime_directory``); it need not exist on other hosts than the
+    socket's own.
+    """
+    hosts = topology.hosts_in_use
+    local = {role for role in topology.actors if len(hosts) == 1 or _peers_are_local(topology, role)}
+    found: dict[str, str] = {}
+    for host in hosts:
+        machine = topology.hosts[host]
+        nodes = [(supervisor_node(host), len(hosts) == 1)]
+        nodes += [(node, role in local) for node, role in actor_nodes(topology, host)]
+        for offset, (node, by_socket) in enumerate(nodes):
+            port = machine.base_port + offset
+            found[node] = _socket(runtime_dir, node) if by_socket else f"tcp://{_bracketed(machine.address)}:{port}"
+    return found
+
+
+def runtime_directory(topology: Topology) -> Path:
+    """Where a run's sockets go: a short path, since the run directory's own may be too long for a socket.
+
+    A function of user and run directory, so that each process of the run finds it.
+    """
+    name = f"{PREFIX}run-{os.getuid()}-{run_digest(topology)}"
+    temporary = Path(tempfile.gettempdir())
+    longest = len(os.fsencode(temporary / name)) + len("/") + _HASHED
+    return (temporary if longest <= SOCKET_PATH_LIMIT else Path("/tmp")) / name  # noqa: S108 - made with mode 0700
+
+
+def run_digest(topology: Topology) -> str:
+    """A short name of the run directory, for what the run puts elsewhere."""
+    return hashlib.sha256(os.fsencode(topology.run.directory.resolve())).hexdigest()[:12]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address stays on its machine."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _peers_are_local(topology: Topology, role: str) -> bool:
+    """Whether all that link to a role, and all it links to, are on its host."""
+    host = topology.actors[role].host
+    peers = set(_targets(topology, role))
+    peers.update(other for other in topology.actors if role in _targets(topology, other))
+    return all(topology.actors[peer].host == host for peer in peers)
+
+
+def _targets(topology: Topology, role: str) -> set[str]:
+    entry = topology.actors[role]
+    return {target for link in entry.links for target in entry.targets(link)}
+
+
+_HASHED = 20
+"""Length of the file name of a socket whose node's own name is too long."""
+
+
+def _socket(runtime_dir: Path, node: str) -> str:
+    path = runtime_dir / node
+    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
+        path = runtime_dir / hashlib.sha256(node.encode()).hexdigest()[:_HASHED]
+    return f"ipc://{path}"
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

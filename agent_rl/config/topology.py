@@ -1,0 +1,357 @@
+"""The topology file: one TOML file names the run, the model, the tasks, the recipe, the hosts and the actors.
+
+This module holds the schema alone (pydantic); reading it imports neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+
+class Part(BaseModel):
+    """A table of the file: unknown keys are errors, values are never changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, strict=False)
+
+
+class Run(Part):
+    """What is run, where its files go, and when it ends."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = 0
+    directory: Path
+    """Journal, logs, metrics and checkpoints; relative to the working directory. On a local disk."""
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    max_minutes: PositiveFloat | None = None
+    """Training stages end when this start of the run has lasted so long, by the monotonic clock, which nobody sets; evaluation
+    stages after them still run. A restarted actor changes nothing, and the next ``agent-rl run`` has the same time again."""
+    checkpoint_every: PositiveInt = 50
+    """RL steps between checkpoints; stage ends are always checkpoints."""
+    checkpoint_seconds: PositiveFloat = 5.0
+    """Seconds between checkpoints within a supervised stage, of which the newest is kept; more where saving takes long, so that
+    it takes at most a twentieth of the time."""
+    keep_checkpoints: PositiveInt = 3
+    log_mib: PositiveFloat = 16.0
+    """A log or stderr file of this size is kept as ``.1``, in place of the one before: an actor's take at most four times as much."""
+    timeline_mib: PositiveFloat = 64.0
+    """So of ``timeline.jsonl``, which with the one before takes at most twice as much."""
+    report_standstill_seconds: PositiveFloat = 180.0
+    """After so long without anything moving, the run says who waits for what; it goes on."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """Where the learner's host answers ``GET /metrics``, with the metrics of all actors, for Prometheus."""
+    metrics_address: str = "127.0.0.1"
+    """What ``metrics_port`` is listened on at: this machine alone, unless another address of it is named."""
+
+
+class InitialiseModel(Part):
+    """A small architecture to be initialised here, from the seed of the run."""
+
+    architecture: Literal["qwen3"] = "qwen3"
+    hidden_size: PositiveInt = 128
+    layers: PositiveInt = 3
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    head_dim: PositiveInt = 32
+    mlp_size: PositiveInt = 384
+    max_length: PositiveInt = 256
+    tie_embeddings: bool = True
+    byte_fallback: bool = False
+    """Whether a character beyond printable ASCII becomes the tokens of its UTF-8 bytes, as problems of the world need; without,
+    it becomes the unknown token, and the vocabulary is 256 tokens smaller."""
+
+    @model_validator(mode="after")
+    def _heads_share_evenly(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        return self
+
+
+class Lora(Part):
+    """Train low-rank adapters (peft) instead of all weights; what is published and saved has them merged."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
+    """Names of the linear layers to adapt, as in ``["q_proj", "v_proj"]``."""
+
+
+class Model(Part):
+    """Exactly one of a Hugging Face path (or name) and a small architecture."""
+
+    path: str | None = None
+    initialise: InitialiseModel | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights as they are served. With bfloat16 the learner keeps float32 copies, which updates are made in."""
+    lora: Lora | None = None
+    chat_template: str | None = None
+    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: as the tokenizer says."""
+
+
+class Tasks(Part):
+    """Where problems come from: a generator class, or files."""
+
+    generator: str | None = None
+    """``module:Class`` of a task generator (see agent_rl/environments/tasks.py)."""
+    settings: dict[str, Any] = {}
+    files: tuple[str, ...] = ()
+    """JSONL (also .gz) or parquet files or globs, relative to the topology file, with columns ``problem`` and
+    ``answer`` or verl's ``prompt`` and ``reward_model.ground_truth``."""
+    weights: tuple[PositiveFloat, ...] = ()
+    """How often a training problem comes from each entry of ``files``, relative to the others; without them every problem
+    of every file is as likely as any other."""
+    evaluation_files: tuple[str, ...] = ()
+    prompt: Literal["plain", "rstar2"] = "plain"
+    """How a problem is put to the model: its text alone, or rStar2's system text, tools and answer instruction."""
+
+    @model_validator(mode="after")
+    def _a_weight_each(self) -> Self:
+        if self.weights and len(self.weights) != len(self.files):
+            raise ValueError(f"weights holds {len(self.weights)} numbers for {len(self.files)} entries of files")
+        return self
+
+
+class SftStage(Part):
+    """Supervised steps on demonstrations of the format."""
+
+    kind: Literal["sft"]
+    name: str = "sft"
+    steps: PositiveInt
+    batch: PositiveInt = 64
+    data: tuple[str, ...] = ()
+    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without, the tasks' demonstrations."""
+    learning_rate: PositiveFloat = 3e-3
+    warmup_steps: NonNegativeInt = 10
+    schedule: Literal["constant", "cosine"] = "cosine"
+
+
+class EvaluateStage(Part):
+    """Success on held-out problems, sampled and greedy, on the live generators."""
+
+    kind: Literal["evaluate"]
+    name: str
+    problems: PositiveInt
+    max_response_tokens: PositiveInt
+    max_turns: PositiveInt
+    temperature: PositiveFloat = 1.0
+    samples: PositiveInt = 1
+    """Rollouts sampled of each problem."""
+    greedy: bool = True
+    """Whether each problem is answered once more without chance."""
+
+    @property
+    def groups(self) -> int:
+        """One group a problem of those sampled, then one a problem answered greedily."""
+        return self.problems * (1 + self.greedy)
+
+    @property
+    def rollouts(self) -> int:
+        """How many rollouts are asked for."""
+        return self.problems * (self.samples + self.greedy)
+
+
+class TaskFilter(Part):
+    """Which tasks a stage draws from; nothing set means all."""
+
+    max_problem_chars: PositiveInt | None = None
+    ids: Path | None = None
+    """A text file of problem ids, one a line: what a difficulty filter kept. Relative to the topology file."""
+
+
+class Collapse(Part):
+    """When a stage's training is taken for collapsed, by means over the last ``window`` steps; the run then stops.
+
+    The best checkpoint before it is kept, whatever ``run.keep_checkpoints`` says.
+    """
+
+    window: PositiveInt = 20
+    success_below: float = Field(default=0.5, ge=0, lt=1)
+    """Success below this share of the best window's, and lower than that by 0.1 or more; 0 turns it off."""
+    entropy_below: float = Field(default=0.0, ge=0)
+    """Entropy of the policy, nats a token, below this; 0 turns it off."""
+    length_factor: float | None = Field(default=None, gt=1)
+    """Responses longer or shorter by this factor than in the best window."""
+
+
+class Interim(Part):
+    """Evaluations within an rl stage, every so many steps, on the live generators while training goes on."""
+
+    every: PositiveInt
+    """Steps between them; the stage's end is left to an evaluate stage."""
+    problems: PositiveInt
+    """The first held-out problems, the same ones each time."""
+    samples: PositiveInt = 1
+    temperature: PositiveFloat = 1.0
+    max_response_tokens: PositiveInt | None = None
+    """None: the stage's; so of turns."""
+    max_turns: PositiveInt | None = None
+
+
+class RlStage(Part):
+    """Steps of GRPO-RoC."""
+
+    kind: Literal["rl"]
+    name: str = "rl"
+    steps: PositiveInt
+    max_response_tokens: PositiveInt
+    max_turns: PositiveInt
+    learning_rate: PositiveFloat = 1e-6
+    warmup_steps: NonNegativeInt = 20
+    schedule: Literal["constant", "cosine"] = "constant"
+    """What follows the linear warm-up: the paper's constant rate, or a cosine to zero at the stage's last step."""
+    reset_optimizer: bool = False
+    filter: TaskFilter = TaskFilter()
+    collapse: Collapse = Collapse()
+    evaluate: Interim | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations there are within the stage."""
+        return (self.steps - 1) // self.evaluate.every if self.evaluate is not None else 0
+
+    def interim(self, number: int) -> EvaluateStage:
+        """Evaluation ``number``, from 1, as an evaluate stage would make it; named ``rl@50`` after the steps it came after."""
+        assert self.evaluate is not None
+        return EvaluateStage(
+            kind="evaluate",
+            name=f"{self.name}@{number * self.evaluate.every}",
+            problems=self.evaluate.problems,
+            samples=self.evaluate.samples,
+            greedy=False,
+            temperature=self.evaluate.temperature,
+            max_response_tokens=self.evaluate.max_response_tokens or self.max_response_tokens,
+            max_turns=self.evaluate.max_turns or self.max_turns,
+        )
+
+
+Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind")]
+
+
+class Algorithm(Part):
+    """GRPO-RoC and its step (paper, section GRPO-RoC); defaults as in the paper where it gives them."""
+
+    groups_per_step: PositiveInt = 512
+    samples: PositiveInt = 32
+    keep: PositiveInt = 16
+    minimum_samples: PositiveInt = 2
+    """A group with fewer usable rollouts than this is dropped."""
+    resampling: Literal["paper", "release", "none"] = "paper"
+    temperature: PositiveFloat = 1.0
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    clip_high: PositiveFloat = 0.28
+    updates_per_step: PositiveInt = 1
+    """Mini-batches a step is split into."""
+    microbatch_tokens: PositiveInt = 16384
+    """Tokens computed at once, prompts included, packed without padding; a longer sequence is computed alone."""
+    gradient_clip: PositiveFloat = 1.0
+    weight_decay: float = Field(default=0.0, ge=0)
+    entropy_coefficient: float = 0.0
+    """Weight of an entropy bonus; the paper has none, nor a KL term."""
+    correction: Literal["none", "truncated", "masked", "decoupled"] = "truncated"
+    """What a token's loss is multiplied by, for the gap between mu, which sampled it, and pi_prox, the learner's policy before the
+    step: 1; min(pi_prox / mu, cap); pi_prox / mu where that is between floor and cap, else 0 (IcePop); pi_prox / mu (AReaL)."""
+    correction_cap: float = Field(default=2.0, ge=1)
+    correction_floor: float = Field(default=0.5, gt=0, le=1)
+    """Of the masked correction alone."""
+    sequence_mask: tuple[float, float] | None = None
+    """Responses whose pi_prox / mu, in geometric mean over their tokens, is outside these bounds are left out of the loss."""
+    advantage_std: bool = True
+    max_staleness: NonNegativeInt = 1
+    on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
+    refill: bool = False
+    max_refill: PositiveInt = 3
+    rollout_attempts: PositiveInt = 3
+
+    @field_validator("sequence_mask")
+    @classmethod
+    def _the_mask_holds_one(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds and not 0 < bounds[0] <= 1 <= bounds[1]:
+            raise ValueError("must be two bounds on a ratio, the first in (0, 1], the second at least 1")
+        return bounds
+
+
+class Host(Part):
+    """A machine. ``address`` is what other hosts reach it by; ``base_port`` the first TCP port they listen on."""
+
+    address: str = "127.0.0.1"
+    base_port: int = Field(default=5700, ge=1024, le=60000)
+
+
+class Security(Part):
+    """What protects links between hosts."""
+
+    key_file: Path | None = None
+    """The CURVE key all hosts of the run share (``agent-rl keys FILE`` makes one); relative to the topology file.
+    Links between hosts are encrypted and authenticated with it, or refused: also on loopback, which every user reaches."""
+
+
+class ActorEntry(Part):
+    """One role: which class, where, how many, its settings, and whom its links lead to."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
+
+    class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    host: str = "local"
+    replicas: PositiveInt = 1
+    settings: dict[str, Any] = {}
+    links: dict[str, str | tuple[str, ...]] = {}
+    """Link name (the class names its links) to the role or roles it leads to."""
+    restarts: NonNegativeInt = 3
+    """Within ``restart_window_seconds``; and so many in a row of a process that ends by itself before it did anything."""
+    restart_window_seconds: PositiveFloat = 60.0
+    silent_seconds: PositiveFloat = 120.0
+    """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""
+
+    def targets(self, link: str) -> tuple[str, ...]:
+        """The roles the link leads to; none when the file has no such link."""
+        value = self.links.get(link, ())
+        return (value,) if isinstance(value, str) else value
+
+
+class Topology(Part):
+    """The whole file."""
+
+    run: Run
+    model: Model
+    tasks: Tasks
+    algorithm: Algorithm = Algorithm()
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    hosts: dict[str, Host] = {"local": Host()}
+    security: Security = Security()
+    actors: dict[str, ActorEntry] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _evaluations_have_names_of_their_own(self) -> Self:
+        names = [stage.name for stage in self.stages if stage.kind == "evaluate"]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two evaluate stages are named {twice[0]!r}; their figures would overwrite each other")
+        return self
+
+    @property
+    def max_staleness(self) -> int:
+        """The staleness budget in force; synchronous mode is the budget 0: rollout and training alternate."""
+        return 0 if self.run.mode == "synchronous" else self.algorithm.max_staleness
+
+    @property
+    def hosts_in_use(self) -> tuple[str, ...]:
+        """The hosts that have an actor, in the order of the file's hosts."""
+        used = {entry.host for entry in self.actors.values()}
+        return tuple(name for name in self.hosts if name in used)
+
+    @property
+    def main_host(self) -> str:
+        """The learner's host, whose supervisor decides that the run ends; without a learner, the first actor's host."""
+        entry = self.actors.get("learner") or next(iter(self.actors.values()))
+        return entry.host

@@ -1,0 +1,1 @@
+"""Where problems come from, and whether an answer solves them."""

@@ -1,0 +1,161 @@
+"""What a task consists of: its problems, its tools, its judgement of a rollout, and its answers to turns without a tool call.
+
+::
+
+    TaskSource --Problem--> Environment.prompt --messages--> the model's turns
+                                                               |  tool calls --> Tool.call --ToolOutput--> Tool.render --text--+
+                                                               |  no call    --> Environment.observe --Observation------------+--> next turn
+                                                               `  the end    --> judge_at_once, or judge in an executor --> Judgement
+
+An environment is made in scheduler, generators, executors and learner alike, without side effects; ``seed`` and ``base`` (the
+topology file's folder) and its settings are keywords of its constructor. Nothing of it may depend on the process it is asked
+in: the state of a rollout is a function of problem, seed and transcript, or a snapshot that travels with the rollout.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from agent_rl.messages import Judgement, Problem, ToolOutcome, Transcript
+
+ChatMessages: TypeAlias = Sequence[Mapping[str, str]]
+"""Dictionaries with ``role`` (``system``, ``user`` or ``assistant``) and ``content``."""
+SNAPSHOT_BYTES = 64 * 1024
+"""The most that the state of a rollout may take."""
+
+
+class TaskError(Exception):
+    """Tasks cannot be had as asked; the message names what is wrong, where, and what would mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A problem and a conversation about it, without a system message, for supervised training.
+
+    ``messages`` are dictionaries with ``role`` and ``content``; the assistant's turns are what is trained on, tool
+    responses stand in the user role.
+    """
+
+    problem: Problem
+    messages: tuple[dict[str, str], ...]
+
+
+class TaskSource(Protocol):
+    """What the scheduler and the learner ask of tasks. Methods are pure functions of their arguments and the seed."""
+
+    def problem(self, stage: int, number: int) -> Problem:
+        """Training problem ``number`` (from 0, without end) of ``stage``."""
+
+    def evaluation(self, number: int) -> Problem:
+        """Held-out problem ``number``, from 0. Raises TaskError when there are none, or no more."""
+
+    @property
+    def evaluation_count(self) -> int | None:
+        """How many held-out problems there are; None when they do not run out."""
+
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        """Demonstrations without end. Raises TaskError, at the call, when the source has none."""
+
+
+class Context(Protocol):
+    """What an executor offers to the code of tools and environments that it runs."""
+
+    seed: int
+    """Of the rollout."""
+    rollout: str
+    """Its name: where a sandbox keeps a session, it is this rollout's."""
+    problem: Problem
+    deadline: float
+    """Seconds that are left. The executor cancels what takes longer."""
+    log: Any
+
+    async def execute(self, code: str, stdin: str = "", *, seconds: float | None = None) -> ToolOutput:
+        """Run untrusted Python in a fresh child of the sandbox."""
+
+    async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
+        """Run untrusted Python on top of the cells ``earlier``, whose variables it finds; ``kept`` says whether it became one of them."""
+
+    async def check(self, function: str, *arguments: str) -> str:
+        """``module:name`` of trusted code, called with untrusted texts in a child that can be killed. Raises CheckError when it dies of them."""
+
+
+class CheckError(Exception):
+    """A check died of the text it was given, or took too long: the text's doing, not the checker's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """How a tool call ended. A tool's ``call`` may as well return a plain text, which is a success with that value.
+
+    ``state`` is the snapshot to come back with the rollout's next call of this tool, at most ``SNAPSHOT_BYTES``; None leaves it as it was.
+    ``note`` is what the model is told of that state in any case.
+    """
+
+    outcome: ToolOutcome
+    stdout: str = ""
+    stderr: str = ""
+    value: str = ""
+    note: str = ""
+    kept: bool = False
+    state: bytes | None = None
+    run_seconds: float = 0.0
+
+
+class Tool(Protocol):
+    """What the model may call. ``environments.tools.tool`` makes one of a typed Python function."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """The JSON schema of the function, as chat templates take it: ``{"type": "function", "function": {...}}``."""
+    runs: Literal["sandbox", "host"]
+    """Where its code runs: trusted code may run in the executor itself, with a deadline."""
+    stateful: bool
+    """Whether calls of one rollout build on each other: they run one after the other then, and carry the snapshot."""
+
+    async def call(self, arguments: Mapping[str, Any], state: bytes, context: Context) -> ToolOutput | str:
+        """Run one call in an executor. What it raises is told to the model as an error of the tool."""
+
+    def render(self, output: ToolOutput) -> str:
+        """The text that the model reads; runs in the generator, pure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An environment's answer to a turn without a tool call. ``state`` as of ToolOutput; ``done`` ends the rollout after ``messages``."""
+
+    messages: tuple[dict[str, str], ...]
+    state: bytes = b""
+    done: bool = False
+
+
+class Environment(Protocol):
+    """A task."""
+
+    tools: Sequence[Tool]
+    """What the model may call; may be empty."""
+    observes: bool
+    """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
+
+    def problems(self) -> TaskSource:
+        """Training and held-out problems, and demonstrations."""
+
+    def prompt(self, problem: Problem) -> ChatMessages:
+        """The conversation that the model's first turn continues; the chat format adds the tools."""
+
+    def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
+        """Judge where the rollout ends, in the generator: pure, bounded, in microseconds. None leaves it to ``judge``."""
+
+    async def judge(self, problem: Problem, transcript: Transcript, context: Context) -> Judgement:
+        """Judge in an executor. What it raises is the environment's fault, not the model's."""
+
+    async def observe(
+        self, problem: Problem, transcript: Transcript, state: bytes, context: Context
+    ) -> Observation | None:
+        """Answer the last turn, which called no tool, in an executor; None ends the rollout."""
+
+
+Model: TypeAlias = Callable[[ChatMessages], Awaitable[str]]
+"""What a user's own loop calls for the next turn: the conversation so far in, the model's text out."""

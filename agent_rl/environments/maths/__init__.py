@@ -1,0 +1,1 @@
+"""Boxed answers: what a rollout answers, and whether that equals the ground truth."""

@@ -1,0 +1,118 @@
+r"""The outcome reward: the answer a rollout gives, and whether it equals the ground truth (paper, section GRPO-RoC).
+
+What a rollout wrote is untrusted. ``final_answer`` and ``answer_tags`` only scan, in time linear in the text. What
+follows them, ``answers_equal``, hands the text to a LaTeX parser and to sympy, which may take any time and memory
+(``10^{10^{10}}``), and sets no alarm: call it, and ``exactly_equal`` before it, only in a process that can be killed,
+such as a child of a sandbox that is a checker.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent_rl.environments.maths.answers.text import boxes_in
+
+OPENING, CLOSING = "<answer>", "</answer>"
+
+_MARKUP = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![a-zA-Z])")
+_SEPARATOR = r"(?:,|\{,\}|\\[,!;: ]|,\\!|~|\s|\u00a0|\u2009|\u202f)"
+"""What may stand between groups of three digits: commas, TeX's and Unicode's thin spaces, a space."""
+_INTEGER = rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+|[0-9]+"
+_NUMBER = re.compile(rf"([+-]?)\s*(?:({_INTEGER})(?:\.([0-9]*))?|\.([0-9]+))")
+_FULL_STOP = re.compile(r"(?<!\.)\.$")
+_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
+
+
+def final_answer(*turns: str) -> str | None:
+    r"""The content of the last ``\boxed{...}`` with balanced braces in the last well-formed ``<answer>...</answer>``.
+
+    ``turns`` is what the model wrote, turn by turn. Well-formed is an opening tag whose closing tag comes in the same
+    turn and before the next opening one. A box that holds but another box is that box. None when there is no such answer, or no
+    such box in it. Linear in the length of the turns.
+    """
+    answer = next((found for turn in reversed(turns) if (found := _last_answer(turn)) is not None), None)
+    boxes = [] if answer is None else boxes_in(answer)
+    return boxes[-1][2] if boxes else None
+
+
+def answer_tags(text: str) -> int:
+    """The number of opening answer tags in the model's own ``text`` (tool responses left out by the caller)."""
+    return text.count(OPENING)
+
+
+def exactly_equal(gold: str, prediction: str) -> bool | None:
+    """Decide without sympy, on normalised text; None where that does not settle it.
+
+    Two integers are always settled, however they are written: sign, leading zeros, separators of thousands, a fraction
+    of zeros. Two decimals or two other texts are settled only when they are the same; nothing is equal to an empty
+    text. Linear in the lengths.
+    """
+    ours, theirs = _normalised(gold), _normalised(prediction)
+    if not ours or not theirs:
+        return False
+    if ours == theirs:
+        return True
+    numbers = _number(ours), _number(theirs)
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    if numbers[0] == numbers[1]:
+        return True
+    return None if numbers[0][2] or numbers[1][2] else False
+
+
+def is_integer(answer: str) -> bool:
+    """Whether an answer is an integer, however it is written: sign, separators of thousands, a fraction of zeros."""
+    number = _number(_normalised(answer))
+    return number is not None and not number[2]
+
+
+def answers_equal(gold: str, prediction: str) -> bool:
+    """Whether ``prediction`` states the same answer as ``gold``; the rules are in docs/answer_checking.md.
+
+    Exactly, or once both are read: as numbers, functions, lists, sets, intervals, matrices, relations or words. What can't
+    be read, or has a meaning that depends on the reader, is not equal. Takes milliseconds; calculus, which Math-Verify's
+    parser and sympy judge, may take any time and memory: see the module.
+    """
+    decided = exactly_equal(gold, prediction)
+    if decided is not None:
+        return decided
+    from agent_rl.environments.maths.answers.comparing import answers_agree
+
+    try:
+        return answers_agree(gold, prediction)
+    except RecursionError:  # nested too deeply
+        return False
+
+
+def _last_answer(text: str) -> str | None:
+    """What the last well-formed pair of tags encloses."""
+    next_opening = len(text)
+    while (start := text.rfind(OPENING, 0, next_opening)) >= 0:
+        end = text.find(CLOSING, start, next_opening)
+        if end >= 0:
+            return text[start + len(OPENING) : end]
+        next_opening = start
+    return None
+
+
+def _normalised(text: str) -> str:
+    """``text`` without what carries no meaning: delimiters around it, sizes, double spaces, a final full stop."""
+    text = _MARKUP.sub("", text.strip()).replace("\N{MINUS SIGN}", "-")
+    text = _FULL_STOP.sub("", text).strip()
+    for opening, closing in _DELIMITERS:
+        if len(text) >= len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
+            inner = text[len(opening) : -len(closing)]
+            if "$" not in inner:
+                text = _FULL_STOP.sub("", inner.strip()).strip()
+    return " ".join(text.removeprefix("\\$").split())
+
+
+def _number(text: str) -> tuple[bool, str, str] | None:
+    """A plain decimal number as (negative, integer digits, fraction digits), zeros that say nothing removed."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    sign, integer, fraction, bare_fraction = match.groups()
+    digits = re.sub(r"[^0-9]", "", integer or "").lstrip("0")
+    decimals = (fraction or bare_fraction or "").rstrip("0")
+    return sign == "-" and bool(digits or decimals), digits, decimals

@@ -1,0 +1,160 @@
+"""Problems read from JSONL (also gzipped) and parquet files, with errors that say where and what to do."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import IO, Any, cast
+
+from agent_rl.environments.base import TaskError
+from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.messages import Problem
+
+FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
+PARQUET_BATCH = 1024
+
+
+def read_tasks(patterns: Sequence[str], base: Path) -> tuple[tuple[Problem, ...], ...]:
+    """The problems of the files that each of ``patterns`` (paths or globs, relative to ``base``) names, in the order named.
+
+    A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken) and
+    ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
+
+    Raises TaskError for a pattern without a file, an unknown format, a file without tasks or a row that is no task.
+    """
+    return tuple(tuple(_problems_of(pattern, base)) for pattern in patterns)
+
+
+def _problems_of(pattern: str, base: Path) -> Iterator[Problem]:
+    for name, path in resolve(pattern, base):
+        empty = True
+        for where, row in read_rows(name, path):
+            empty = False
+            yield problem_of(row, where)
+        if empty:
+            raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it")
+
+
+def resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
+    """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is none."""
+    matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
+    names = [pattern] if (base / pattern).is_file() else sorted(matches)
+    if not names:
+        raise TaskError(f"{pattern}: no such file in {base}, from where paths are looked up; name one that is there")
+    for name in names:
+        if not name.endswith(FORMATS):
+            raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}")
+        yield name, base / name
+
+
+def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where each row of a file stands (``name:line``, or the row's number in parquet) and what it holds; one at a time."""
+    return _parquet_rows(name, path) if path.suffix == ".parquet" else _json_rows(name, path)
+
+
+def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        with _open_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                where = f"{name}:{number}"
+                try:
+                    row = parse_json(line.rstrip())
+                except JsonError as error:
+                    raise TaskError(f"{where}: {error}; each line must be one JSON object") from error
+                if not isinstance(row, dict):
+                    raise TaskError(f"{where}: a JSON {type(row).__name__}; each line must be one JSON object")
+                yield where, row
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise TaskError(f"{name}: cannot be read ({error}); is it UTF-8 text, or gzip if it ends in .gz?") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8-sig"))
+    return path.open(encoding="utf-8-sig")
+
+
+def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise TaskError(f"{name}: parquet needs pyarrow (pip install pyarrow), or convert the file to JSONL") from error
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{name}:{number}", row
+    except (OSError, pa.ArrowException) as error:
+        raise TaskError(
+            f"{name}: cannot be read as parquet ({error}); write it again, or convert it to JSONL"
+        ) from error
+
+
+def problem_of(row: Mapping[str, Any], where: str) -> Problem:
+    """The problem in a row. Raises TaskError, naming ``where`` it stands, when it is none."""
+    identity = row.get("id")
+    problem = Problem(
+        id=where if identity is None else str(identity),
+        text=text_of(row, where),
+        answer=answer_of(row, where),
+    )
+    for key, text in (("id", problem.id), ("problem", problem.text), ("answer", problem.answer)):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"{where}: the {key} holds {text[error.start]!r}, half of a surrogate pair, which is no character"
+            raise TaskError(f"{message}; write the whole character") from error
+    return problem
+
+
+def text_of(row: Mapping[str, Any], where: str) -> str:
+    """The problem's text. Raises TaskError when there is none."""
+    text = row.get("problem")
+    if text is None:
+        text = row.get("prompt")
+        if isinstance(text, list):
+            text = _user_text(text, where)
+    if text is None:
+        raise TaskError(f"{where}: neither `problem` nor `prompt`; columns are {sorted(row)}")
+    if not isinstance(text, str) or not text.strip():
+        raise TaskError(f"{where}: the problem is {text!r:.100}; it must be text")
+    return text
+
+
+def _user_text(messages: list[Any], where: str) -> str:
+    """The one user message; a system message is left out, since ``tasks.prompt`` says what the system text is."""
+    turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
+    if len(turns) != 1 or turns[0].get("role") != "user":
+        roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+        raise TaskError(f"{where}: `prompt` has messages of roles {roles}; it must hold exactly one of the user's")
+    content = turns[0].get("content")
+    if not isinstance(content, str):
+        raise TaskError(f"{where}: the content of `prompt`'s user message is {content!r:.100}; it must be text")
+    return content
+
+
+def answer_of(row: Mapping[str, Any], where: str) -> str:
+    """The gold answer as text. Raises TaskError when there is none."""
+    answer = row.get("answer")
+    if answer is None:
+        reward_model = row.get("reward_model")
+        answer = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    unknown = answer is None or isinstance(answer, list | dict | bool)
+    unknown = unknown or (isinstance(answer, float) and not isfinite(answer))  # as tables write what is missing
+    text = "" if unknown else str(answer).strip()
+    if not text:
+        raise TaskError(
+            f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r:.100}; it must be text or a number"
+        )
+    return text

@@ -1,0 +1,54 @@
+"""Evaluations within an rl stage: which rollouts are in, and which evaluation is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agent_rl.config.topology import RlStage
+from agent_rl.groups.statistics import RolloutFigures, evaluation_figures
+
+
+@dataclass(slots=True)
+class InterimEvaluations:
+    """Those of one stage. Group ``number``, from 0, belongs to evaluation ``1 + number // problems``."""
+
+    stage: RlStage
+    opened: int = 0
+    """Every group number below it was opened."""
+    _rollouts: dict[int, list[RolloutFigures]] = field(default_factory=dict)
+    _groups: dict[int, set[int]] = field(default_factory=dict)
+
+    def of(self, number: int) -> int:
+        """The evaluation a group belongs to, from 1."""
+        assert self.stage.evaluate is not None
+        return 1 + number // self.stage.evaluate.problems
+
+    def numbers(self, evaluation: int) -> range:
+        """The groups of an evaluation."""
+        assert self.stage.evaluate is not None
+        problems = self.stage.evaluate.problems
+        return range((evaluation - 1) * problems, evaluation * problems)
+
+    def group_done(self, number: int, rollouts: Iterable[RolloutFigures]) -> tuple[int, dict[str, float]] | None:
+        """All rollouts of a group are judged; the evaluation and its figures when that was its last group.
+
+        The policy goes on changing meanwhile: ``version_oldest_...`` and ``version_newest_...`` say which ones answered.
+        """
+        evaluation = self.of(number)
+        here = self._rollouts.setdefault(evaluation, [])
+        here.extend(rollouts)
+        done = self._groups.setdefault(evaluation, set())
+        done.add(number)
+        if len(done) < len(self.numbers(evaluation)):
+            return None
+        del self._rollouts[evaluation], self._groups[evaluation]
+        return evaluation, self._figures(evaluation, here)
+
+    def _figures(self, evaluation: int, rollouts: Sequence[RolloutFigures]) -> dict[str, float]:
+        stage = self.stage.interim(evaluation)
+        figures = evaluation_figures(rollouts, stage)
+        if rollouts:
+            figures[f"version_oldest_{stage.name}"] = float(min(rollout.oldest for rollout in rollouts))
+            figures[f"version_newest_{stage.name}"] = float(max(rollout.newest for rollout in rollouts))
+        return figures

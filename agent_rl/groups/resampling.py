@@ -1,0 +1,186 @@
+"""Resample on Correct (RoC): sample 2G rollouts, keep G, the cleaner ones among the correct (paper, section GRPO-RoC).
+
+Everything here is pure: `select(group, rng)` is what a user swaps in a filter of their own, and `sound_selection` what is
+asked of it.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent_rl.config.plugins import ContractError, called
+from agent_rl.environments.maths.rewards import answer_tags
+from agent_rl.messages import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a selection may look at: one rewarded rollout of a group, without its tokens."""
+
+    sample: int
+    reward: float
+    turns: int
+    tool_calls: int
+    failed_calls: int
+    answer_tags: int
+    tokens: int
+
+
+Select: TypeAlias = Callable[[Sequence[Candidate], random.Random], tuple[int, ...]]
+"""From a group's candidates and a generator seeded for the group to the positions kept: some with and some without reward,
+or none at all, which drops the group."""
+
+
+def candidate(trajectory: Trajectory, reward: float) -> Candidate:
+    """Summarise a trajectory for selection. A call failed when its outcome says so, whatever its text contains."""
+    return Candidate(
+        sample=trajectory.sample,
+        reward=reward,
+        turns=trajectory.turns,
+        tool_calls=len(trajectory.calls),
+        failed_calls=sum(call.outcome != "success" for call in trajectory.calls),
+        answer_tags=answer_tags(trajectory.text),
+        tokens=len(trajectory.tokens),
+    )
+
+
+def penalty(rollout: Candidate) -> float:
+    """p_err + p_format of the paper, in [0, 2]: how unclean a rollout is, whatever its reward."""
+    errors = rollout.failed_calls / rollout.tool_calls if rollout.tool_calls else 0.5
+    if rollout.answer_tags == 0:
+        return errors + 1.0
+    return errors + min(1.0, (rollout.answer_tags - 1) / max(1, rollout.turns))
+
+
+def quotas(positives: int, negatives: int, keep: int, minimum: int) -> tuple[int, int]:
+    """Split ``keep`` places between the classes in proportion to their sizes, at least ``minimum`` of each where it exists.
+
+    Rounding never loses the last of either sign, and the places always sum to min(keep, positives + negatives). An exact
+    half goes to the rarer class, whose members carry the larger advantages.
+    """
+    keep = min(keep, positives + negatives)
+    share = keep * positives / (positives + negatives) if positives + negatives else 0.0
+    kept = int(share)
+    fraction = share - kept
+    if fraction > 0.5 or (fraction == 0.5 and positives <= negatives):
+        kept += 1
+    floor = max(min(minimum, positives), keep - negatives)
+    ceiling = min(positives, keep - min(minimum, negatives))
+    if floor > ceiling:  # too few places for both minima: one each is what counts
+        floor, ceiling = max(min(1, positives), keep - negatives), min(positives, keep - min(1, negatives))
+    kept = max(floor, min(kept, ceiling))
+    return kept, keep - kept
+
+
+def _split(group: Sequence[Candidate]) -> tuple[list[int], list[int]]:
+    positives = [index for index, rollout in enumerate(group) if rollout.reward > 0]
+    negatives = [index for index, rollout in enumerate(group) if rollout.reward <= 0]
+    return positives, negatives
+
+
+def _weighted(indices: Sequence[int], weights: Sequence[float], count: int, rng: random.Random) -> list[int]:
+    """Draw ``count`` distinct indices, each draw in proportion to the weights of those left (Efraimidis-Spirakis keys)."""
+    keyed = sorted(zip((rng.random() ** (1.0 / w) for w in weights), indices, strict=True), reverse=True)
+    return [index for _, index in keyed[:count]]
+
+
+# A rollout without any penalty would have infinite weight. One error in twenty calls is as clean as rollouts get to be
+# told apart by; below it all are drawn alike.
+CLEANEST = 0.05
+
+
+def select_paper(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
+    """The paper's rule: negatives uniformly, positives with probability inversely proportional to their penalty."""
+    positives, negatives = _split(group)
+    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
+    weights = [1.0 / max(CLEANEST, penalty(group[index])) for index in positives]
+    chosen = _weighted(positives, weights, kept_positives, rng) + rng.sample(negatives, kept_negatives)
+    return tuple(sorted(chosen))
+
+
+def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
+    """The release's rule, without chance: the positives of lowest penalty, the first negatives, at least 2 of each class."""
+    del rng
+    positives, negatives = _split(group)
+    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=2)
+    cleanest = sorted(positives, key=lambda index: (penalty(group[index]), index))
+    return tuple(sorted(cleanest[:kept_positives] + negatives[:kept_negatives]))
+
+
+def select_uniform(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
+    """Random halves of each class, the baseline RoC is compared with (``resampling = "none"``)."""
+    positives, negatives = _split(group)
+    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
+    return tuple(sorted(rng.sample(positives, kept_positives) + rng.sample(negatives, kept_negatives)))
+
+
+SELECTIONS = {"paper": select_paper, "release": select_release, "none": select_uniform}
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether a group teaches anything: its rewards are not all equal."""
+    return len(set(rewards)) > 1
+
+
+def sound_selection(select: Select, group: Sequence[Candidate], rng: random.Random, name: str) -> tuple[int, ...]:
+    """The positions that ``select`` keeps of a group that has signal, ascending; none drops the group.
+
+    Raises ContractError, naming the group as ``name``, when it raises, returns anything but distinct positions in the group,
+    or keeps equal rewards alone: they have no advantage over one another, and training on them would teach nothing.
+    """
+    what, given = getattr(select, "__qualname__", "select"), f"for {name} of {len(group)} rollouts"
+    returned = called(what, lambda: select(group, rng), given)
+    try:
+        kept = sorted(_position(each) for each in returned)
+    except TypeError:
+        raise ContractError(
+            f"{what} returned {_shown(returned)} {given}; it must return positions, as in (0, 2)"
+        ) from None
+    outside = [each for each in kept if not 0 <= each < len(group)]
+    if outside:
+        raise ContractError(f"{what} returned {_shown(returned)} {given}; positions go from 0 to {len(group) - 1}")
+    if len(set(kept)) < len(kept):
+        raise ContractError(f"{what} returned {_shown(returned)} {given}; it must return each position once")
+    if kept and not has_signal([group[each].reward for each in kept]):
+        reward = group[kept[0]].reward
+        message = f"{what} kept only rollouts with the reward {reward:g} {given}, which have no advantage"
+        raise ContractError(f"{message}; keep some with and some without reward, or none to drop the group")
+    return tuple(kept)
+
+
+def _position(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for what is no integer
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def made_up_groups(samples: int, minimum: int) -> Iterator[list[Candidate]]:
+    """Groups to try a selection on: few right and many, long and short, clean and not, some with rollouts lost."""
+    rng = random.Random(0)
+    for trial in range(24):
+        size = samples if trial % 3 else rng.randint(max(2, min(minimum, samples)), max(2, samples))
+        right = (1, size - 1, rng.randint(1, size - 1))[trial % 3]
+        rewarded = set(rng.sample(range(size), right))
+        yield [_made_up(rng, sample, float(sample in rewarded)) for sample in range(size)]
+
+
+def _made_up(rng: random.Random, sample: int, reward: float) -> Candidate:
+    calls = rng.randint(0, 5)
+    return Candidate(
+        sample=sample,
+        reward=reward,
+        turns=calls + 1,
+        tool_calls=calls,
+        failed_calls=rng.randint(0, calls),
+        answer_tags=rng.randint(0, 2),
+        tokens=rng.randint(1, 4000),
+    )

@@ -1,0 +1,1 @@
+"""The learner's mathematics: losses, packed sequences, optimizer, checkpoints."""

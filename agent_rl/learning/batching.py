@@ -1,0 +1,125 @@
+"""Micro-batches by token budget, and the batches of supervised training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Generic, TypeAlias, TypeVar
+
+from agent_rl.environments.base import TaskError
+
+T = TypeVar("T")
+
+Masked: TypeAlias = tuple[list[int], list[int]]
+"""A sequence's tokens and its loss mask."""
+
+TOO_MANY = 10_000
+"""Sequences in a row that do not fit: none ever will."""
+
+POOL = 16
+"""Batches sorted by length together: so many that lengths within one differ little, few enough to keep batches mixed."""
+
+
+class SupervisedBatches(Generic[T]):
+    """The batches of a supervised stage, without end: sequences of like length, in random order within each pool of ``POOL`` batches.
+
+    ``conversations`` has no end and may draw from ``rng`` too; ``encode`` makes a sequence of one. Of the same arguments, the same
+    batches come: `skip` goes to where an earlier process was, and encodes no more than the pool it was in.
+    """
+
+    def __init__(
+        self,
+        conversations: Iterator[T],
+        encode: Callable[[T], Masked],
+        *,
+        batch: int,
+        longest: float,
+        rng: random.Random,
+    ) -> None:
+        self.drawn: list[int] = []
+        """How many conversations each pool took, with those that were too long: what `skip` needs to know."""
+        self._conversations = conversations
+        self._encode = encode
+        self._batch = batch
+        self._longest = longest
+        self._rng = rng
+        self._pool: list[list[Masked]] = []
+
+    def __iter__(self) -> Iterator[list[Masked]]:
+        """The batches from here on."""
+        return self
+
+    def __next__(self) -> list[Masked]:
+        """A batch. Raises TaskError when sequences are too long."""
+        if not self._pool:
+            self._fill()
+        return self._pool.pop(0)
+
+    def skip(self, batches: int, drawn: Sequence[int]) -> None:
+        """Pass over the first batches of all; ``drawn`` is what it was when they had been taken."""
+        pools, rest = divmod(batches, POOL)
+        for count in drawn[:pools]:
+            for _ in islice(self._conversations, count):
+                pass
+            self._rng.shuffle([None] * POOL)  # as much chance as the pool's order took
+        self.drawn = list(drawn[:pools])
+        for _ in range(rest):
+            next(self)
+
+    def _fill(self) -> None:
+        count = 0
+
+        def encoded() -> Iterator[Masked]:
+            nonlocal count
+            for conversation in self._conversations:
+                count += 1
+                yield self._encode(conversation)
+
+        found = islice(fitting(encoded(), self._longest), POOL * self._batch)
+        pool = sorted(found, key=lambda sequence: len(sequence[0]))
+        self._pool = [pool[start : start + self._batch] for start in range(0, len(pool), self._batch)]
+        self._rng.shuffle(self._pool)
+        self.drawn.append(count)
+
+
+def fitting(sequences: Iterable[Masked], longest: float) -> Iterator[Masked]:
+    """Those of at most ``longest`` tokens. Raises TaskError when ``TOO_MANY`` in a row are longer."""
+    longer = 0
+    for sequence in sequences:
+        if len(sequence[0]) <= longest:
+            longer = 0
+            yield sequence
+            continue
+        longer += 1
+        if longer == TOO_MANY:
+            remedy = "train a longer model, or cut them with `agent-rl data sft --max-tokens`"
+            raise TaskError(
+                f"{longer:,} conversations in a row have more than the model's {longest:.0f} tokens: {remedy}"
+            )
+
+
+def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    """Split indices of ``lengths`` into batches of at most ``max_tokens`` tokens, to be packed without padding.
+
+    A sequence longer than the budget makes a batch of its own. Deterministic: longest first, ties by index, each into the first
+    batch with room; indices within a batch ascend.
+    """
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        found = next((batch for batch, left in enumerate(room) if left >= lengths[index]), None)
+        if found is None:
+            batches.append([index])
+            room.append(max_tokens - lengths[index])
+        else:
+            batches[found].append(index)
+            room[found] -= lengths[index]
+    return [sorted(batch) for batch in batches]
+
+
+def split_evenly(indices: Sequence[int], parts: int) -> list[list[int]]:
+    """Cut a sequence into at most ``parts`` runs of nearly equal length, none of them empty."""
+    parts = min(parts, len(indices))
+    bounds = [round(part * len(indices) / parts) for part in range(parts + 1)] if parts else []
+    return [list(indices[start:end]) for start, end in pairwise(bounds)]

@@ -1,0 +1,172 @@
+"""Checkpoints on disk: a Hugging Face directory, and beside the model a folder with what training needs to go on exactly.
+
+::
+
+    config.json, model*.safetensors, tokenizer   as `from_pretrained` and vLLM load them; adapters merged
+    training/state.json                          position, step counts, what the learner adds; size and checksum of every other file
+    training/adapter.safetensors                 of a model trained by adapters, these alone
+    training/rank-0/optimizer*.safetensors       moments and float32 master weights, in files of at most `SHARD_BYTES`
+    training/rank-0/rng.safetensors              states of torch's random generators
+
+Loaders of models take every ``*.safetensors`` of the folder they are given for weights, so nothing else lies there. A process of
+a sharded optimizer has its own ``rank-N``; there is one today. Checkpoints of earlier versions, which kept everything in one folder
+and the state in ``trainer.json``, are read as well.
+
+A checkpoint appears whole or not at all, and is flushed to disk before it appears. `verify` reads all of it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_rl.files.disk import remove, whole
+from agent_rl.learning.finite import refuse_not_finite
+from agent_rl.records.checkpoint_files import (
+    STATE_FILE,
+    CheckpointError,
+    Position,
+    checksum_of_state,
+    file_checksum,
+    position_of,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.learning.optimizer import Optimizer
+    from agent_rl.learning.policy_model import PolicyModel
+
+ADAPTER_FILE = "training/adapter.safetensors"
+RANK = "training/rank-0"
+RNG_FILE = f"{RANK}/rng.safetensors"
+SHARD_BYTES = 5 * 10**9
+
+
+def save_checkpoint(
+    directory: Path,
+    position: Position,
+    *,
+    model: PolicyModel,
+    optimizer: Optimizer,
+    tokenizer: Any,
+    extra: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint. ``extra`` is kept beside the position, as JSON.
+
+    Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
+    """
+    from safetensors.torch import save_file
+
+    tensors, steps = optimizer.state()
+    refuse_not_finite(model.module.state_dict() | tensors, directory)
+    with whole(directory) as partial:
+        (partial / RANK).mkdir(parents=True)
+        model.save(partial)
+        tokenizer.save_pretrained(partial)
+        if model.adapted:
+            save_file(_on_host(model.trained()), partial / ADAPTER_FILE)
+        _save_sharded(tensors, partial / RANK, "optimizer")
+        save_file(_rng_states(), partial / RNG_FILE)
+        written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+        files = {path.relative_to(partial).as_posix(): _flushed(path) for path in written}
+        state = {**asdict(position), "optimizer_steps": steps, "extra": dict(extra), "files": files}
+        (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
+        _flushed(partial / STATE_FILE)
+        for folder in (partial / RANK, partial / "training", partial):
+            _flush_names(folder)
+        remove(directory)  # what is left of a directory that is no whole checkpoint
+    _flush_names(directory.parent)
+
+
+def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer) -> tuple[Position, dict[str, Any]]:
+    """Take up weights, moments and random states; the position, and what was kept beside it.
+
+    Raises CheckpointError, having changed nothing, when a file is missing or not what was written.
+    """
+    from safetensors.torch import load_file
+
+    state = verify(directory)
+    tensors = {path: path.name for path in map(directory.joinpath, state["files"]) if path.suffix == ".safetensors"}
+
+    def read(kind: str) -> dict[str, Tensor]:
+        """All tensors in files whose names begin so, wherever the checkpoint's version puts them."""
+        return {
+            key: value
+            for path, name in tensors.items()
+            if name.startswith(kind)
+            for key, value in load_file(path).items()
+        }
+
+    weights, moments = read("adapter" if model.adapted else "model"), read("optimizer")
+    names = model.trained().keys()
+    try:
+        model.load({name: weights[name] for name in names})
+        optimizer.load(moments, state["optimizer_steps"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{directory} is not of the model that the topology names: {error}") from error
+    _restore_rng(read("rng"))
+    return position_of(state), state["extra"]
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> None:
+    """In as few files of at most `SHARD_BYTES` as their order allows; a larger tensor has one of its own."""
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, Tensor]] = [{}]
+    room = SHARD_BYTES
+    for name, tensor in tensors.items():
+        if shards[-1] and tensor.nbytes > room:
+            shards.append({})
+            room = SHARD_BYTES
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    for number, shard in enumerate(shards):
+        name = stem if len(shards) == 1 else f"{stem}-{number:05d}"
+        save_file(shard, directory / f"{name}.safetensors")
+
+
+def _rng_states() -> dict[str, Tensor]:
+    import torch
+
+    states = {"cpu": torch.get_rng_state()}
+    return states | {f"cuda.{index}": state for index, state in enumerate(_cuda_states())}
+
+
+def _cuda_states() -> list[Tensor]:
+    import torch
+
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+def _restore_rng(states: Mapping[str, Tensor]) -> None:
+    import torch
+
+    torch.set_rng_state(states["cpu"])
+    for index in range(min(len(states) - 1, torch.cuda.device_count())):
+        torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+
+
+def _flushed(path: Path) -> tuple[int, int]:
+    """Size and checksum of a file, once it is on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return file_checksum(path)
+
+
+def _flush_names(directory: Path) -> None:
+    """Make the names in a directory durable, as `os.fsync` of a file does not."""
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,123 @@
+"""How far engine and learner disagree at the same weights, apart from how far the policy has moved since.
+
+A token's whole gap, log pi_prox - log mu, is the sum of two::
+
+    log pi_v - log mu        pi_v: the learner's answer with the weights v that sampled the token: engine against learner
+    log pi_prox - log pi_v   the same code with newer weights: staleness
+
+For tokens of the present version pi_v is pi_prox. For older ones the learner computes a sample of each step's rollouts once more with
+the weights of then, of which it keeps as many copies in host memory as the staleness budget has versions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agent_rl.learning.batching import microbatches
+from agent_rl.learning.policy_model import PolicyModel
+
+
+class Measured(Protocol):
+    """A rollout, as `measure` needs it: arrays over its n response tokens, ``tokens`` over prompt and response."""
+
+    tokens: Tensor
+    prompt: int
+    mask: Tensor
+    behaviour: Tensor
+    versions: Tensor
+    proximal: Tensor | None
+
+
+class OlderWeights:
+    """Copies of the trained weights of the last versions."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._weights: dict[int, Mapping[str, Tensor]] = {}
+        self.version: int | None = None
+        """That of the present weights, once it is known."""
+
+    def remember(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep what the present version's weights are; the caller changes them no more."""
+        self.version = version
+        if self._keep:
+            self._weights[version] = weights
+        for old in sorted(self._weights)[: -self._keep - 1]:
+            del self._weights[old]
+
+    def of(self, version: int) -> Mapping[str, Tensor] | None:
+        """The weights of an older version; None when they are not kept."""
+        return self._weights.get(version)
+
+
+def measure(
+    model: PolicyModel,
+    rollouts: Sequence[Measured],
+    older: OlderWeights,
+    *,
+    temperature: float,
+    max_tokens: int,
+    microbatch_tokens: int,
+) -> dict[str, float]:
+    """Figures over an even sample of the rollouts, of about ``max_tokens`` tokens; empty when none of its tokens can be told.
+
+    ``mismatch_gap`` and ``mismatch_max``: mean and largest |log pi_v - log mu|; ``mismatch_ratio``: mean pi_v / mu;
+    ``staleness_gap``, ``staleness_ratio``: the same of pi_prox and pi_v; ``mismatch_tokens``: of how many tokens. What is computed
+    once more is packed into rows of at most ``microbatch_tokens``.
+    """
+    gaps, moves = [], []
+    for version, found in _by_version(_sample(rollouts, max_tokens)).items():
+        for batch in microbatches([len(rollout.tokens) for rollout, _ in found], max_tokens=microbatch_tokens):
+            parts = [found[index] for index in batch]
+            proximal = torch.cat([_proximal(rollout)[chosen] for rollout, chosen in parts])
+            behaviour = torch.cat([rollout.behaviour[chosen] for rollout, chosen in parts])
+            if version == older.version:
+                at_version = proximal
+            elif (weights := older.of(version)) is not None:
+                wanted = [torch.cat([torch.zeros(r.prompt, dtype=torch.bool), chosen]) for r, chosen in parts]
+                with torch.no_grad(), model.with_weights(weights):
+                    logprobs, _ = model.logprobs(
+                        [rollout.tokens for rollout, _ in parts], wanted, temperature=temperature, with_entropy=False
+                    )
+                at_version = logprobs.cpu()
+            else:
+                continue
+            gaps.append((at_version - behaviour).double())
+            moves.append((proximal - at_version).double())
+    if not gaps:
+        return {}
+    gap, move = torch.cat(gaps), torch.cat(moves)
+    return {
+        "mismatch_gap": float(gap.abs().mean()),
+        "mismatch_max": float(gap.abs().max()),
+        "mismatch_ratio": float(gap.exp().mean()),
+        "staleness_gap": float(move.abs().mean()),
+        "staleness_ratio": float(move.exp().mean()),
+        "mismatch_tokens": float(len(gap)),
+    }
+
+
+def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, Tensor]]]:
+    """Rollouts by the versions that sampled them, each with which of its response tokens [n] bool the version sampled."""
+    found: dict[int, list[tuple[Measured, Tensor]]] = {}
+    for rollout in rollouts:
+        trained = rollout.mask > 0
+        for version in rollout.versions[trained].unique().tolist():
+            found.setdefault(version, []).append((rollout, (rollout.versions == version) & trained))
+    return found
+
+
+def _proximal(rollout: Measured) -> Tensor:
+    assert rollout.proximal is not None
+    return rollout.proximal
+
+
+def _sample(rollouts: Sequence[Measured], max_tokens: int) -> Iterator[Measured]:
+    """Every so many rollouts, from the first."""
+    total = sum(len(rollout.tokens) for rollout in rollouts)
+    yield from rollouts[:: max(1, math.ceil(total / max_tokens))]

@@ -1,0 +1,107 @@
+"""AdamW as the trainer uses it: fused, on float32 master weights when the model's own are in half precision."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_rl.learning.finite import NotFiniteError, Snapshot, named, not_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BETAS = (0.9, 0.999)
+
+
+class Optimizer:
+    """The trained weights of a model, their gradients and moments.
+
+    In half precision each weight has a float32 copy, in which gradients are summed over micro-batches and updates made, since an
+    update of a bfloat16 weight by less than 1/256 of it is lost; the model's weight is the copy, rounded. A parameter then
+    takes 2 + 16 bytes (weight; copy, gradient, two moments) and in float32 16.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float) -> None:
+        trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self._masters = {name: p if p.dtype == torch.float32 else _Master(p).weight for name, p in trained}
+        self._halves = [(p, self._masters[name]) for name, p in trained if p.dtype != torch.float32]
+        self._adam = torch.optim.AdamW(
+            self._masters.values(), lr=0.0, betas=BETAS, weight_decay=weight_decay, fused=True
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self, rate: float, clip: float) -> float:
+        """Clip the gradient's norm and apply it; its norm. Raises NotFiniteError, having changed nothing, when that is not finite."""
+        gradients = [(name, p.grad) for name, p in self._masters.items() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
+        if not math.isfinite(norm):
+            where = not_finite(gradients)
+            self.zero_grad()
+            raise NotFiniteError(f"the gradient's norm is {float(norm)}" + (f": see {named(where)}" if where else ""))
+        torch.nn.utils.clip_grads_with_norm_(self._masters.values(), clip, norm)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+        self._round()
+        return float(norm)
+
+    def reset(self) -> None:
+        """Forget the moments, as a stage may ask."""
+        self._adam.state.clear()
+
+    def snapshot(self) -> Snapshot:
+        """Weights and moments as they are now, to be put back."""
+        return Snapshot(self._masters.values(), self._adam, then=self._round)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Moments and master weights as named tensors on the host, and step counts as numbers: no pickle on disk."""
+        tensors: dict[str, Tensor] = {}
+        steps: dict[str, float] = {}
+        for name, weight in self._masters.items():
+            for key, value in self._adam.state.get(weight, {}).items():
+                if key == "step":
+                    steps[name] = float(value)
+                else:
+                    tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+        if self._halves:
+            tensors |= {f"{name}.master": weight.detach().cpu().contiguous() for name, weight in self._masters.items()}
+        return tensors, steps
+
+    def load(self, tensors: dict[str, Tensor], steps: dict[str, float]) -> None:
+        """Take up a `state`. Raises KeyError when it is that of other weights."""
+        self._adam.state.clear()
+        state: dict[int, dict[str, Any]] = {}
+        for index, (name, weight) in enumerate(self._masters.items()):
+            if self._halves:
+                weight.data.copy_(tensors[f"{name}.master"])
+            if name in steps:
+                moments = {key: tensors[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
+                state[index] = {"step": torch.tensor(steps[name], dtype=torch.float32), **moments}
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": state})
+        self._round()
+
+    def _round(self) -> None:
+        for parameter, master in self._halves:
+            parameter.data.copy_(master.data)
+
+
+class _Master:
+    """The float32 copy of a weight, into whose gradient the weight's own is moved as soon as it is made."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.weight = nn.Parameter(parameter.detach().float())
+        parameter.register_post_accumulate_grad_hook(self._move)
+
+    def _move(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if self.weight.grad is None:
+            self.weight.grad = parameter.grad.float()
+        else:
+            self.weight.grad += parameter.grad
+        parameter.grad = None

@@ -1,0 +1,315 @@
+"""The learner's torch side: supervised steps, GRPO-RoC steps, weights out, checkpoints in Hugging Face format.
+
+Synchronous and free of sockets; the learner actor runs it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from agent_rl.config.topology import Algorithm, Lora, RlStage, SftStage
+from agent_rl.files.disk import whole
+from agent_rl.learning.advantages import group_advantages
+from agent_rl.learning.batching import microbatches, split_evenly
+from agent_rl.learning.checkpoints import load_checkpoint, save_checkpoint
+from agent_rl.learning.finite import NotFiniteError, named, not_finite, refuse_not_finite
+from agent_rl.learning.losses import Loss, LossSettings, policy_loss
+from agent_rl.learning.mismatch import OlderWeights, measure
+from agent_rl.learning.optimizer import Optimizer
+from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.messages import TrainingGroup
+from agent_rl.records.checkpoint_files import Position
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One trajectory as the trainer sees it; arrays over its n response tokens, ``tokens`` over prompt and response."""
+
+    name: str
+    tokens: Tensor
+    prompt: int
+    mask: Tensor
+    behaviour: Tensor
+    versions: Tensor
+    advantage: float
+    proximal: Tensor | None = None
+
+
+class Trainer:
+    """A model, its optimizer, and the steps that change them."""
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        dtype: str,
+        device: str,
+        algorithm: Algorithm,
+        threads: int,
+        seed: int,
+        loss: Loss = policy_loss,
+        options: ModelOptions | None = None,
+        lora: Lora | None = None,
+        tokenizer: Any = None,
+        mismatch_tokens: int = 1024,
+    ) -> None:
+        """``tokenizer`` is saved with the model; without it, the model's own."""
+        torch.set_num_threads(threads)
+        torch.manual_seed(seed)
+        self.algorithm = algorithm
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
+        self.model = PolicyModel(
+            model_path, dtype=dtype, device=device, options=options or ModelOptions(), lora=lora, seed=seed
+        )
+        self.device = self.model.device
+        self.max_length = self.model.max_length
+        self.settings = LossSettings(**{field.name: getattr(algorithm, field.name) for field in fields(LossSettings)})
+        self.loss = loss
+        self.older = OlderWeights(algorithm.max_staleness if mismatch_tokens else 0)
+        self._mismatch_tokens = mismatch_tokens
+        self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
+
+    # Supervised --------------------------------------------------------------------------------------------------------
+
+    def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> dict[str, float]:
+        """One supervised step on (tokens, loss mask) pairs: mean cross-entropy over the masked-in tokens.
+
+        Raises NotFiniteError, with weights and optimizer as before, when loss or gradient is not finite.
+        """
+        rate = stage.learning_rate * _schedule(step, stage.steps, stage.warmup_steps, stage.schedule)
+        self.model.module.train()
+        self.optimizer.zero_grad()
+        sequences = [torch.tensor(tokens) for tokens, _ in batch]
+        wanted = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
+        total = max(1, sum(int(each.sum()) for each in wanted))
+        loss_sum = 0.0
+        lengths = [len(tokens) for tokens in sequences]
+        for indices in microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
+            logprobs, _ = self.model.logprobs(
+                [sequences[index] for index in indices],
+                [wanted[index] for index in indices],
+                temperature=1.0,
+                with_entropy=False,
+            )
+            loss = -logprobs.sum() / total
+            loss.backward()
+            loss_sum += float(loss.detach())
+            if not math.isfinite(loss_sum):
+                raise NotFiniteError(f"the loss is {loss_sum} on a micro-batch of {len(indices)} demonstrations")
+        norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
+        return {"loss": loss_sum, "gradient_norm": norm, "tokens": float(total)}
+
+    # Reinforcement -----------------------------------------------------------------------------------------------------
+
+    def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> dict[str, float]:
+        """One step of GRPO-RoC on the kept groups, in the given order; figures by name.
+
+        The proximal log-probabilities are the learner's own before the first update. Raises NotFiniteError, with weights and
+        optimizer as before the step, when the loss or gradient of any update is not finite.
+        """
+        sequences = [sequence for group in groups for sequence in self._sequences(group)]
+        trained = float(sum(int(s.mask.sum()) for s in sequences))
+        figures = {"trained_tokens": trained, "trained_rollouts": float(len(sequences)), "skipped": 0.0}
+        if not sequences:
+            return figures
+        _refuse_not_finite_inputs(sequences)
+        rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
+        self.model.module.train()
+        totals: dict[str, float] = {}
+        batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
+        if len(batches) > 1:  # with one update its own forward pass is the proximal one
+            self._fill_proximal(sequences)
+        # A single update is refused before it changes anything; of several, the first may have been made already.
+        before = self.optimizer.snapshot() if len(batches) > 1 else None
+        try:
+            gradient_norms = [
+                self._update([sequences[index] for index in indices], totals, rate) for indices in batches
+            ]
+        except NotFiniteError:
+            self.optimizer.zero_grad()
+            if before is not None:
+                before.put_back()
+            raise
+        tokens = totals.pop("tokens", 0.0) or 1.0
+        figures.update({name: value / tokens for name, value in totals.items() if name != "loss"})
+        figures["loss"] = totals.get("loss", 0.0) / len(batches)
+        figures["gradient_norm"] = float(np.mean(gradient_norms))
+        figures["learning_rate"] = rate
+        if self._mismatch_tokens:
+            figures |= measure(
+                self.model,
+                sequences,
+                self.older,
+                temperature=self.algorithm.temperature,
+                max_tokens=self._mismatch_tokens,
+                microbatch_tokens=self.algorithm.microbatch_tokens,
+            )
+        return figures
+
+    def _sequences(self, group: TrainingGroup) -> list[_Sequence]:
+        advantages = group_advantages(group.rewards, divide_by_std=self.algorithm.advantage_std)
+        return [
+            _Sequence(
+                name=f"{group.group}, sample {t.sample}",
+                tokens=torch.from_numpy(np.concatenate([t.prompt_tokens, t.tokens]).astype(np.int64)),
+                prompt=len(t.prompt_tokens),
+                mask=torch.from_numpy(t.loss_mask.astype(np.float32)),
+                behaviour=torch.from_numpy(np.array(t.logprobs, dtype=np.float32)),
+                versions=torch.from_numpy(t.policies[:, 1].astype(np.int64)),
+                advantage=float(advantage),
+            )
+            for t, advantage in zip(group.trajectories, advantages, strict=True)
+        ]
+
+    def _fill_proximal(self, sequences: Sequence[_Sequence]) -> None:
+        with torch.no_grad():
+            for batch in self._microbatches(sequences):
+                logprobs, _ = self._response_logprobs(batch, with_entropy=False)
+                _keep_proximal(batch, logprobs)
+
+    def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float], rate: float) -> float:
+        """One optimizer update; its gradient norm. Raises NotFiniteError before it changes a weight."""
+        self.optimizer.zero_grad()
+        normaliser = max(1.0, float(sum(float(s.mask.sum()) for s in sequences)))
+        loss_sum = 0.0
+        for batch in self._microbatches(sequences):
+            logprobs, entropy = self._response_logprobs(batch)
+            mask = _stack([s.mask for s in batch]).to(self.device)
+            behaviour = _stack([s.behaviour for s in batch]).to(self.device)
+            advantages = torch.tensor([[s.advantage] for s in batch], device=self.device).expand_as(mask)
+            if batch[0].proximal is None:
+                proximal = logprobs.detach()
+                _keep_proximal(batch, proximal)
+            else:
+                proximal = _stack([s.proximal for s in batch if s.proximal is not None]).to(self.device)
+            loss, sums = self.loss(
+                logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=self.settings
+            )
+            if self.settings.entropy_coefficient:
+                loss = loss - self.settings.entropy_coefficient * entropy.sum() / normaliser
+            loss.backward()
+            loss_sum += float(loss.detach())
+            if not math.isfinite(loss_sum):
+                raise NotFiniteError(f"the loss is {loss_sum}, {_cause(batch, logprobs.detach())}")
+            _add(totals, "entropy", float(entropy.detach().sum()))
+            _add(totals, "clip_share", float(sums.clipped))
+            _add(totals, "ratio_deviation", float(sums.ratio_deviation))
+            _add(totals, "correction_mean", float(sums.correction))
+            _add(totals, "correction_capped_share", float(sums.correction_capped))
+            _add(totals, "policy_gap", float(sums.log_gap))
+            _add(totals, "tokens", float(mask.sum()))
+        _add(totals, "loss", loss_sum)
+        return self.optimizer.step(rate, self.algorithm.gradient_clip)
+
+    def _microbatches(self, sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        batches = microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens)
+        return [[sequences[index] for index in batch] for batch in batches]
+
+    def _response_logprobs(self, batch: Sequence[_Sequence], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+        """Of a micro-batch: log-probabilities, [rows, longest response] with 0 where masked, and entropies of the model's tokens."""
+        wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask > 0]) for s in batch]
+        logprobs, entropy = self.model.logprobs(
+            [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature, with_entropy=with_entropy
+        )
+        mask = _stack([s.mask for s in batch]).to(self.device) > 0
+        return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy
+
+    # Weights and checkpoints -------------------------------------------------------------------------------------------
+
+    def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Tensor]:
+        """The weights, under the model's own names, as those of ``version``: training may go on meanwhile.
+
+        They are in host memory, or on another ``device``, and whole once this returns: other threads and streams may read them.
+        """
+        weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.weights().items()}
+        trained = self.model.trained()
+        if self.model.adapted:
+            self.older.remember(version, {name: tensor.to("cpu", copy=True) for name, tensor in trained.items()})
+        else:
+            self.older.remember(version, {name: weights[name].to("cpu") for name in trained})
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        return weights
+
+    def save(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all.
+
+        Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
+        """
+        save_checkpoint(
+            directory,
+            position,
+            model=self.model,
+            optimizer=self.optimizer,
+            tokenizer=self.tokenizer,
+            extra=extra or {},
+        )
+
+    def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
+        """Take up a checkpoint; its position and what was kept beside it. Raises CheckpointError, having changed nothing."""
+        return load_checkpoint(directory, model=self.model, optimizer=self.optimizer)
+
+
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a copy of weights to one safetensors file; it appears whole or not at all.
+
+    Raises TrainingStoppedError, and writes nothing, when they are not finite.
+    """
+    refuse_not_finite(weights, path)
+    with whole(path) as partial:
+        save_file(dict(weights), partial)
+
+
+def _keep_proximal(batch: Sequence[_Sequence], logprobs: Tensor) -> None:
+    for sequence, row in zip(batch, logprobs.cpu(), strict=True):
+        sequence.proximal = row[: len(sequence.mask)]
+
+
+def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
+    """An infinite log-probability need not make the loss so: the capped correction hides it."""
+    found = []
+    for sequence in sequences:
+        parts = {
+            "advantage": torch.tensor(sequence.advantage),
+            "log-probabilities by the engine": sequence.behaviour[sequence.mask > 0],
+        }
+        found += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
+    if found:
+        raise NotFiniteError(f"not finite: {named(found)}")
+
+
+def _cause(batch: Sequence[_Sequence], logprobs: Tensor) -> str:
+    """Of a micro-batch whose loss is not finite: whether the model's answers are not, and of which rollouts."""
+    rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask > 0]) for row, s in enumerate(batch)]
+    wrong = not_finite(rows)
+    if wrong:
+        return f"not finite: log-probabilities by the learner of {named(wrong)}"
+    return "though everything it is computed from is finite"
+
+
+def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:
+    if step < warmup:
+        return (step + 1) / warmup
+    if kind == "constant":
+        return 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    """Rows padded on the right with zeros to one width."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def _add(totals: dict[str, float], name: str, value: float) -> None:
+    totals[name] = totals.get(name, 0.0) + value

@@ -1,0 +1,306 @@
+"""What a Hugging Face model directory says of its model, read without torch or transformers, and what is wrong with it.
+
+::
+
+    directory --> config.json, tokenizer.json, chat template, headers of *.safetensors --> ModelFiles.faults()
+
+Everything is read as JSON, text, or a header of a few kilobytes, so that a model of any size is checked within a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from agent_rl.files import reading_json
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+HEADER_BYTES = 100_000_000
+"""The longest header that safetensors allows."""
+SAVE_AGAIN = "save the model again, or copy it whole"
+
+Finding = tuple[str, str]
+"""What is wrong, and the remedy."""
+
+
+class Unreadable(Exception):  # noqa: N818 - named for what it is
+    """A file of the model cannot be read; the message names it."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file. Raises Unreadable, naming the file, for anything else, numbers of thousands of digits included."""
+    try:
+        value = reading_json.read_json(path)
+    except (OSError, reading_json.JsonError) as error:
+        raise Unreadable(f"{path} cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise Unreadable(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's directory, and its config.json; of a model of several kinds of input, the text's part of that."""
+
+    directory: Path
+    config: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path) -> ModelFiles:
+        """Raises Unreadable when config.json is missing or no JSON object."""
+        config = read_json(directory / "config.json")
+        text = config.get("text_config")
+        return cls(directory, {**config, **text} if isinstance(text, dict) else config)
+
+    @property
+    def length(self) -> int | None:
+        """Tokens a sequence may have, prompt included; None when config.json does not say."""
+        found = self.config.get("max_position_embeddings")
+        return found if _is_size(found) else None
+
+    @property
+    def dtype(self) -> str:
+        """The data type that weights are served in: bfloat16 where they are stored so, else float32."""
+        stored = self.config.get("dtype", self.config.get("torch_dtype"))
+        return "bfloat16" if stored == "bfloat16" else "float32"
+
+    def faults(self, *, template: str | None = None, weights: bool = True) -> Iterator[Finding]:
+        """All that is wrong. ``template`` is a chat template in place of the model's own; ``weights`` says that they are here."""
+        yield from self._config_faults()
+        yield from self.files_missing(weights=weights)
+        yield from self._tokenizer_faults()
+        yield from self._template_faults(template)
+        if weights:
+            yield from self._weight_faults()
+
+    def files_missing(self, *, weights: bool = True) -> Iterator[Finding]:
+        """Whether there is a tokenizer and, where they are to be here, weights."""
+        if weights and not any(found for pattern in WEIGHT_FILES for found in self.directory.glob(pattern)):
+            message = f"{self.directory} has no weights ({' or '.join(WEIGHT_FILES)})"
+            yield message, "save the model's weights beside its config.json"
+        if not self._has_tokenizer():
+            message = f"{self.directory} has no tokenizer ({' or '.join(TOKENIZER_FILES)})"
+            yield message, "save the tokenizer beside the model"
+
+    def _has_tokenizer(self) -> bool:
+        return any((self.directory / name).is_file() for name in TOKENIZER_FILES)
+
+    def _config_faults(self) -> Iterator[Finding]:
+        file, config = self.directory / "config.json", self.config
+        kind = config.get("model_type")
+        known = causal_models()
+        if not isinstance(kind, str):
+            yield f"{file} has no model_type", "it must be the config.json of a language model"
+        elif known and kind not in known:
+            newer = f"transformers {_installed('transformers')} knows no causal language model of that kind"
+            yield (
+                f"{file} says model_type {kind!r}, and {newer}",
+                "choose another model, or install a newer transformers",
+            )
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"):
+            if config.get(name) is not None and not _is_size(config[name]):
+                yield f"{file}: {name} is {config[name]!r:.60}", "it must be a whole number of at least 1"
+        for name in ("vocab_size", "max_position_embeddings"):
+            if not _is_size(config.get(name)):
+                said = f"{name} is {config[name]!r:.60}" if name in config else f"{name} is missing"
+                yield f"{file}: {said}", "it must be a whole number of at least 1"
+        heads, shared, width = (config.get(n) for n in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
+        if isinstance(heads, int) and _is_size(shared) and heads % int(shared or 1):
+            yield f"{file}: {heads} num_attention_heads do not share {shared} num_key_value_heads evenly", SAVE_AGAIN
+        if isinstance(width, int) and _is_size(heads) and config.get("head_dim") is None and width % int(heads or 1):
+            yield f"{file}: hidden_size {width} is no multiple of {heads} num_attention_heads", SAVE_AGAIN
+
+    def _tokenizer_faults(self) -> Iterator[Finding]:
+        file = self.directory / "tokenizer.json"
+        if not file.is_file():
+            return
+        try:
+            largest = _largest_token(read_json(file))
+        except Unreadable as error:
+            yield str(error), "save the tokenizer again"
+            return
+        vocabulary = self.config.get("vocab_size")
+        if isinstance(vocabulary, int) and largest >= vocabulary:
+            yield (
+                f"{file} has tokens up to {largest}, and the model's vocab_size is {vocabulary}",
+                "save the tokenizer that belongs to the model beside it",
+            )
+
+    def _template_faults(self, given: str | None) -> Iterator[Finding]:
+        if given is None and not self._has_tokenizer():
+            return  # what is missing is the tokenizer, and with it the template
+        try:
+            template = self._own_template() if given is None else given
+        except Unreadable as error:
+            yield str(error), "save the tokenizer again"
+            return
+        if template is None:
+            yield (
+                f"{self.directory} has no chat template",
+                "use an instruction-tuned model, or name a template as chat_template in [model]",
+            )
+        elif fault := template_fault(template):
+            yield f"the chat template {fault}", "mend it, or name another as chat_template in [model]"
+
+    def _own_template(self) -> str | None:
+        """The tokenizer's; of several, the one named default. None without any. Raises Unreadable."""
+        file = self.directory / "chat_template.jinja"
+        if file.is_file():
+            return read_template(file)
+        named: Any = None
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if (self.directory / name).is_file():
+                named = named or read_json(self.directory / name).get("chat_template")
+        if isinstance(named, list):
+            of = {each.get("name"): each.get("template") for each in named if isinstance(each, dict)}
+            named = of.get("default", next(iter(of.values()), None))
+        return named if isinstance(named, str) else None
+
+    def _weight_faults(self) -> Iterator[Finding]:
+        index = self.directory / INDEX
+        try:
+            if missing := missing_shards(self.directory):
+                yield f"{index} names {missing[0]}, which is not there ({len(missing)} files missing)", SAVE_AGAIN
+            for file in sorted(self.directory.glob("*.safetensors")):
+                embedding = tensors(file).get(EMBEDDING)
+                shape = embedding.get("shape") if isinstance(embedding, dict) else None
+                wanted = [self.config.get("vocab_size"), self.config.get("hidden_size")]
+                if shape and all(map(_is_size, wanted)) and shape != wanted:
+                    yield f"{file}: {EMBEDDING} has shape {shape}, and config.json says {wanted}", SAVE_AGAIN
+        except Unreadable as error:
+            yield str(error), SAVE_AGAIN
+
+
+def missing_shards(directory: Path) -> list[str]:
+    """The files of weights that a model's index names and that are not there; none without an index. Raises Unreadable."""
+    index = directory / INDEX
+    if not index.is_file():
+        return []
+    named = read_json(index).get("weight_map")
+    files = {str(name) for name in named.values()} if isinstance(named, dict) else {"(no weight_map)"}
+    return sorted(files - {file.name for file in directory.iterdir()})
+
+
+def tensors(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file that is whole, by tensor. Raises Unreadable for any other."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = reading_json.parse_json(opened.read(length)) if 0 < length <= HEADER_BYTES else None
+    except (OSError, reading_json.JsonError) as error:
+        raise Unreadable(f"{file} is no safetensors file ({error})") from error
+    if not isinstance(header, dict):
+        raise Unreadable(f"{file} is no safetensors file (it has no header)")
+    try:
+        ends = [int(header[name]["data_offsets"][1]) for name in header if name != "__metadata__"]
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise Unreadable(f"{file} is no safetensors file (its header does not say where the tensors are)") from error
+    wanted, size = 8 + length + max(ends, default=0), file.stat().st_size
+    if size != wanted:
+        raise Unreadable(f"{file} is {size} bytes long, and its header says {wanted}")
+    return header
+
+
+def read_template(file: Path) -> str:
+    """The text of a template file. Raises Unreadable."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreadable(f"{file} cannot be read ({error})") from error
+
+
+def template_fault(template: str) -> str:
+    """Why a chat template cannot be compiled, or what it says against a conversation with tools; empty for a sound one."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The block that transformers knows beside Jinja's own."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+        def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    class RefusedError(Exception):
+        pass
+
+    def refuse(message: object) -> None:
+        raise RefusedError(str(message))
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.globals["raise_exception"] = refuse
+    said = ["system", "user", "assistant", "user"]
+    messages = [{"role": role, "content": role} for role in said]
+    try:
+        compiled = environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        return f"cannot be compiled: line {error.lineno}: {error.message}"
+    except (RecursionError, MemoryError, ValueError) as error:
+        return f"cannot be compiled: {error}"
+    try:
+        compiled.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
+    except RefusedError as error:
+        return f"refuses a conversation of system, user, assistant and user: {error}"
+    except Exception:  # noqa: BLE001 - it may ask for what transformers alone gives it; whether it works is seen at start
+        return ""
+    return ""
+
+
+def _largest_token(tokenizer: Mapping[str, Any]) -> int:
+    """The largest number of any token; -1 when none can be told."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    numbers: list[Any] = []
+    if isinstance(vocabulary, dict):
+        numbers += vocabulary.values()
+    elif isinstance(vocabulary, list):
+        numbers.append(len(vocabulary) - 1)
+    added = tokenizer.get("added_tokens")
+    numbers += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return max((number for number in numbers if isinstance(number, int)), default=-1)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@cache
+def causal_models() -> frozenset[str]:
+    """The model types that the installed transformers has a causal language model for; empty when that cannot be told.
+
+    It is read from transformers' source, which takes milliseconds; importing it takes seconds, and torch with it.
+    """
+    spec = find_spec("transformers")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    for place in places:
+        try:
+            source = (Path(place) / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        table = source.partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict(")[2].partition("\n)")[0]
+        return frozenset(re.findall(r'\(\s*"([^"]+)",', table))
+    return frozenset()
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(unknown)"

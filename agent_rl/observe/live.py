@@ -1,0 +1,351 @@
+"""What a run is doing, for people: a table on a terminal, plain lines elsewhere.
+
+``LiveView`` holds what was last heard and draws it; it knows neither clock nor screen. The displays put it on one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from agent_rl.messages import ActorStatus
+from agent_rl.observe.live_layout import ActorRow, actor_lines, figure_lines
+
+DASH = "-"
+LATE_SECONDS = 3.0
+"""An actor says how it is twice a second: one not heard for so long is late."""
+
+OWN_FIGURES = (
+    ("queue", "queue"),
+    ("running", "running"),
+    ("waiting", "waiting"),
+    ("groups_open", "open groups"),
+    ("tokens_per_s", "tokens/s"),
+    ("rollouts_per_s", "rollouts/s"),
+    ("calls_per_s", "calls/s"),
+    ("children", "children"),
+    ("sessions", "sessions"),
+    ("sessions_evicted", "evicted"),
+    ("sessions_rebuilt", "rebuilt"),
+    ("groups_trained", "trained"),
+    ("rollouts_in_flight", "rollouts in flight"),
+    ("seconds_per_step", "s/step"),
+    ("rejected_frames", "rejected frames"),
+)
+"""The figures shown on an actor's own line: name in ActorStatus.figures, and what people call it."""
+
+
+@dataclass
+class _ActorLine:
+    process: str = "starting"
+    said: str = ""
+    detail: str = ""
+    restarts: int = 0
+    heard_at: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class LiveView:
+    """The newest status of every actor. ``now`` is seconds on any monotonic clock, the same in every call."""
+
+    def __init__(self, name: str, actors: Sequence[str], stages: Sequence[str], now: float) -> None:
+        self.name = name
+        self._stages = tuple(stages)
+        self.started = now
+        self._actors = {actor: _ActorLine() for actor in actors}
+        self.silences: Mapping[str, str] = {}
+        """Actors that are silent, each with how long and who waits for it; shown as their state."""
+
+    def observe(self, status: ActorStatus, now: float) -> None:
+        """An actor says how it is; actors of other hosts appear as they are heard. NaN and infinity are no figures."""
+        line = self._actors.setdefault(status.actor, _ActorLine())
+        line.said, line.detail, line.heard_at = status.state, status.detail, now
+        line.figures = {name: value for name, value in status.figures.items() if math.isfinite(value)}
+
+    def process(self, actor: str, state: str) -> None:
+        """The supervisor says how an actor's process is: starting, restarting, stopping, stopped, ..."""
+        line = self._actors.setdefault(actor, _ActorLine())
+        line.process = state
+        if state == "restarting":
+            line.restarts += 1
+        if state in {"starting", "restarting"}:
+            line.said, line.heard_at, line.figures = "", None, {}
+
+    def milestone(self) -> float | None:
+        """The stage: where a new plain line is due."""
+        return self._first("stage")
+
+    def line(self, now: float) -> str:
+        """The whole run in one line."""
+        figures = "  ".join(f"{label} {value}" for label, value in self.figures())
+        actors = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
+        return f"[{duration(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
+
+    def figures(self) -> list[tuple[str, str]]:
+        """The figures of the whole run, each with its label, the most important first; what nobody has reported is a dash."""
+        step, steps = self.progress()
+        per_step = self._first("seconds_per_step")
+        left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
+        without_update = self._first("steps_without_update")
+        return [
+            ("stage", self._stage()),
+            ("step", f"{_count(step)}/{_count(steps)}"),
+            ("left", DASH if left is None else duration(left)),
+            ("success", _percent(self._first("success"))),
+            *([("steps without update", _count(without_update))] if without_update else []),
+            ("tokens/s", _count(self._sum("tokens_per_s"))),
+            ("tool calls/s", _number(self._sum("calls_per_s"))),
+            ("KV in use", self._kv()),
+            ("staleness", f"{_number(self._first('staleness_mean'))} (max {_count(self._first('staleness_max'))})"),
+            ("queued", _count(self._sum("queue"))),
+            ("groups open", _count(self._first("groups_open"))),
+            ("trained", _count(self._first("groups_trained"))),
+            ("dropped", _count(self._first("groups_dropped"))),
+        ]
+
+    def render(self, now: float, width: int) -> RenderableType:
+        """The live table, no wider than ``width``: the run above, an actor a line or two below."""
+        title = f"{self.name}, {duration(now - self.started)}"
+        rows = [self._row(actor, line, now) for actor, line in self._actors.items()]
+        return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *actor_lines(rows, width)])
+
+    def _row(self, actor: str, line: _ActorLine, now: float) -> ActorRow:
+        state = self.silences.get(actor) or _state(line)
+        word, mark, said = state.partition("; " if actor in self.silences else ": ")
+        figures = [f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures]
+        if line.detail and line.said != "failed":  # then the state says it
+            figures.insert(0, line.detail)
+        ago = None if line.heard_at is None else now - line.heard_at
+        heard = DASH if ago is None else f"{ago:.0f} s ago"
+        late = ago is not None and ago >= LATE_SECONDS
+        return ActorRow(actor, word, said if mark else "", heard, line.restarts, figures or [DASH], late=late)
+
+    def unusual(self) -> list[tuple[str, str]]:
+        """Actors that are not simply running."""
+        states = [(actor, self.silences.get(actor) or _state(line)) for actor, line in self._actors.items()]
+        return [(actor, state) for actor, state in states if state != "running"]
+
+    def progress(self) -> tuple[float | None, float | None]:
+        """Step and steps of one actor: of the one that walks the stages, or else of who evaluates."""
+        both = [line.figures for line in self._actors.values() if {"step", "steps"} <= line.figures.keys()]
+        both.sort(key=lambda figures: "stage" not in figures)
+        return (both[0]["step"], both[0]["steps"]) if both else (None, None)
+
+    def _values(self, figure: str) -> list[float]:
+        return [line.figures[figure] for line in self._actors.values() if figure in line.figures]
+
+    def _first(self, figure: str) -> float | None:
+        return next(iter(self._values(figure)), None)
+
+    def _sum(self, figure: str) -> float | None:
+        values = self._values(figure)
+        return sum(values) if values else None
+
+    def _kv(self) -> str:
+        used, total = self._sum("kv_used"), self._sum("kv_total")
+        return DASH if used is None or not total else _percent(used / total)
+
+    def _stage(self) -> str:
+        stage = self._first("stage")
+        if stage is None:
+            return DASH
+        number, known = int(stage), len(self._stages)
+        count = int(self._first("stages") or known)
+        if number >= count:
+            return "done"
+        name = f" {self._stages[number]}" if number < known else ""
+        return f"{number + 1}/{count}{name}"
+
+
+class Display(Protocol):
+    """Where the run is shown."""
+
+    def refresh(self, now: float) -> None:
+        """Show the view as it is."""
+
+    def notice(self, text: str) -> None:
+        """Say something once."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class TerminalDisplay:
+    """The table, redrawn in place; notices scroll by above it. No thread: it is drawn when ``refresh`` is called."""
+
+    def __init__(self, view: LiveView, console: Console) -> None:
+        self._view = view
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def refresh(self, now: float) -> None:
+        """Redraw the table."""
+        self._live.update(self._view.render(now, self._console.width), refresh=True)
+
+    def notice(self, text: str) -> None:
+        """Print above the table."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class PlainDisplay:
+    """A line at every new stage, and otherwise every few seconds."""
+
+    INTERVAL = 5.0
+    """Seconds between lines without a milestone."""
+
+    def __init__(self, view: LiveView, out: TextIO) -> None:
+        self._view = view
+        self._out = out
+        self._due: float | None = None
+        self._milestone: float | None = None
+
+    def refresh(self, now: float) -> None:
+        """Write a line if one is due."""
+        milestone = self._view.milestone()
+        if self._due is None:
+            self._due = now + self.INTERVAL
+        if milestone != self._milestone or now >= self._due:
+            self._milestone = milestone
+            self._due = now + self.INTERVAL
+            self.notice(self._view.line(now))
+
+    def notice(self, text: str) -> None:
+        """Write a line."""
+        print(text, file=self._out, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class SteadyConsole(Console):
+    """A console that raises when its reader has gone; rich's own ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the BrokenPipeError is handled."""
+        raise  # noqa: PLE0704 - the error being handled
+
+
+class SteadyDisplay:
+    """A display that falls silent for good when its output fails (a full disk, a closed pipe): no run ends for that.
+
+    ``on_failure`` is called once, with the error.
+    """
+
+    def __init__(self, display: Display, on_failure: Callable[[Exception], object]) -> None:
+        self._display = display
+        self._on_failure = on_failure
+        self._failed = False
+
+    def refresh(self, now: float) -> None:
+        """Show the view, as long as that works."""
+        self._try(lambda: self._display.refresh(now))
+
+    def notice(self, text: str) -> None:
+        """Say something once, as long as that works."""
+        self._try(lambda: self._display.notice(text))
+
+    def __enter__(self) -> Self:
+        self._try(self._display.__enter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._try(lambda: self._display.__exit__(kind, error, trace))
+
+    def _try(self, show: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            show()
+        except (OSError, ValueError) as error:  # ValueError: the file is closed, or cannot write these characters
+            self._failed = True
+            self._on_failure(error)
+
+
+def make_display(view: LiveView, out: TextIO, on_failure: Callable[[Exception], object] = lambda _: None) -> Display:
+    """The display that suits what ``out`` is; ``on_failure`` is told when it cannot be written to any more."""
+    console = SteadyConsole(file=out)
+    display = TerminalDisplay(view, console) if console.is_terminal else PlainDisplay(view, out)
+    return SteadyDisplay(display, on_failure)
+
+
+def summary_table(summary: Mapping[str, object]) -> Table:
+    """A finished run's figures, one a line; a share with its interval (``_low``, ``_high``) and its number as one."""
+    table = Table("figure", "value", title="summary", title_justify="left")
+    for name, value in summary.items():
+        if isinstance(value, list) or name in {"stopped", "checkpoint"}:  # for below the table
+            continue
+        whole = (name.removesuffix("_low"), name.removesuffix("_high"), f"success_{name.removeprefix('problems_')}")
+        if any(share != name and share in summary for share in whole):
+            continue
+        table.add_row(name, _share(summary, name) or _figure(value))
+    return table
+
+
+def _share(summary: Mapping[str, object], name: str) -> str:
+    """A share with its interval and what it is a share of; empty when the figure has no interval."""
+    share, low, high = (summary.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    if not (isinstance(share, float) and isinstance(low, float) and isinstance(high, float)):
+        return ""
+    count = summary.get(f"problems_{name.removeprefix('success_')}")
+    of = f" of {count:,.0f}" if isinstance(count, float) else ""
+    return f"{100 * share:.1f} %{of}  (95 %: {100 * low:.1f} to {100 * high:.1f})"
+
+
+def _figure(value: object) -> str:
+    if value is None or value != value:  # noqa: PLR0124 - NaN
+        return DASH
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:,.6g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def _state(line: _ActorLine) -> str:
+    """The process' state until the actor speaks for itself, and again once it is being stopped."""
+    state = line.said if line.said and line.process in {"starting", "restarting"} else line.process
+    return f"{state}: {line.detail}" if line.said == "failed" and line.detail else state
+
+
+def _count(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.1f}%"
+
+
+def duration(seconds: float) -> str:
+    """As in 1:02:03 or 4:05."""
+    minutes, second = divmod(int(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,199 @@
+"""Who worked, who waited for whom: the timeline's rows on one axis of running time, and their shares.
+
+A run that was continued has gaps on the wall clock; they are left out of the axis, and marked. Rows are in the order they were
+written in, whatever the clock said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agent_rl.observe.report.records import Row, figure
+
+GAP_SECONDS = 5.0
+"""Rows follow each other at once; more than this between them is a time in which the run was not running."""
+ROLES = ("learner", "rollout_generator", "tool_executor", "roc_filter", "kv_scheduler")
+"""The order in which people look at them; each has the colour of its place."""
+MOST_LANES = 12
+"""More actors than this are shown by role, as the mean of its replicas."""
+
+
+@dataclass(slots=True)
+class Share:
+    """An actor's shares of a span of time: busy, and waiting by role waited for; processor time in cores."""
+
+    busy: float = 0.0
+    cpu: float = 0.0
+    waiting: dict[str, float] = field(default_factory=dict)
+    words: dict[str, float] = field(default_factory=dict)
+    """Waiting by what the actor said it waits for, numbers left out."""
+
+    @property
+    def waiting_in_all(self) -> float:
+        """For whomever."""
+        return sum(self.waiting.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From ``start`` to ``end`` in seconds of running time; actors by name."""
+
+    start: float
+    end: float
+    actors: dict[str, Share]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The whole run. ``cores`` None where it was not recorded."""
+
+    spans: tuple[Span, ...]
+    gaps: tuple[float, ...]
+    """Where, in seconds of running time, the run was started again."""
+    cores: int | None
+    _walls: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long the run ran."""
+        return self.spans[-1].end if self.spans else 0.0
+
+    def place(self, wall: float) -> float | None:
+        """A moment of the wall clock in seconds of running time; None when it is not known."""
+        if not self.spans or not math.isfinite(wall):
+            return None
+        for span, ended in zip(self.spans, self._walls, strict=True):
+            if wall <= ended:
+                return max(span.start, span.end - (ended - wall))
+        return self.seconds
+
+    def lanes(self) -> list[str]:
+        """The actors, or the roles when there are many, in the order of ROLES."""
+        names = {name for span in self.spans for name in span.actors}
+        return sorted(names, key=lambda name: (role_number(name), name))
+
+
+def activity(rows: Sequence[Row]) -> Activity:
+    """The timeline on one axis."""
+    names = {name for row in rows for name in row["actors"]}
+    by_role = len(names) > MOST_LANES
+    spans: list[Span] = []
+    gaps: list[float] = []
+    walls: list[float] = []
+    at = 0.0
+    ended = -math.inf
+    for row in rows:
+        seconds, wall = figure(row, "seconds"), figure(row, "wall")
+        if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # before: somebody set the clock back
+            gaps.append(at)
+        actors: dict[str, list[Share]] = {}
+        for name, said in row["actors"].items():
+            if isinstance(said, dict):
+                actors.setdefault(_role(name) if by_role else name, []).append(_share(said))
+        spans.append(
+            Span(at, at + seconds, {name: _mean([(share, 1.0) for share in of]) for name, of in actors.items()})
+        )
+        if by_role:  # processor time adds up
+            for name, of in actors.items():
+                spans[-1].actors[name].cpu = sum(share.cpu for share in of)
+        walls.append(wall)
+        at += seconds
+        ended = wall
+    cores = [int(figure(row, "cores")) for row in rows if figure(row, "cores") >= 1]
+    return Activity(tuple(spans), tuple(gaps), max(cores, default=None), tuple(walls))
+
+
+def binned(spans: Sequence[Span], count: int) -> list[Span]:
+    """The same time in ``count`` equal spans, or in those there are when they are fewer; no span reaches over an end."""
+    if len(spans) <= count:
+        return list(spans)
+    width = spans[-1].end / count
+    sums: list[dict[str, list[tuple[Share, float]]]] = [{} for _ in range(count)]
+    for span in spans:
+        for index in range(int(span.start / width), min(count, math.ceil(span.end / width - 1e-9))):
+            overlap = min(span.end, (index + 1) * width) - max(span.start, index * width)
+            for name, share in span.actors.items():
+                sums[index].setdefault(name, []).append((share, overlap))
+    return [
+        Span(index * width, (index + 1) * width, {name: _mean(of) for name, of in actors.items()})
+        for index, actors in enumerate(sums)
+    ]
+
+
+def totals(spans: Sequence[Span]) -> dict[str, Share]:
+    """Every actor's shares of the time it was heard of."""
+    of: dict[str, list[tuple[Share, float]]] = {}
+    for span in spans:
+        for name, share in span.actors.items():
+            of.setdefault(name, []).append((share, span.end - span.start))
+    return {name: _mean(shares) for name, shares in sorted(of.items())}
+
+
+def load(spans: Sequence[Span]) -> float:
+    """Processor time of all actors together, in cores, over the time any was heard of; NaN when there was none."""
+    heard = [span for span in spans if span.actors]
+    seconds = sum(span.end - span.start for span in heard)
+    spent = sum((span.end - span.start) * share.cpu for span in heard for share in span.actors.values())
+    return spent / seconds if seconds else math.nan
+
+
+def supervised_losses(rows: Sequence[Row], stage: int) -> list[tuple[float, float]]:
+    """(step, loss) of a supervised stage, as its learner reported them about once a second."""
+    found: dict[float, float] = {}
+    for figures in _figures(rows):
+        step, loss = figure(figures, "step"), figure(figures, "loss")
+        if figure(figures, "stage") == stage and step > 0 and math.isfinite(loss):
+            found[step] = loss
+    return sorted(found.items())
+
+
+def _figures(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        for said in row["actors"].values():
+            if isinstance(said, dict) and isinstance(figures := said.get("figures"), dict):
+                yield figures
+
+
+def role_number(actor: str) -> int:
+    """The place of an actor's role, or of a role, in ROLES, from 1; others come last."""
+    role = _role(actor)
+    return ROLES.index(role) + 1 if role in ROLES else len(ROLES) + 1
+
+
+def _role(actor: str) -> str:
+    return actor.rpartition(".")[0] or actor
+
+
+def _share(said: Row) -> Share:
+    busy = _between(figure(said, "busy"))
+    cpu = figure(said, "cpu")
+    share = Share(busy, cpu if math.isfinite(cpu) else 0.0)
+    what = said.get("waiting_for")
+    waited = min(_between(figure(said, "waited")), 1.0 - busy)
+    if isinstance(what, str) and what and waited > 0:
+        role, _, words = what.partition(":")
+        share.waiting[role] = waited
+        share.words[f"{role}: {_without_numbers(words)}"] = waited
+    return share
+
+
+def _between(value: float) -> float:
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
+
+
+def _without_numbers(words: str) -> str:
+    return " ".join(word for word in words.replace(",", " ").split() if not word.isdigit())
+
+
+def _mean(shares: Sequence[tuple[Share, float]]) -> Share:
+    whole = sum(weight for _, weight in shares) or 1.0
+    mean = Share()
+    for share, weight in shares:
+        mean.busy += share.busy * weight / whole
+        mean.cpu += share.cpu * weight / whole
+        for into, of in ((mean.waiting, share.waiting), (mean.words, share.words)):
+            for name, value in of.items():
+                into[name] = into.get(name, 0.0) + value * weight / whole
+    return mean

@@ -1,0 +1,310 @@
+"""The run's figures as plots: which curves there are, and how thousands of steps become a few hundred places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agent_rl.groups.statistics import wilson_interval
+from agent_rl.observe.report.charts import Line, Mark, Plot
+from agent_rl.observe.report.records import Fate, Records, figure
+from agent_rl.observe.report.scales import bins, compact, percent, spread
+
+PLACES = 160
+"""Places of a chart: more than a phone can tell apart, fewer than a thousand steps."""
+
+FATES = {
+    "trained": ("trained", 1),
+    "all_right": ("dropped: every rollout right", 3),
+    "all_wrong": ("dropped: every rollout wrong", 2),
+    "not_selected": ("dropped: no rollout selected", 7),
+    "too_few_rollouts": ("dropped: too few rollouts", 5),
+    "prompt_too_long": ("dropped: prompt too long", 7),
+    "stale": ("dropped: stale", 4),
+    "not_finite": ("dropped: its update was not finite", 7),
+    "stage_boundary": ("dropped: its stage ended", 7),
+    "open": ("open", 6),
+}
+"""What became of a group, in words, with its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A chart with the words around it."""
+
+    plot: Plot
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    label: str
+    name: str
+    colour: int
+
+
+def learning_curve(records: Records) -> Plot:
+    """Success on training problems, step by step, and on held-out ones, where it was evaluated."""
+    places = bins(len(records.steps), PLACES)
+    shares, lows, highs, titles = [], [], [], []
+    for place in places:
+        right, trials = successes(records, place)
+        share = right / trials if trials else math.nan
+        low, high = wilson_interval(round(right), trials) if trials else (math.nan, math.nan)
+        shares.append(share)
+        lows.append(low)
+        highs.append(high)
+        titles.append(f"{_steps(place)}: {percent(share)} (95\u202f%: {spread(low, high)}, n = {trials:,})")
+    lines = [Line("training problems, sampled", shares, 1, lows, highs)] if places else []
+    marks = [
+        Mark(
+            label=f"held-out problems, {way}",
+            x=evaluation.steps,
+            value=rate.share,
+            low=rate.low,
+            high=rate.high,
+            colour=2 if way == "sampled" else 3,
+            shape="circle" if way == "sampled" else "square",
+            title=f"evaluation {evaluation.name}, {way}, after {evaluation.steps} steps: {percent(rate.share)} "
+            f"(95\u202f%: {spread(rate.low, rate.high)}{_trials(rate.trials)})",
+        )
+        for evaluation in records.evaluations
+        for way, rate in evaluation.rates.items()
+    ]
+    return Plot(
+        name="Success",
+        lines=lines,
+        starts=[place.start + 1 for place in places],
+        ends=[place.stop for place in places],
+        titles=titles,
+        share=True,
+        span=(0.0, 1.0),
+        x_high=max(1.0, float(len(records.steps))),
+        marks=marks,
+        boundaries=boundaries(records),
+    )
+
+
+def successes(records: Records, steps: range) -> tuple[float, int]:
+    """Right rollouts and all rollouts of some steps."""
+    right, trials = 0.0, 0
+    for row in records.steps[steps.start : steps.stop]:
+        rollouts, share = figure(row, "rollouts"), figure(row, "success")
+        if rollouts > 0 and 0 <= share <= 1:
+            right += share * rollouts
+            trials += int(rollouts)
+    return right, trials
+
+
+def panels(records: Records) -> list[Panel]:
+    """The smaller charts, in the order people ask for them."""
+    steps = records.steps
+    rewards = [figure(row, "success") for row in steps]
+    kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
+    found = [
+        _panel(
+            records,
+            "Reward",
+            [("all sampled rollouts", rewards, 1), ("those trained on, after resampling", kept, 2)],
+            "Mean reward, 1 for a right answer and 0 for a wrong one.",
+            share=False,
+            span=(0.0, 1.0),
+        )
+    ]
+    for name, figures, note, share, unit in _PANELS:
+        curves = [(each.label, [figure(row, each.name) for row in steps], each.colour) for each in figures]
+        found.append(_panel(records, name, curves, note, share=share, unit=unit))
+    seconds = [figure(row, "seconds") for row in steps]
+    between = [math.nan, *(later - earlier for earlier, later in pairwise(seconds))]
+    training = [figure(row, "train_seconds") for row in steps]
+    curves = [("from step to step", between, 1), ("of them training", training, 2)]
+    found.append(_panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s"))
+    return [panel for panel in found if any(math.isfinite(v) for line in panel.plot.lines for v in line.values)]
+
+
+_PANELS: Sequence[tuple[str, Sequence[_Figure], str, bool, str]] = (
+    (
+        "Tool errors",
+        [
+            _Figure("of all calls", "tool_error_share", 1),
+            _Figure("of those in correct rollouts", "tool_error_share_correct", 2),
+        ],
+        "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
+        True,
+        "",
+    ),
+    (
+        "Response length",
+        [_Figure("mean", "response_tokens", 1)],
+        "Tokens after the prompt, tool responses included.",
+        False,
+        "tokens",
+    ),
+    (
+        "Turns and tool calls",
+        [_Figure("turns", "turns", 1), _Figure("tool calls", "tool_calls", 2)],
+        "Means over rollouts.",
+        False,
+        "",
+    ),
+    ("Truncated rollouts", [_Figure("share", "truncated_share", 1)], "Rollouts that ran out of tokens.", True, ""),
+    (
+        "Entropy",
+        [_Figure("of the policy", "entropy", 1)],
+        "Mean over trained tokens, at the rollouts' temperature.",
+        False,
+        "nats",
+    ),
+    (
+        "Staleness",
+        [_Figure("mean", "staleness_mean", 1), _Figure("highest", "staleness_max", 2)],
+        "How many versions a group's oldest token is behind the policy that trains on it.",
+        False,
+        "versions",
+    ),
+    (
+        "Clipped tokens",
+        [
+            _Figure("by the ratio's bounds", "clip_share", 1),
+            _Figure("by the correction's cap", "correction_capped_share", 2),
+        ],
+        "Share of trained tokens whose gradient was cut.",
+        True,
+        "",
+    ),
+    (
+        "Policy and engine",
+        [
+            _Figure("whole gap of log-probabilities", "policy_gap", 1),
+            _Figure("engine against learner, same weights", "mismatch_gap", 2),
+            _Figure("staleness", "staleness_gap", 3),
+        ],
+        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample of the step.",
+        False,
+        "nats",
+    ),
+    ("Gradient norm", [_Figure("before clipping", "gradient_norm", 1)], "Mean over a step's updates.", False, ""),
+    ("Learning rate", [_Figure("rate", "learning_rate", 1)], "Warm-up and schedule of the stage.", False, ""),
+)
+
+
+def _panel(
+    records: Records,
+    name: str,
+    curves: Sequence[tuple[str, Sequence[float], int]],
+    note: str,
+    *,
+    share: bool = False,
+    unit: str = "",
+    span: tuple[float, float] | None = None,
+) -> Panel:
+    places = bins(len(records.steps), PLACES)
+    lines = []
+    for label, values, colour in curves:
+        inside = [[v for v in values[place.start : place.stop] if math.isfinite(v)] for place in places]
+        means = [sum(each) / len(each) if each else math.nan for each in inside]
+        if not any(map(math.isfinite, means)):
+            continue
+        pooled = len(places) < len(records.steps)
+        low = [min(each, default=math.nan) for each in inside] if pooled else None
+        high = [max(each, default=math.nan) for each in inside] if pooled else None
+        lines.append(Line(label, means, colour, low, high))
+    say: Callable[[float], str] = percent if share else lambda value: f"{compact(value)} {unit}".strip()
+    titles = [
+        f"{_steps(place)}: " + ", ".join(f"{line.label} {say(line.values[index])}" for line in lines)
+        for index, place in enumerate(places)
+    ]
+    plot = Plot(
+        name=name,
+        lines=lines,
+        starts=[place.start + 1 for place in places],
+        ends=[place.stop for place in places],
+        titles=titles,
+        share=share,
+        unit=unit,
+        span=span,
+        x_high=max(1.0, float(len(records.steps))),
+        boundaries=boundaries(records),
+    )
+    return Panel(plot, note)
+
+
+def boundaries(records: Records) -> list[tuple[float, str]]:
+    """Where RL stages begin, when there are several: (steps before, name)."""
+    found: list[tuple[float, str]] = []
+    for index, row in enumerate(records.steps):
+        name = str(row.get("stage"))
+        if not found or found[-1][1] != name:
+            found.append((float(index), name))
+    return found if len(found) > 1 else []
+
+
+def fate_totals(fates: Sequence[Fate]) -> list[tuple[str, str, int, int]]:
+    """(fate, words, colour, count) of every fate that occurred, commonest kinds first as FATES orders them."""
+    counts: dict[str, int] = {}
+    for each in fates:
+        counts[each.fate] = counts.get(each.fate, 0) + each.count
+    order = [*FATES, *sorted(counts.keys() - FATES.keys())]
+    return [(fate, *FATES.get(fate, (f"dropped: {fate}", 7)), counts[fate]) for fate in order if counts.get(fate)]
+
+
+def fate_plot(records: Records) -> Plot | None:
+    """Groups by fate, step by step; None when no step decided any."""
+    at = {
+        int(figure(row, "version")) - 1: index for index, row in enumerate(records.steps) if figure(row, "version") > 0
+    }
+    known = [each for each in records.fates if each.step in at]
+    if not known:
+        return None
+    places = bins(len(records.steps), PLACES)
+    size = len(places[0])
+    lines = []
+    for fate, words, colour, _ in fate_totals(known):
+        sums = [0.0] * len(places)
+        for each in known:
+            if each.fate == fate and each.step is not None:
+                sums[at[each.step] // size] += each.count
+        means = [total / len(place) for total, place in zip(sums, places, strict=True)]
+        lines.append(Line(words, means, colour))
+    titles = [
+        f"{_steps(place)}: " + ", ".join(f"{line.label} {compact(line.values[i])}" for line in lines if line.values[i])
+        for i, place in enumerate(places)
+    ]
+    return Plot(
+        name="Groups by fate",
+        lines=lines,
+        starts=[place.start for place in places],
+        ends=[place.stop for place in places],
+        titles=titles,
+        unit="groups",
+        x_high=max(1.0, float(len(records.steps))),
+        boundaries=boundaries(records),
+        stacked=True,
+    )
+
+
+def supervised_plot(losses: Sequence[tuple[float, float]], name: str) -> Plot | None:
+    """The loss of a supervised stage."""
+    if not losses:
+        return None
+    places = bins(len(losses), PLACES)
+    means = [sum(loss for _, loss in losses[p.start : p.stop]) / len(p) for p in places]
+    return Plot(
+        name=f"Supervised loss, stage {name}",
+        lines=[Line("cross-entropy of a batch", means, 1)],
+        starts=[losses[place.start][0] for place in places],
+        ends=[losses[place.stop - 1][0] for place in places],
+        titles=[f"step {losses[p.start][0]:.0f}: {compact(mean)}" for p, mean in zip(places, means, strict=True)],
+        unit="nats",
+        x_label="supervised step",
+    )
+
+
+def _steps(place: range) -> str:
+    return f"step {place.start + 1}" if len(place) == 1 else f"steps {place.start + 1} to {place.stop}"
+
+
+def _trials(trials: int | None) -> str:
+    return "" if trials is None else f", n = {trials:,}"

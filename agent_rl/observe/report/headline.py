@@ -1,0 +1,160 @@
+"""What was reached, in how long, with which load: sentences that say no more than the figures do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agent_rl.groups.statistics import wilson_interval
+from agent_rl.observe.report.activity import Activity, load
+from agent_rl.observe.report.curves import successes
+from agent_rl.observe.report.records import WAYS, Evaluation, Rate, Records, figure
+from agent_rl.observe.report.scales import NARROW_SPACE, duration, percent, spread
+
+STEPS_COMPARED = 10
+"""Without evaluations the first and the last steps are compared, so many of them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One sentence, the ones that qualify it, and whether the run is at its end."""
+
+    sentence: str
+    details: tuple[str, ...]
+    state: str
+    finished: bool
+
+
+def headline(records: Records, activity: Activity) -> Headline:
+    """The run in a few sentences."""
+    in_time = f" in {duration(records.seconds)}" if math.isfinite(records.seconds) else ""
+    evaluated = [evaluation for evaluation in records.evaluations if evaluation.rates]
+    since = len(records.steps) - evaluated[-1].steps if evaluated else len(records.steps)
+    if len(evaluated) >= 2:
+        sentence, details = _evaluated_twice(evaluated[0], evaluated[-1], in_time)
+        details += [f'{since:,} RL steps after "{evaluated[-1].name}" were not evaluated.'] if since else []
+    elif evaluated and not since:
+        sentence, details = _evaluated_once(evaluated[0], in_time)
+    elif records.steps:
+        sentence, details = _trained(records, in_time)
+        if evaluated:
+            details += [
+                f'Held-out problems were evaluated last in "{evaluated[0].name}", before {since:,} of the RL steps.'
+            ]
+            details += _rates(evaluated[0])
+        else:
+            details += ["Nothing was evaluated on held-out problems."]
+    elif any(end.figures.get("loss") is not None for end in records.ends):
+        losses = [end.figures["loss"] for end in records.ends if "loss" in end.figures]
+        sentence = f"Supervised training{in_time}, to a loss of {losses[-1]:.3g} on its last batch."
+        details = ["No RL step was trained and nothing was evaluated: this says nothing about success on problems."]
+    else:
+        sentence, details = "Nothing was measured yet.", []
+    if records.stopped:
+        details.insert(0, f"The run was stopped: {records.stopped}")
+    details += _work(records)
+    details += _load(activity)
+    return Headline(sentence, tuple(details), state(records), records.finished)
+
+
+def state(records: Records) -> str:
+    """Where the run stands."""
+    if records.stage is None or not records.stages:
+        return "How far the run came is not recorded."
+    if records.finished:
+        return f"Finished: all {len(records.stages)} stages."
+    stage = records.stages[records.stage]
+    where = f"stage {records.stage + 1} of {len(records.stages)}, {stage.name} ({stage.kind})"
+    return f"Not finished: the run stands in {where}, after {len(records.steps)} RL steps."
+
+
+def interval(rate: Rate) -> str:
+    """A share with its 95 % interval in brackets."""
+    return f"{percent(rate.share)} ({spread(rate.low, rate.high)})"
+
+
+def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple[str, list[str]]:
+    ways = [way for way in WAYS if way in first.rates and way in last.rates]
+    if not ways:
+        return _evaluated_once(last, in_time)
+    before, after = first.rates[ways[0]], last.rates[ways[0]]
+    verb = "rose" if after.low > before.high else "fell" if after.high < before.low else "went"
+    change = f"from {percent(before.share)} to {percent(after.share)}"
+    sentence = f"Success on held-out problems {verb} {change} ({ways[0]}){in_time}."
+    details = []
+    for way in ways:
+        before, after = first.rates[way], last.rates[way]
+        both = f'{interval(before)} in "{first.name}", {interval(after)} in "{last.name}"'
+        line = f"{way.capitalize()}: {both}{_of(before, after)}."
+        if not (after.low > before.high or after.high < before.low):
+            line += " The intervals overlap: this run does not show a difference."
+        details.append(line + _lost(before, after))
+    return sentence, details
+
+
+def _evaluated_once(evaluation: Evaluation, in_time: str) -> tuple[str, list[str]]:
+    way, rate = next(iter(evaluation.rates.items()))
+    sentence = f"Success on held-out problems is {percent(rate.share)} ({way}){in_time}."
+    return sentence, [*_rates(evaluation), "There is one evaluation: nothing to compare it with."]
+
+
+def _rates(evaluation: Evaluation) -> list[str]:
+    return [
+        f'{way.capitalize()}: {interval(rate)} in "{evaluation.name}"{_of(rate)}.{_lost(rate)}'
+        for way, rate in evaluation.rates.items()
+    ]
+
+
+def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
+    count = len(records.steps)
+    compared = min(STEPS_COMPARED, max(1, count // 2))
+    ends = [successes(records, place) for place in (range(compared), range(count - compared, count))]
+    if not all(trials for _, trials in ends):
+        return f"{count} RL steps{in_time}; how many rollouts were right is not recorded.", []
+    (right, trials), (right_late, trials_late) = ends
+    if count == 1:
+        return f"One RL step{in_time}: {percent(right / trials)} of {trials:,} rollouts were right.", []
+    change = f"from {percent(right / trials)} to {percent(right_late / trials_late)}"
+    low, high = wilson_interval(round(right), trials)
+    late_low, late_high = wilson_interval(round(right_late), trials_late)
+    verb = "rose" if late_low > high else "fell" if late_high < low else "went"
+    steps = "step" if compared == 1 else f"{compared} steps"
+    first, last = spread(low, high), spread(late_low, late_high)
+    detail = f"First {steps}: 95{NARROW_SPACE}% {first}, n = {trials:,} rollouts; last: {last}, n = {trials_late:,}."
+    if verb == "went":
+        detail += " The intervals overlap: this run does not show a difference."
+    return f"Success on training problems {verb} {change}{in_time}.", [detail]
+
+
+def _of(*rates: Rate) -> str:
+    """How many trials, and what the brackets are."""
+    trials = sorted({rate.trials for rate in rates if rate.trials is not None})
+    n = f"n = {' and '.join(f'{count:,}' for count in trials)}, " if trials else ""
+    return f"; {n}95{NARROW_SPACE}% intervals in brackets"
+
+
+def _lost(*rates: Rate) -> str:
+    lost = sum(rate.lost for rate in rates)
+    return f" {lost} rollouts failed for reasons of infrastructure and count as wrong." if lost else ""
+
+
+def _work(records: Records) -> list[str]:
+    if not records.steps:
+        return []
+    rollouts = [figure(row, "rollouts") for row in records.steps]
+    known = sum(int(count) for count in rollouts if math.isfinite(count))
+    skipped = sum(figure(row, "skipped_updates") > 0 for row in records.steps)
+    said = f"{len(records.steps):,} RL steps on {known:,} rollouts"
+    if records.audit is not None:
+        said += f" of {records.audit.opened:,} groups"
+    return [said + (f"; {skipped} steps held an update that was skipped as not finite." if skipped else ".")]
+
+
+def _load(activity: Activity) -> list[str]:
+    cores = load(activity.spans)
+    if not math.isfinite(cores):
+        return ["The machine's load was not recorded."]
+    if activity.cores is None or cores > activity.cores * 1.05:
+        return [f"The actors used {cores:.2f} processor cores on average."]
+    share = percent(cores / activity.cores)
+    return [f"The actors used {cores:.2f} of {activity.cores} processor cores on average ({share})."]

@@ -1,0 +1,155 @@
+"""The timeline, drawn: a lane an actor, filled by how busy it was, and above that by whom it waited for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_rl.observe.report.activity import ROLES, Activity, Share, Span, binned, load, role_number, totals
+from agent_rl.observe.report.charts import FONT, Size, hits, svg
+from agent_rl.observe.report.markup import Markup, join, number, tag
+from agent_rl.observe.report.scales import Scale, clock, percent, time_ticks
+
+WIDTHS = (Size(920, 0, "wide"), Size(360, 0, "narrow"))
+PLACES = {"wide": 230, "narrow": 110}
+LANE, GAP = 30.0, 22.0
+STRIP = 18.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """When a stage was at work, in seconds of running time."""
+
+    name: str
+    start: float
+    end: float
+
+
+def hatching() -> Markup:
+    """What waiting is filled with: stripes in the colour of who is waited for. Once a page."""
+    patterns = [
+        tag(
+            "pattern",
+            tag("rect", width=6, height=6, class_=f"ground c{index}"),
+            tag("rect", width=2.4, height=6, class_=f"stripe c{index}"),
+            id=f"waiting-{index}",
+            width=6,
+            height=6,
+            patternUnits="userSpaceOnUse",
+            patternTransform="rotate(45)",
+        )
+        for index in range(1, len(ROLES) + 2)
+    ]
+    return tag("svg", tag("defs", *patterns), class_="patterns", width=0, height=0, aria_hidden="true")
+
+
+def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Size) -> Markup:
+    """The lanes of all actors over one axis of running time, stages above, processor time below."""
+    spans = binned(activity.spans, PLACES[size.name])
+    lanes = activity.lanes()
+    shares = totals(activity.spans)
+    top = STRIP + 8
+    height = top + (len(lanes) + 1) * (LANE + GAP) + 30
+    size = Size(size.width, height, size.name)
+    x = Scale(0.0, max(activity.seconds, 1e-9), 6, size.width - 6)
+    parts = [_stage_strip(stages, x)]
+    for index, lane in enumerate(lanes):
+        base = top + (index + 1) * (LANE + GAP)
+        parts.append(_lane(lane, shares[lane], spans, x, base))
+    bottom = top + (len(lanes) + 1) * (LANE + GAP)
+    parts.append(_processor(activity, spans, x, bottom))
+    for mark in time_ticks(activity.seconds, 12 if size.name == "wide" else 5):
+        class_ = "middle" if x.start + 20 < x(mark) < x.end - 20 else "end" if mark else "start"
+        parts.append(tag("line", x1=x(mark), x2=x(mark), y1=bottom, y2=bottom + 4, class_="axis"))
+        parts.append(tag("text", clock(mark), x=x(mark), y=bottom + 17, class_=class_))
+    parts += [tag("line", x1=x(gap), x2=x(gap), y1=top, y2=bottom, class_="boundary") for gap in activity.gaps]
+    titles = [_title(span, lanes, stages) for span in spans]
+    frame = Scale(0.0, 1.0, bottom, 0.0)
+    columns = hits([span.start for span in spans], [span.end for span in spans], titles, x, frame)
+    return svg(join(*parts, columns), size, _describe(activity, shares))
+
+
+def _lane(name: str, share: Share, spans: Sequence[Span], x: Scale, base: float) -> Markup:
+    said = f"busy {percent(share.busy)}, waiting {percent(share.waiting_in_all)}"
+    label = tag("text", tag("tspan", name, class_="strong"), "  ", said, x=x.start, y=base - LANE - 5, class_="lane")
+    ground = tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground")
+    y = Scale(0.0, 1.0, base, base - LANE)
+    busy = []
+    waiting: dict[int, list[str]] = {}
+    for span in spans:
+        here = span.actors.get(name)
+        if here is None:
+            continue
+        left, right = x(span.start), x(span.end)
+        top = y(here.busy)
+        if here.busy > 0.004:
+            busy.append(_box(left, right, base, top))
+        for role, part in sorted(here.waiting.items()):
+            above = y(min(1.0, (base - top) / LANE + part))
+            waiting.setdefault(role_number(role), []).append(_box(left, right, top, above))
+            top = above
+    areas = [tag("path", d="".join(boxes), class_=f"wait w{index}") for index, boxes in sorted(waiting.items())]
+    return join(label, ground, *areas, tag("path", d="".join(busy), class_=f"bar c{role_number(name)}"))
+
+
+def _processor(activity: Activity, spans: Sequence[Span], x: Scale, base: float) -> Markup:
+    """Processor time of all actors, out of the cores there are."""
+    spent = [sum(share.cpu for share in span.actors.values()) for span in spans]
+    full = float(activity.cores or max([*spent, 1e-9]))
+    y = Scale(0.0, full, base, base - LANE)
+    mean = load(activity.spans)
+    of = f" of {activity.cores}" if activity.cores else ""
+    said = f"{mean:.2f}{of} cores on average" if math.isfinite(mean) else "not recorded"
+    label = tag(
+        "text", tag("tspan", "all processors", class_="strong"), "  ", said, x=x.start, y=base - LANE - 5, class_="lane"
+    )
+    ground = tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground")
+    boxes = [
+        _box(x(span.start), x(span.end), base, y(value)) for span, value in zip(spans, spent, strict=True) if value > 0
+    ]
+    return join(label, ground, tag("path", d="".join(boxes), class_="bar load"))
+
+
+def _stage_strip(stages: Sequence[StageSpan], x: Scale) -> Markup:
+    parts = []
+    for index, stage in enumerate(stages):
+        left, right = x(stage.start), x(stage.end)
+        parts.append(
+            tag(
+                "g",
+                tag("title", f"stage {stage.name}: {clock(stage.start)} to {clock(stage.end)}"),
+                tag("rect", x=left, y=0, width=max(0.5, right - left - 1), height=STRIP, class_=f"stage s{index % 2}"),
+                tag("text", stage.name, x=left + 5, y=STRIP - 5, class_="start")
+                if 0.58 * FONT * len(stage.name) + 8 < right - left
+                else None,
+            )
+        )
+    return join(*parts)
+
+
+def _title(span: Span, lanes: Sequence[str], stages: Sequence[StageSpan]) -> str:
+    said = []
+    middle = (span.start + span.end) / 2
+    within = next((f", stage {stage.name}" for stage in stages if stage.start <= middle < stage.end), "")
+    for name in lanes:
+        share = span.actors.get(name)
+        if share is None:
+            said.append(f"{name}: not heard")
+            continue
+        waits = ", ".join(f"waiting for {role} {percent(part)}" for role, part in sorted(share.waiting.items()))
+        said.append(f"{name}: busy {percent(share.busy)}" + (f", {waits}" if waits else ""))
+    cores = sum(share.cpu for share in span.actors.values())
+    return "\n".join([f"{clock(span.start)} to {clock(span.end)}{within}, {cores:.2f} cores", *said])
+
+
+def _describe(activity: Activity, shares: dict[str, Share]) -> str:
+    said = []
+    for name, share in shares.items():
+        waits = ", ".join(f"{percent(part)} for {role}" for role, part in sorted(share.waiting.items()))
+        said.append(f"{name} busy {percent(share.busy)}, waiting {waits or 'for nobody'}")
+    return f"Timeline of {clock(activity.seconds)} minutes. " + "; ".join(said) + "."
+
+
+def _box(left: float, right: float, bottom: float, top: float) -> str:
+    return f"M{number(left)} {number(bottom)}V{number(top)}H{number(right)}V{number(bottom)}Z"

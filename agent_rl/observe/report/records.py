@@ -1,0 +1,288 @@
+"""What a run directory says of its run, read so that nothing in it can break the report: what is wrong becomes a note."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_rl.files.disk import older
+from agent_rl.files.reading_json import read_json
+from agent_rl.records.audit import Audit, audit_journal
+from agent_rl.records.continuing import FILE as TOPOLOGY
+from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.run_directory import read_end
+from agent_rl.records.timeline import FILE as TIMELINE
+
+JOURNAL, METRICS = "journal.sqlite", "metrics.jsonl"
+LARGEST = 1e100
+WAYS = ("sampled", "greedy")
+
+Row = dict[str, Any]
+
+
+class ReportError(Exception):
+    """There is no run to report on; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of trials, in [0, 1], with its 95 % interval; ``trials`` None where an older run did not write it."""
+
+    share: float
+    low: float
+    high: float
+    trials: int | None
+    lost: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a figure at all."""
+        return all(map(math.isfinite, (self.share, self.low, self.high)))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Success on held-out problems after ``steps`` RL steps, by way (sampled, greedy)."""
+
+    name: str
+    steps: int
+    seconds: float
+    rates: dict[str, Rate]
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the recipe."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How many training groups of a step ended so; ``step`` is the version, None for what no step decided."""
+
+    step: int | None
+    fate: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnd:
+    """When a stage was left, on the wall clock (NaN in runs that did not write it), and with which figures."""
+
+    stage: int
+    wall: float
+    figures: dict[str, float]
+
+
+@dataclass(slots=True)
+class Records:
+    """Everything but the trajectories. ``steps`` are in order, each with its figures by name; NaN where one is missing."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+    stage: int | None = None
+    """Where the run stands: an index of ``stages``, or their number when it is finished."""
+    stopped: str = ""
+    """Why the run was stopped before its end, when something was wrong."""
+    seconds: float = math.nan
+    steps: list[Row] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    ends: list[StageEnd] = field(default_factory=list)
+    timeline: list[Row] = field(default_factory=list)
+    fates: list[Fate] = field(default_factory=list)
+    kept_rewards: dict[int, float] = field(default_factory=dict)
+    audit: Audit | None = None
+    notes: list[str] = field(default_factory=list)
+    journal_fault: str = ""
+    """Why the journal cannot be read."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the recipe was walked to its end."""
+        return self.stage is not None and bool(self.stages) and self.stage >= len(self.stages)
+
+
+def read_records(directory: Path) -> Records:
+    """Read a run directory. Raises ReportError when it is none."""
+    if not directory.is_dir():
+        raise ReportError(f"there is no run directory {directory}")
+    if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
+        raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
+    records = Records(directory.resolve().name)
+    records.stopped = read_end(directory)
+    _read_settings(directory, records)
+    _read_metrics(directory, records)
+    records.timeline = [
+        row
+        for row in (*_older_rows(directory / TIMELINE, records.notes), *_rows(directory / TIMELINE, records.notes))
+        if isinstance(row.get("actors"), dict) and figure(row, "seconds") > 0 and math.isfinite(figure(row, "wall"))
+    ]
+    if not (directory / JOURNAL).is_file():
+        records.notes.append(f"There is no {JOURNAL}: what became of the groups, and trajectories, cannot be shown.")
+        return records
+    try:
+        journal = Journal(directory / JOURNAL, read_only=True)
+        try:
+            _read_journal(journal, records)
+        finally:
+            journal.close()
+    except JournalError as error:
+        records.journal_fault = str(error)
+        records.notes.append(f"The journal cannot be read: {error}")
+    return records
+
+
+def figure(row: Row, name: str) -> float:
+    """A figure of a row; NaN when it is missing, no finite number, or one beyond drawing."""
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value) if abs(value) < LARGEST else math.nan
+
+
+def _older_rows(path: Path, notes: list[str]) -> list[Row]:
+    """The rows of the file before it, when it grew so long that there is one."""
+    before = older(path)
+    return _rows(before, notes) if before.exists() else []
+
+
+def _rows(path: Path, notes: list[str]) -> list[Row]:
+    """The rows of a file of JSON lines; lines that are none are left out, and said to be."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    except FileNotFoundError:
+        notes.append(f"There is no {path.name}.")
+        return []
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}.")
+        return []
+    rows, broken = [], 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif line.strip():
+            broken += 1
+    if broken:
+        end = " (the last one, half-written)" if broken == 1 and not lines[-1].endswith("\n") else ""
+        notes.append(f"{broken} of {len(lines)} lines of {path.name} cannot be read{end}; they are left out.")
+    return rows
+
+
+def _read_settings(directory: Path, records: Records) -> None:
+    try:
+        settings = read_json(directory / TOPOLOGY)
+    except (OSError, ValueError):
+        settings = None
+    if not isinstance(settings, dict):
+        records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
+        return
+    records.settings = settings
+    while isinstance(said := settings.get(f"stages.{len(records.stages)}"), str):
+        kind, _, name = said.partition(" stage named ")
+        records.stages.append(Stage(kind, name))
+
+
+def _read_metrics(directory: Path, records: Records) -> None:
+    by_version: dict[float, Row] = {}
+    evaluations: list[tuple[int, Row]] = []
+    times = []
+    for row in _rows(directory / METRICS, records.notes):
+        times.append(figure(row, "seconds"))
+        match row.get("kind"):
+            case "step" if math.isfinite(figure(row, "version")):
+                by_version[figure(row, "version")] = row  # the last word counts, should a crash have repeated one
+            case "evaluation":
+                evaluations.append((len(by_version), row))
+            case "stage":
+                stage = figure(row, "stage")
+                if math.isfinite(stage):
+                    records.ends.append(StageEnd(int(stage), figure(row, "wall"), _numbers(row)))
+    times.append(60.0 * figure(_summary(directory), "minutes"))  # later than the last row: until the filter stopped
+    records.seconds = max((time for time in times if math.isfinite(time)), default=math.nan)
+    records.steps = [by_version[version] for version in sorted(by_version)]
+    versions = sorted(by_version)
+    for steps_before, row in evaluations:
+        version = figure(row, "version")
+        steps = sum(at <= version for at in versions) if math.isfinite(version) else steps_before
+        records.evaluations.append(_evaluation(row, steps))
+    _note_missing_figures(records)
+
+
+def _summary(directory: Path) -> Row:
+    try:
+        summary = read_json(directory / "summary.json")
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _evaluation(row: Row, steps: int) -> Evaluation:
+    name = str(row.get("stage"))
+    rates = {}
+    for way in WAYS:
+        key = f"success_{name}_{way}"
+        trials, lost = figure(row, f"problems_{name}_{way}"), figure(row, f"lost_{name}_{way}")
+        rate = Rate(
+            figure(row, key),
+            figure(row, f"{key}_low"),
+            figure(row, f"{key}_high"),
+            int(trials) if math.isfinite(trials) else None,
+            int(lost) if math.isfinite(lost) else 0,
+        )
+        if rate.known:
+            rates[way] = rate
+    return Evaluation(name, steps, figure(row, "seconds"), rates, _numbers(row))
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    return {name: figure(row, name) for name in row if math.isfinite(figure(row, name))}
+
+
+def _note_missing_figures(records: Records) -> None:
+    """Say which figures are NaN or infinite somewhere."""
+    odd: Counter[str] = Counter()
+    for row in records.steps:
+        odd.update(name for name, value in row.items() if isinstance(value, float) and math.isnan(figure(row, name)))
+    if odd:
+        named = ", ".join(f"{name} in {count}" for name, count in sorted(odd.items()))
+        steps = len(records.steps)
+        records.notes.append(f"Not finite numbers, of {steps} steps: {named}. The curves leave them out.")
+
+
+def _read_journal(journal: Journal, records: Records) -> None:
+    stage = journal.fact("stage")
+    records.stage = int(stage) if stage is not None and stage.isdigit() else None
+    records.audit = audit_journal(journal)
+    records.fates = [
+        Fate(step, _fate(state, reason, right=right), n) for step, state, reason, right, n in journal.fates()
+    ]
+    records.kept_rewards = journal.kept_rewards()
+    written = len(records.steps)
+    if records.audit.steps != written:
+        records.notes.append(
+            f"The journal holds {records.audit.steps} trained steps, {METRICS} {written}: the curves show the latter."
+        )
+    if not records.audit.balanced:
+        faults: Sequence[str] = records.audit.faults[:5] or ["groups opened are not groups accounted for"]
+        records.notes.append(f"The journal does not balance: {'; '.join(faults)}. Run agent-rl audit.")
+
+
+def _fate(state: str, reason: str, *, right: bool) -> str:
+    if state == "dropped" and reason == "equal_rewards":
+        return "all_right" if right else "all_wrong"
+    if state == "dropped":
+        return reason or "dropped"
+    return state if state == "trained" else "open"

@@ -1,0 +1,314 @@
+"""Trajectories for people to read, chosen by rule rather than by taste, and cut into what the model wrote and what it was told.
+
+The rules: held-out problems in the order they were asked, a few of each outcome (wrong before and right after, ...), with
+the numbers of all; and the groups the journal kept of the first and the last RL step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_rl.messages import GroupOpened, Problem, ToolCallRecord, Trajectory
+from agent_rl.observe.report.records import JOURNAL, WAYS, Records
+from agent_rl.records.journal import GroupRow, Journal, JournalError
+from agent_rl.rollout.parsing import CLOSING, OPENING
+
+Decode = Callable[[bytes], Any]
+"""A message as the journal stores it, to the message; raises ValueError for what is none."""
+TokensToText = Callable[[Sequence[int]], str]
+
+PAIRS_PER_OUTCOME = 2
+SAMPLES_PER_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive tokens of one origin: ``model`` or ``tool``; versions are those of the policies that were at work."""
+
+    origin: str
+    text: str
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One trajectory with what became of it; ``kept`` None where nothing was selected (evaluations)."""
+
+    reward: float | None
+    status: str
+    kept: bool | None
+    tokens: int
+    turns: int
+    calls: tuple[ToolCallRecord, ...]
+    pieces: tuple[Piece, ...]
+
+
+OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
+    1: {(True,): "right", (False,): "wrong"},
+    2: {
+        (False, True): "wrong before, right after",
+        (True, True): "right both times",
+        (False, False): "wrong both times",
+        (True, False): "right before, wrong after",
+    },
+}
+"""What may come of a held-out problem, by the number of evaluations and whether it was right in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A held-out problem, and what the model made of it in each evaluation; None where no trajectory is stored."""
+
+    problem: Problem
+    outcome: tuple[bool, ...]
+    rollouts: tuple[Rollout | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The evaluations of the same held-out problems, one or two; ``counts`` by outcome."""
+
+    names: tuple[str, ...]
+    way: str
+    counts: dict[tuple[bool, ...], int]
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """A training group with its rollouts."""
+
+    stage: str
+    step: int
+    problem: Problem
+    fate: str
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(slots=True)
+class Samples:
+    """What there is to read."""
+
+    comparison: Comparison | None = None
+    first: list[SampleGroup] = field(default_factory=list)
+    last: list[SampleGroup] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_samples(directory: Path, records: Records, decode: Decode) -> Samples:
+    """The samples of a run directory. What cannot be read is noted."""
+    samples = Samples()
+    if not (directory / JOURNAL).is_file():
+        return samples
+    to_text = tokens_to_text(directory, records)
+    if to_text is None:
+        samples.notes.append("The run's tokenizer was not found: trajectories show only what the model wrote.")
+    try:
+        journal = Journal(directory / JOURNAL, read_only=True)
+        try:
+            samples.comparison = _compare(journal, records, decode, to_text)
+            samples.first, samples.last = _ends(journal, records, decode, to_text)
+        finally:
+            journal.close()
+    except (JournalError, ValueError) as error:
+        if isinstance(error, JournalError):
+            records.journal_fault = records.journal_fault or str(error)
+        samples.notes.append(f"Trajectories cannot be read from the journal: {error}")
+    return samples
+
+
+def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
+    """The decoder of the run's tokenizer, from a checkpoint or the model it started from; None without one."""
+    from tokenizers import Tokenizer
+
+    places = [directory / "model", *sorted((directory / "checkpoints").glob("version-*"), reverse=True)]
+    if isinstance(path := records.settings.get("model.path"), str):
+        places.append(Path(path))
+    for place in places:
+        if (file := place / "tokenizer.json").is_file():
+            try:
+                tokenizer = Tokenizer.from_file(str(file))
+            except Exception as error:  # the Rust side raises Exception itself
+                if type(error) is not Exception:
+                    raise
+                continue
+            return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+    return None
+
+
+# Before and after ------------------------------------------------------------------------------------------------------
+
+
+def _compare(journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None) -> Comparison | None:
+    """The first and the last complete evaluation, greedy if both have it; one alone is shown by itself."""
+    done = sorted(stage for stage in journal.evaluations() if stage < len(records.stages))
+    ends = sorted({done[0], done[-1]}) if done else []
+    for way in reversed(WAYS):
+        sides = [_asked(journal, stage, way, decode) for stage in ends]
+        common = [asked for asked in sides[0] if all(asked in side for side in sides)] if sides else []
+        if not common:
+            continue
+        verdicts = [journal.judged(stage) for stage in ends]
+        counts = dict.fromkeys(OUTCOMES[len(ends)], 0)
+        pairs: list[Pair] = []
+        for asked in common:
+            groups = [side[asked] for side in sides]
+            outcome = tuple(verdict[group.group] > 0 for verdict, group in zip(verdicts, groups, strict=True))
+            counts[outcome] += 1
+            if counts[outcome] <= PAIRS_PER_OUTCOME:
+                rollouts = tuple(_only_rollout(journal, group.group, decode, to_text) for group in groups)
+                pairs.append(Pair(groups[0].problem, outcome, rollouts))
+        order = list(counts)
+        pairs.sort(key=lambda pair: order.index(pair.outcome))
+        names = tuple(records.stages[stage].name for stage in ends)
+        return Comparison(names, way, counts, tuple(pairs))
+    return None
+
+
+def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[tuple[str, int], GroupOpened]:
+    """The evaluation's groups by problem, in the order they were asked; a problem may come more than once."""
+    found: dict[tuple[str, int], GroupOpened] = {}
+    times: Counter[str] = Counter()
+    for row in journal.groups(stage=stage, states=("evaluated",)):
+        if row.purpose == f"evaluate_{way}":
+            group: GroupOpened = decode(row.opened)
+            found[group.problem.id, times[group.problem.id]] = group
+            times[group.problem.id] += 1
+    return found
+
+
+def _only_rollout(journal: Journal, group: str, decode: Decode, to_text: TokensToText | None) -> Rollout | None:
+    stored = journal.trajectories(group)
+    if not stored:
+        return None
+    _, _, _, reward, payload = stored[-1]
+    return rollout_of(decode(payload), reward, to_text)
+
+
+# The first and the last RL step ----------------------------------------------------------------------------------------
+
+
+def _ends(
+    journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None
+) -> tuple[list[SampleGroup], list[SampleGroup]]:
+    rows = [row for name in journal.samples() if (row := journal.group(name)) is not None and row.step is not None]
+    steps = sorted({row.step for row in rows if row.step is not None})
+    if not steps:
+        return [], []
+    trained = [step.version for step in journal.steps() if step.trained]
+    ends: list[list[SampleGroup]] = []
+    for version in steps[:1] + (steps[-1:] if len(steps) > 1 else []):
+        groups = (
+            _sample_group(journal, row, trained.index(version) + 1, records, decode, to_text)
+            for row in rows
+            if row.step == version
+        )
+        ends.append([group for group in groups if group is not None])
+    return ends[0], ends[1] if len(ends) > 1 else []
+
+
+def _sample_group(
+    journal: Journal, row: GroupRow, step: int, records: Records, decode: Decode, to_text: TokensToText | None
+) -> SampleGroup | None:
+    stored = journal.trajectories(row.id)
+    if not stored:
+        return None
+    opened: GroupOpened = decode(row.opened)
+    rollouts = tuple(
+        rollout_of(decode(payload), reward, to_text, kept=(sample, attempt) in row.kept if row.kept else None)
+        for sample, attempt, _, reward, payload in stored[:SAMPLES_PER_GROUP]
+    )
+    stage = records.stages[row.stage].name if row.stage < len(records.stages) else ""
+    return SampleGroup(stage, step, opened.problem, row.reason or row.state, rollouts)
+
+
+# Trajectories ----------------------------------------------------------------------------------------------------------
+
+
+def rollout_of(
+    trajectory: Trajectory, reward: float | None, to_text: TokensToText | None, *, kept: bool | None = None
+) -> Rollout:
+    """A trajectory as people read it; without a tokenizer it is the model's text alone."""
+    versions = trajectory.policies[:, 1]
+    if to_text is None:
+        ends = (int(versions.min()), int(versions.max())) if len(versions) else (0, 0)
+        pieces: tuple[Piece, ...] = (Piece("model", trajectory.text, *ends),)
+    else:
+        pieces = split(trajectory, to_text)
+    return Rollout(reward, trajectory.status, kept, len(trajectory.tokens), trajectory.turns, trajectory.calls, pieces)
+
+
+def split(trajectory: Trajectory, to_text: TokensToText) -> tuple[Piece, ...]:
+    """The response in runs of tokens that the model wrote and that it was given, by the loss mask."""
+    mask = np.asarray(trajectory.loss_mask) > 0
+    if not len(mask):
+        return ()
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
+    pieces = []
+    for start, end in pairwise(edges):
+        versions = trajectory.policies[start:end, 1]
+        origin = "model" if mask[start] else "tool"
+        words = to_text(trajectory.tokens[start:end].tolist())
+        pieces.append(Piece(origin, words, int(versions.min()), int(versions.max())))
+    return tuple(pieces)
+
+
+_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+
+
+def responses(told: str) -> list[str]:
+    """The tool responses in what the model was given between two turns; all of it, when it is framed otherwise."""
+    return _RESPONSE.findall(told) or [told.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call the model wrote, with its arguments by name."""
+
+    tool: str
+    arguments: dict[str, str]
+
+
+def calls_in(written: str) -> list[str | Call]:
+    """What the model wrote, with the whole calls in it taken apart; what is no whole call stays text, to the letter."""
+    parts: list[str | Call] = []
+    done = 0
+    start = written.find(OPENING)
+    while start >= 0:
+        end = written.find(CLOSING, start)
+        call = _call(written[start + len(OPENING) : end]) if end >= 0 else None
+        if call is None:
+            start = written.find(OPENING, start + 1)
+            continue
+        parts += [written[done:start], call]
+        done = end + len(CLOSING)
+        start = written.find(OPENING, done)
+    parts.append(written[done:])
+    return [part for part in parts if isinstance(part, Call) or part.strip()]
+
+
+def _call(content: str) -> Call | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or value.keys() != {"name", "arguments"} or not isinstance(value["name"], str):
+        return None
+    arguments = value["arguments"]
+    if not isinstance(arguments, dict):
+        return None
+    said = {
+        name: part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+        for name, part in arguments.items()
+    }
+    return Call(value["name"], said)

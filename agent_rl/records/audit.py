@@ -1,0 +1,100 @@
+"""The balance of a run: every group that was opened is trained once, dropped for a reason, or open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_rl.records.journal import Journal, JournalError
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The balance of a run: opened = trained + dropped by reason + open (ready counts as open until it is trained)."""
+
+    opened: int
+    trained: int
+    open: int
+    dropped: dict[str, int]
+    evaluated: int
+    evaluation_open: int
+    steps: int
+    empty_steps: int
+    skipped_steps: int
+    faults: tuple[str, ...]
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every group is accounted for exactly once and no rule is broken."""
+        return not self.faults and self.opened == self.trained + sum(self.dropped.values()) + self.open
+
+    def figures(self) -> dict[str, float]:
+        """The counts by the names the summary uses."""
+        return {
+            "groups_opened": self.opened,
+            "groups_trained": self.trained,
+            "groups_dropped": sum(self.dropped.values()),
+            "groups_open": self.open,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
+        lost = sum(self.dropped.values())
+        sign = "=" if self.opened == self.trained + lost + self.open else "!="
+        lines = [
+            f"training groups: {self.opened} opened {sign} {self.trained} trained + {lost} dropped ({dropped}) + {self.open} open",
+            f"steps: {self.steps}, of which {self.empty_steps} without a group to train and {self.skipped_steps} skipped as not finite",
+            f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
+        ]
+        lines += [f"FAULT {fault}" for fault in self.faults]
+        lines.append("balanced" if self.balanced else "NOT BALANCED")
+        return lines
+
+
+def audit_journal(journal: Journal) -> Audit:
+    """Balance an open journal."""
+    opened = trained = still_open = evaluated = evaluation_open = 0
+    dropped: dict[str, int] = {}
+    for (purpose, state, reason), count in journal.counts().items():
+        if purpose != "train":
+            evaluated += count if state == "evaluated" else 0
+            evaluation_open += count if state != "evaluated" else 0
+            continue
+        opened += count
+        if state == "trained":
+            trained += count
+        elif state == "dropped":
+            dropped[reason] = dropped.get(reason, 0) + count
+        else:
+            still_open += count
+    steps, empty, skipped = journal.step_counts()
+    return Audit(
+        opened=opened,
+        trained=trained,
+        open=still_open,
+        dropped=dropped,
+        evaluated=evaluated,
+        evaluation_open=evaluation_open,
+        steps=steps,
+        empty_steps=empty,
+        skipped_steps=skipped,
+        faults=tuple(journal.faults()),
+    )
+
+
+def audit(directory: Path) -> Audit:
+    """Balance the journal of a run directory. Raises JournalError when there is none."""
+    journal = journal_of(directory)
+    try:
+        return audit_journal(journal)
+    finally:
+        journal.close()
+
+
+def journal_of(directory: Path) -> Journal:
+    """The journal of a run directory, to be read. Raises JournalError when there is none."""
+    path = directory / "journal.sqlite"
+    if not path.is_file():
+        raise JournalError(f"{path}: no journal here; give the directory of a run")
+    return Journal(path, read_only=True)

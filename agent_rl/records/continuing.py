@@ -1,0 +1,73 @@
+"""Continuing a run: what its topology said before, and what of it may have changed since.
+
+The run directory keeps the topology of its first start. The seed, the model, the tasks, the size of groups and steps, and the
+stages already named are what journal and checkpoints were made with: another value would continue something else under
+the same name, so it is refused. Everything else (lengths of stages, limits, hosts, actors and their settings) may change, and
+stages may be appended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_rl.config.topology import Topology
+from agent_rl.files.disk import whole
+from agent_rl.files.reading_json import read_json
+from agent_rl.records.run_directory import RunRefused
+
+FILE = "topology.json"
+
+
+def made_with(topology: Topology) -> dict[str, Any]:
+    """What must stay as it is, by the keys of the file."""
+    whole = topology.model_dump(mode="json")
+    algorithm = whole["algorithm"]
+    kept: dict[str, Any] = {"run.seed": whole["run"]["seed"]}
+    kept |= {f"model.{key}": value for key, value in whole["model"].items()}
+    kept |= {f"tasks.{key}": value for key, value in whole["tasks"].items()}
+    kept |= {f"algorithm.{key}": algorithm[key] for key in ("groups_per_step", "samples", "keep")}
+    for index, stage in enumerate(whole["stages"]):
+        kept[f"stages.{index}"] = f"{stage['kind']} stage named {stage['name']}"
+    return kept
+
+
+def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What the run of a file was made with and is different now, with the remedy; None when nothing is."""
+    changed = [key for key, value in before.items() if now.get(key) != value]
+    if not changed:
+        return None
+    lines = [f"{key}: {_shown(before[key])} then, {_shown(now.get(key))} now" for key in changed]
+    remedy = "undo these changes to continue it, or set another run.directory to start a new run"
+    return "\n  ".join([f"{path} holds a run that was started otherwise:", *lines, remedy])
+
+
+def remember(topology: Topology, directory: Path) -> None:
+    """Keep the topology of a run's first start; hold a later start against it.
+
+    Raises RunRefused, naming every key that may not have changed, with both values and the remedy.
+    """
+    path = directory / FILE
+    now = made_with(topology)
+    if path.exists():
+        try:
+            before: Any = read_json(path)
+        except (OSError, ValueError) as error:
+            raise RunRefused(
+                f"{path} cannot be read ({error}); remove the directory to start the run afresh"
+            ) from error
+        if not isinstance(before, dict):
+            raise RunRefused(f"{path} holds no JSON object; remove the directory to start the run afresh")
+        fault = started_otherwise(path, before, now)
+        if fault is not None:
+            raise RunRefused(fault)
+        if now.keys() == before.keys():
+            return
+    with whole(path, others_write_it=True) as partial:  # the supervisors of several hosts start together
+        partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)

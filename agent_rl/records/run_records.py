@@ -1,0 +1,237 @@
+"""What a run leaves for people and programs: ``metrics.jsonl``, a row per step or evaluation, and ``summary.json``.
+
+Both are made from the journal, which is the truth: it holds every row, and all that the summary is computed from. A row is
+appended to the file once it is committed and flushed; what the file lacks, because a process died between, the next start adds.
+`rebuild` makes both files again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_rl.config.topology import RlStage, Topology
+from agent_rl.files.disk import DiskError, LineFile, whole, writing
+from agent_rl.records.audit import audit_journal, journal_of
+from agent_rl.records.continuing import made_with
+from agent_rl.records.history import MADE_WITH, METRICS
+from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.run_directory import add_end, read_end
+from agent_rl.records.summary import summarise
+
+SUMMARY = "summary.json"
+SECONDS, START = "seconds_used", "start"
+"""Facts of the journal: seconds of all starts so far; when the present start began, and the seconds before it."""
+STAGE_SECONDS = "seconds_in_stage_{}"
+SFT_STEPS, SFT_SKIPPED, SFT_LOSS = "sft_steps_of_stage_{}", "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
+"""Facts of the journal, by stage: wall-clock seconds in it; supervised steps, how many of them were skipped as not finite, the last loss."""
+CHECKPOINT = "checkpoint"
+"""The fact that names the newest checkpoint."""
+
+
+class RunRecords:
+    """Writes the records of one run."""
+
+    def __init__(self, directory: Path, journal: Journal, topology: Topology, started_at: float, wall: float) -> None:
+        """``started_at`` is when this start of the run began, in wall-clock seconds, and ``wall`` is now; the time of
+        earlier starts is in the journal.
+        """
+        self._directory = directory
+        self._journal = journal
+        self._topology = topology
+        self._started_at = started_at
+        began, before = json.loads(journal.fact(START) or "[null, 0.0]")
+        self._seconds_before = float(before)
+        if began != started_at:
+            self._seconds_before = float(journal.fact(SECONDS) or 0.0)
+            journal.set_fact(START, json.dumps([started_at, self._seconds_before]))
+        settings = json.dumps(made_with(topology))
+        if journal.fact(MADE_WITH) != settings:
+            journal.set_fact(MADE_WITH, settings)
+        self._charged_until = wall
+        self._rows: LineFile | None = None
+        self._pending: list[str] = []
+        self._tally: dict[str, float] = {}
+        self._recount()
+        self._mend_rows()
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Training groups by fate, as of the last record."""
+        return self._tally
+
+    def step(self, version: int, wall: float) -> None:
+        """A step was trained."""
+        self.spent(wall)
+        row = self._journal.steps(from_version=version)[0]
+        spec = self._topology.stages[row.stage]
+        figures: dict[str, float | None] = {**row.figures, **row.learner_figures}
+        step = version - int(self._journal.fact("stage_version") or 0) + 1
+        self._recount()
+        figures["steps_skipped"] = self._tally["steps_skipped"]
+        if not figures.get("groups_trained"):  # nothing was trained that could be stale
+            figures |= {"staleness_mean": None, "staleness_max": None}
+        self._append({"kind": "step", "stage": spec.name, "step": step, "version": version + 1, **figures}, wall)
+
+    def evaluation(self, stage: int, figures: dict[str, float], wall: float) -> None:
+        """An evaluation stage is complete."""
+        version = int(self._journal.fact("stage_version") or 0)
+        row = {"kind": "evaluation", "stage": self._topology.stages[stage].name, "version": version, **figures}
+        self._append(row, wall)
+
+    def interim_evaluation(self, stage: int, number: int, figures: dict[str, float], wall: float) -> None:
+        """An evaluation within an rl stage is complete."""
+        spec = self._topology.stages[stage]
+        assert isinstance(spec, RlStage)
+        assert spec.evaluate is not None
+        version = int(self._journal.fact("stage_version") or 0) + number * spec.evaluate.every
+        self._append({"kind": "evaluation", "stage": spec.interim(number).name, "version": version, **figures}, wall)
+
+    def stage_left(self, figures: dict[str, float], wall: float) -> None:
+        """A stage ended with these figures."""
+        for name, fact in (("steps", SFT_STEPS), ("steps_skipped", SFT_SKIPPED), ("loss", SFT_LOSS)):
+            if name in figures:
+                self._journal.set_fact(fact.format(int(figures["stage"])), str(figures[name]))
+        self._append({"kind": "stage", **figures}, wall)
+
+    def checkpoint(self, path: str) -> None:
+        """A checkpoint was saved."""
+        self._journal.set_fact(CHECKPOINT, path)
+
+    def spent(self, wall: float) -> None:
+        """Charge the time since the last call to the stage the journal says the run is in."""
+        stage = self._journal.fact("stage")
+        if stage is not None:
+            so_far = self._fact(STAGE_SECONDS, int(stage))
+            self._journal.set_fact(STAGE_SECONDS.format(stage), str(so_far + wall - self._charged_until))
+        self._journal.set_fact(SECONDS, str(self._seconds(wall)))
+        self._charged_until = wall
+
+    def write_summary(self, wall: float) -> None:
+        """Write ``summary.json``, whole or not at all."""
+        self.spent(wall)
+        _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
+
+    def commit(self, *, flush: bool = False) -> None:
+        """Commit the journal; then write the rows it now holds."""
+        with self._journal_in_place():
+            self._journal.commit(flush=flush or bool(self._pending))
+        path = self._directory / METRICS
+        while self._pending:
+            with writing(path):
+                if self._rows is None:
+                    self._rows = LineFile(path)
+                self._rows.append(self._pending[0])
+            del self._pending[0]
+
+    def look(self) -> None:
+        """Whether the journal is where it was. Raises JournalError when not."""
+        with self._journal_in_place():
+            self._journal.look()
+
+    @contextlib.contextmanager
+    def _journal_in_place(self) -> Iterator[None]:
+        """Leave a summary of what was recorded, should the journal's file be lost: it is still open here."""
+        try:
+            yield
+        except JournalError:
+            with contextlib.suppress(JournalError, DiskError):
+                if self._directory.is_dir():
+                    _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
+            raise
+
+    def close(self) -> None:
+        """Close the file of rows."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def _seconds(self, wall: float) -> float:
+        return self._seconds_before + wall - self._started_at
+
+    def _append(self, row: dict[str, Any], wall: float) -> None:
+        # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
+        line = json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)})
+        self._journal.add_record(line)
+        self._pending.append(line)
+
+    def _mend_rows(self) -> None:
+        """Make the file what the journal says, when a process died between the two."""
+        path = self._directory / METRICS
+        written = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        rows = self._journal.records()
+        if written != _lines(rows):
+            _write_rows(self._directory, rows)
+
+    def _recount(self) -> None:
+        self._tally = audit_counts(self._journal)
+
+    def _fact(self, name: str, stage: int) -> float:
+        return _fact(self._journal, name, stage)
+
+
+def _fact(journal: Journal, name: str, stage: int) -> float:
+    return float(journal.fact(name.format(stage)) or 0.0)
+
+
+def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str, Any]:
+    """The run so far, flat but for its ``remarks``. ``kinds`` are those of the recipe's stages."""
+    rl_seconds = (_fact(journal, STAGE_SECONDS, index) for index, kind in enumerate(kinds) if kind == "rl")
+    losses = [loss for index in range(len(kinds)) if (loss := journal.fact(SFT_LOSS.format(index))) is not None]
+    return summarise(
+        audit_journal(journal),
+        [step for step in journal.steps() if step.trained],
+        journal.evaluations(),
+        seconds=float(journal.fact(SECONDS) or 0.0),
+        rl_seconds=sum(rl_seconds),
+        sft_steps=int(sum(_fact(journal, SFT_STEPS, index) for index in range(len(kinds)))),
+        sft_steps_skipped=int(sum(_fact(journal, SFT_SKIPPED, index) for index in range(len(kinds)))),
+        sft_loss=float(losses[-1]) if losses else None,
+        checkpoint=journal.fact(CHECKPOINT),
+        checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
+    )
+
+
+def rebuild(directory: Path) -> None:
+    """Make ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
+    journal = journal_of(directory)
+    try:
+        settings = journal.fact(MADE_WITH)
+        if settings is None:
+            raise JournalError(f"{journal.path} holds no run: put the run's journal there")
+        stages = (text for key, text in json.loads(settings).items() if key.startswith("stages."))
+        rows = journal.records()
+        _write_summary(directory, journal, [text.split()[0] for text in stages])
+    finally:
+        journal.close()
+    _write_rows(directory, rows)
+    if stopped := read_end(directory):
+        add_end(directory, json.loads((directory / SUMMARY).read_text(encoding="utf-8")), stopped)
+
+
+def _write_summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> None:
+    made = summary(directory, journal, kinds)
+    with whole(directory / SUMMARY) as partial:
+        partial.write_text(json.dumps(made) + "\n")
+
+
+def _write_rows(directory: Path, rows: Sequence[str]) -> None:
+    with whole(directory / METRICS) as partial:
+        partial.write_text(_lines(rows), encoding="utf-8")
+
+
+def _lines(rows: Sequence[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)
+
+
+def audit_counts(journal: Journal) -> dict[str, float]:
+    """Training groups trained and dropped, and steps that made no update, for the live table."""
+    _, empty, skipped = journal.step_counts()
+    counts = {"groups_trained": 0.0, "groups_dropped": 0.0, "steps_skipped": float(skipped)}
+    counts["steps_without_update"] = float(empty + skipped)
+    for (purpose, state, _), count in journal.counts().items():
+        if purpose == "train" and f"groups_{state}" in counts:
+            counts[f"groups_{state}"] += count
+    return counts

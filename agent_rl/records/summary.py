@@ -1,0 +1,122 @@
+"""A run in figures, and in the few sentences without which the figures would be misread.
+
+Pure: everything is computed from what the journal holds. A figure there was nothing to compute from is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_rl.records.audit import Audit
+from agent_rl.records.journal import StepRow
+
+REASONS = {
+    "equal_rewards": "equal rewards",
+    "too_few_rollouts": "too few rollouts that ended",
+    "prompt_too_long": "a prompt longer than the model allows",
+    "stale": "staleness",
+    "stage_boundary": "the end of their stage",
+    "not_finite": "a loss or gradient that was not finite",
+}
+"""Why groups were dropped, in words; a reason not named here is shown as it is."""
+
+
+def summarise(
+    audit: Audit,
+    steps: Sequence[StepRow],
+    evaluations: Mapping[int, Mapping[str, float]],
+    *,
+    seconds: float,
+    rl_seconds: float,
+    sft_steps_skipped: int,
+    sft_steps: int = 0,
+    sft_loss: float | None = None,
+    checkpoint: str | None = None,
+    checkpoints_damaged: int = 0,
+) -> dict[str, Any]:
+    """All figures by name, and ``remarks``. ``steps`` are those the learner took; seconds are wall-clock time of running.
+
+    ``sft_loss`` is that of the last supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path.
+    """
+    updated = [step for step in steps if step.groups and not step.skipped]
+    sampled = sum(step.figures.get("rollouts", 0.0) for step in steps)
+    correct = sum(round(step.figures.get("success", 0.0) * step.figures.get("rollouts", 0.0)) for step in steps)
+    tokens = sum(step.figures.get("response_tokens", 0.0) * step.figures.get("rollouts", 0.0) for step in steps)
+    groups = sum(len(step.groups) for step in updated)
+    staleness = sum(step.figures.get("staleness_mean", 0.0) * len(step.groups) for step in updated)
+    summary: dict[str, Any] = {}
+    for figures in evaluations.values():
+        summary |= {name: value for name, value in figures.items() if name.startswith(("success_", "problems_"))}
+        summary |= {name: value for name, value in figures.items() if name.startswith("lost_") and value}
+    summary |= {
+        "minutes": round(seconds / 60.0, 2),
+        "minutes_rl": round(rl_seconds / 60.0, 2),
+        "steps": audit.steps,
+        "steps_updated": len(updated),
+        "steps_empty": audit.empty_steps,
+        "steps_skipped": audit.skipped_steps,
+    }
+    if sft_steps:
+        summary |= {"sft_steps": sft_steps, "sft_loss": sft_loss}
+    if sft_steps_skipped:
+        summary["sft_steps_skipped"] = sft_steps_skipped
+    if checkpoints_damaged:
+        summary["checkpoints_damaged"] = checkpoints_damaged
+    summary |= audit.figures()
+    summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
+    summary |= {
+        "rollouts_sampled": round(sampled),
+        "rollouts_correct": correct,
+        "rollouts_trained": round(sum(step.learner_figures.get("trained_rollouts", 0.0) for step in updated)),
+        "tokens_sampled": round(tokens),
+        "tokens_trained": round(sum(step.learner_figures.get("trained_tokens", 0.0) for step in updated)),
+        "tokens_per_second_rl": round(tokens / rl_seconds, 1) if tokens and rl_seconds else None,
+        "mean_staleness": staleness / groups if groups else None,
+        "max_staleness": max((step.figures.get("staleness_max", 0.0) for step in updated), default=None),
+    }
+    if checkpoint is not None:
+        summary["checkpoint"] = checkpoint
+    summary["remarks"] = remarks(summary)
+    return summary
+
+
+def remarks(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader of the figures must know, in sentences; none for a run in which nothing is unusual."""
+    said = []
+    rollouts, correct = summary["rollouts_sampled"], summary["rollouts_correct"]
+    if rollouts and correct in {0, rollouts}:
+        hint = "the tasks are too hard for the model, or its answers are not in the form asked for"
+        said.append(
+            f"{correct:,} of {rollouts:,} training rollouts correct: {'the tasks are too easy' if correct else hint}"
+        )
+    steps, without = summary["steps"], summary["steps"] - summary["steps_updated"]
+    opened, dropped = summary["groups_opened"], summary["groups_dropped"]
+    if opened and dropped > opened / 2:
+        counts = {name: count for name, count in summary.items() if name.startswith("groups_dropped_")}
+        most = max(counts, key=lambda name: counts[name])
+        reason = most.removeprefix("groups_dropped_")
+        all_of = f"{counts[most]:,} of {opened:,} groups were dropped for {REASONS.get(reason, reason)}"
+        said.append(
+            f"all {opened:,} groups were dropped for {REASONS.get(reason, reason)}"
+            if counts[most] == opened
+            else all_of
+        )
+    if steps and without == steps:
+        said.append(f"no update was made in {without:,} of {steps:,} steps: nothing was learnt")
+    elif without:
+        said.append(f"no update was made in {without:,} of {steps:,} steps")
+    for name, kind in (("steps_skipped", "steps"), ("sft_steps_skipped", "supervised steps")):
+        if summary.get(name):
+            said.append(f"{summary[name]:,} {kind} were skipped: their loss or gradient was not finite")
+    if damaged := summary.get("checkpoints_damaged"):
+        one = damaged == 1
+        said.append(
+            f"{damaged:,} damaged checkpoint{' was' if one else 's were'} passed over and set aside as checkpoints/damaged-*; the "
+            "learner's log names the file and the fault"
+        )
+    for name, lost in summary.items():
+        if name.startswith("lost_"):
+            evaluation, _, way = name.removeprefix("lost_").rpartition("_")
+            said.append(f"{lost:,.0f} {way} answers of evaluation {evaluation!r} never came and count as wrong")
+    return said

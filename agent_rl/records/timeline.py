@@ -1,0 +1,129 @@
+"""Who worked and who waited for whom: ``timeline.jsonl``, a row a second, and what a row says.
+
+::
+
+    ActorStatus (totals) --> Timeline.observe ... Timeline.row --> {"wall": 1.7e9, "seconds": 1.0, "actors": {
+        "learner.0": {"state": "running", "busy": 0.42, "cpu": 0.40, "waiting_for": "roc_filter: step 3", "waited": 0.5,
+                      "figures": {"step": 12.0, ...}}}, "cores": 2}
+
+Shares are of the row's seconds; ``waited`` is the share of the statuses in it that named something waited for; the figures
+are the actor's newest; ``cores`` are those of its machine that the supervisor may use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_rl.files.disk import LossyLines, older
+from agent_rl.messages import ActorStatus
+
+FILE = "timeline.jsonl"
+SHORTEST_ROW = 1.0
+"""Seconds."""
+ROWS_PER_DOUBLING = 600
+"""Rows grow longer with the run, so that a day takes a few thousand of them."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    status: ActorStatus
+    at: float
+    """When the status was heard."""
+    busy: float = 0.0
+    cpu: float = 0.0
+    statuses: int = 0
+    waits: int = 0
+    since: float = 0.0
+    """What ``busy`` and ``cpu`` cover begins here."""
+
+
+class Timeline:
+    """Totals in, shares out. ``now`` is seconds on any monotonic clock."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self._row_began = now
+        self._seen: dict[str, _Seen] = {}
+
+    def observe(self, status: ActorStatus, now: float) -> None:
+        """An actor says what its totals are. Smaller ones than before are those of a new process."""
+        seen = self._seen.get(status.actor)
+        if seen is None:
+            self._seen[status.actor] = _Seen(status, now, since=now)
+            return
+        before = seen.status
+        replaced = status.busy_seconds < before.busy_seconds or status.cpu_seconds < before.cpu_seconds
+        seen.busy += status.busy_seconds - (0.0 if replaced else before.busy_seconds)
+        seen.cpu += status.cpu_seconds - (0.0 if replaced else before.cpu_seconds)
+        seen.statuses += 1
+        seen.waits += bool(status.waiting_for)
+        seen.status, seen.at = status, now
+
+    def due(self, now: float) -> bool:
+        """Whether a row is due."""
+        return now - self._row_began >= max(SHORTEST_ROW, (now - self._began) / ROWS_PER_DOUBLING)
+
+    def row(self, now: float, wall: float) -> dict[str, Any]:
+        """What was heard since the last row; ``wall`` is its end in seconds since the epoch."""
+        actors = {}
+        for name, seen in sorted(self._seen.items()):
+            if not seen.statuses:
+                continue
+            seconds = max(1e-9, seen.at - seen.since)
+            actors[name] = {
+                "state": seen.status.state,
+                "busy": round(min(1.0, seen.busy / seconds), 4),
+                "cpu": round(seen.cpu / seconds, 4),
+                "waiting_for": seen.status.waiting_for,
+                "waited": round(seen.waits / seen.statuses, 4),
+                "figures": {
+                    figure: round(value, 4) for figure, value in seen.status.figures.items() if math.isfinite(value)
+                },
+            }
+            seen.busy = seen.cpu = 0.0
+            seen.statuses = seen.waits = 0
+            seen.since = seen.at
+        row = {"wall": round(wall, 3), "seconds": round(now - self._row_began, 3), "actors": actors}
+        self._row_began = now
+        return row
+
+
+class TimelineFile:
+    """Appends the rows to a run directory's file, as statuses come in."""
+
+    def __init__(self, directory: Path, now: float, wall: Callable[[], float], limit: float = math.inf) -> None:
+        """A file of ``limit`` bytes is followed by a new one, and kept until that is as long (`LossyLines`)."""
+        self._timeline = Timeline(now)
+        self._lines = LossyLines(directory / FILE, limit)
+        self._wall = wall
+        self._cores = len(os.sched_getaffinity(0))
+
+    def observe(self, status: ActorStatus, now: float) -> None:
+        """Take a status in; write a row when one is due, if the disk takes it."""
+        self._timeline.observe(status, now)
+        if self._timeline.due(now):
+            self._lines.append(json.dumps(self._timeline.row(now, self._wall()) | {"cores": self._cores}))
+
+    @property
+    def lost(self) -> int:
+        """How many rows the disk did not take."""
+        return self._lines.lost_in_all
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def read_timeline(directory: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a run, oldest first; a half-written last line is left out."""
+    for path in (older(directory / FILE), directory / FILE):
+        if path.exists():
+            with path.open() as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield json.loads(line)

@@ -1,0 +1,1 @@
+"""The agent loop: conversations as tokens, tool calls read from turns, when a rollout ends."""

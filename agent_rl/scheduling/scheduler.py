@@ -1,0 +1,382 @@
+"""The KV-cache scheduler's decisions: when to open a group, and which engine gets which rollout.
+
+Opening (only when all earlier rollouts are placed and the engines have room beyond what the groups being recorded will
+take, so that a group's policy is as fresh as can be) is bounded by the staleness budget: ``opened - uncounted < (S + served - stage_version + 1) * groups_per_step``,
+with ``served`` the oldest version an engine serves; see staleness.py for why that keeps the budget. Groups of evaluations
+within an rl stage are no part of it: they have numbers of their own, are opened once their step's policy is served, in turns with the groups to
+train, and are read, never trained.
+
+Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
+many rollouts fit; each engine is given no more than that, and when one ends the next is assigned at once. What an engine
+was promised is the sum of L over its rollouts; its room is its cache less that, and less what it uses beyond it. Which of
+the rollouts goes first, and which of the engines it fits takes it, is a `Placement`'s choice (placement.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
+from agent_rl.messages import (
+    EngineLoad,
+    GroupOpened,
+    GroupsProgress,
+    GroupsUnfinished,
+    Policy,
+    PolicyPublished,
+    Problem,
+    Purpose,
+    Retry,
+    RolloutRequest,
+    Sampling,
+)
+from agent_rl.scheduling.ids import group_id, group_number, interim_id, is_interim, rollout_id, rollout_seed
+from agent_rl.scheduling.placement import (
+    Engine,
+    EngineRoom,
+    MostRoom,
+    Placement,
+    Waiting,
+    chosen_engine,
+    chosen_rollout,
+    group_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskUnfinished:
+    """Instruction: ask the filter what of this stage is open; nothing is opened before the answer."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """Instruction: record the group with the filter; once recorded, tell `group_recorded`."""
+
+    opened: GroupOpened
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Instruction: send the request to this engine's generator; once acknowledged, tell `rollout_done`."""
+
+    request: RolloutRequest
+    generator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Instruction: announce to the generators which groups' rollouts in flight nobody wants."""
+
+    groups: tuple[str, ...]
+
+
+Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Unwanted
+Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
+"""(stage, number, purpose) to the problem: a pure function, so that a restarted scheduler finds the same."""
+
+
+class GroupScheduler:
+    """Pure: events in, instructions out. No clock, no randomness but what seeds and counters give."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        stages: Sequence[Stage],
+        algorithm: Algorithm,
+        max_staleness: int,
+        problems: Problems,
+        prompt_tokens: Callable[[Problem], int],
+        placement: Placement | None = None,
+    ) -> None:
+        self._seed = seed
+        self._stages = stages
+        self._algorithm = algorithm
+        self._max_staleness = max_staleness
+        self._problems = problems
+        self._prompt_tokens = prompt_tokens
+        self._placement = placement or MostRoom()
+        self._engines: dict[str, Engine] = {}
+        self._pending: deque[Waiting] = deque()
+        self._recording: dict[str, GroupOpened] = {}
+        self._in_flight: dict[str, str] = {}
+        self._retried: set[Retry] = set()
+        self._dropped: frozenset[str] = frozenset()
+        self._announced_unwanted: tuple[str, ...] = ()
+        self._other_stages_in_flight = False
+        self._published: PolicyPublished | None = None
+        self._asked: tuple[int, int] | None = None
+        self._ready = False
+        self._opened = 0
+        self._interim_opened = 0
+        self._interim_next = False
+        self._uncounted = 0
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def policy_published(self, published: PolicyPublished) -> list[Instruction]:
+        """A newer policy, perhaps a newer stage."""
+        if self._published is not None and published.policy < self._published.policy:
+            return []
+        before, self._published = self._published, published
+        entered = (published.stage, published.policy.epoch)
+        if before is None or (before.stage, before.policy.epoch) != entered:
+            self._ready = False
+            self._other_stages_in_flight = True
+            self._pending.clear()
+            self._retried.clear()
+            self._recording.clear()
+            self._asked = entered
+            if self._stage is not None:
+                return [*self._unwanted(), AskUnfinished(published.stage)]
+        return self._decide()
+
+    def unfinished(self, answer: GroupsUnfinished) -> list[Instruction]:
+        """The filter's answer: from here on groups are opened."""
+        if self._published is None or answer.stage != self._published.stage or self._ready:
+            return []
+        self._ready = True
+        self._opened = answer.opened
+        self._interim_opened = answer.interim_opened
+        self._uncounted = 0
+        for group in answer.groups:
+            for missing in group.missing:
+                self._retried.add(missing)
+                if rollout_id(missing.group, missing.sample, missing.attempt) not in self._in_flight:
+                    self._enqueue(group.opened, missing.sample, missing.attempt)
+        return self._decide()
+
+    def engine_load(self, load: EngineLoad) -> list[Instruction]:
+        """An engine's newest load; an engine not seen before joins."""
+        self._engines.setdefault(load.generator, Engine(load)).report(load)
+        return self._decide()
+
+    def group_recorded(self, group: str) -> list[Instruction]:
+        """The journal has the group: its rollouts may be requested."""
+        opened = self._recording.pop(group, None)
+        if opened is not None:
+            for sample in range(opened.samples):
+                self._enqueue(opened, sample, attempt=0)
+        return self._decide()
+
+    def rollout_done(self, rollout: str) -> list[Instruction]:
+        """The request is acknowledged: its trajectory is in the journal, whatever its status."""
+        generator = self._in_flight.pop(rollout, None)
+        if generator is not None:
+            self._engines[generator].free(rollout)
+        return self._decide()
+
+    def progress(self, progress: GroupsProgress) -> list[Instruction]:
+        """What the filter has decided in the current stage, as totals."""
+        if self._published is None or progress.stage != self._published.stage or not self._ready:
+            return []
+        self._uncounted = progress.uncounted
+        self._dropped = frozenset(progress.dropped_groups)
+        self._pending = deque(item for item in self._pending if item.request.group not in self._dropped)
+        for retry in progress.retries:
+            if retry not in self._retried and retry.group not in self._dropped:
+                self._retried.add(retry)
+                number = group_number(retry.group)
+                group = self._interim_group(number) if is_interim(retry.group) else self._group(number)
+                self._enqueue(group, retry.sample, retry.attempt)
+        return self._decide()
+
+    # What the live table shows -----------------------------------------------------------------------------------------
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Live figures by name."""
+        return {
+            "groups_opened": self._opened,
+            "rollouts_in_flight": len(self._in_flight),
+            "rollouts_pending": len(self._pending),
+            "kv_promised": sum(engine.promised for engine in self._engines.values()),
+            "kv_total": sum(engine.load.kv_tokens_total for engine in self._engines.values()),
+        }
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom and what the next group or rollout waits for; empty where there is nothing to wait for."""
+        if self._published is None:
+            return "learner: a policy"
+        if self._stage is None:
+            return "learner: the next stage"
+        if not self._ready:
+            return "roc_filter: the unfinished groups"
+        if not self._eligible():
+            return f"rollout_generator: policy {self._published.policy.version}"
+        if self._recording:
+            return f"roc_filter: {len(self._recording)} groups to be recorded"
+        if self._pending or self._next_group() is not None:
+            return f"rollout_generator: room for {max(1, len(self._pending))} rollouts"
+        if self._stage.kind == "rl":
+            return "learner: a newer policy (the staleness budget is spent)"
+        return f"rollout_generator: {len(self._in_flight)} rollouts" if self._in_flight else ""
+
+    def in_flight_of(self, group: str) -> int:
+        """How many rollouts of the group are in flight."""
+        return sum(rollout.startswith(group + "/") for rollout in self._in_flight)
+
+    # Decisions ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _stage(self) -> EvaluateStage | RlStage | None:
+        if self._published is None or self._published.stage >= len(self._stages):
+            return None
+        stage = self._stages[self._published.stage]
+        return None if stage.kind == "sft" else stage
+
+    def _decide(self) -> list[Instruction]:
+        instructions: list[Instruction] = self._unwanted()
+        if not self._ready or self._stage is None:
+            return instructions
+        while True:
+            while self._pending:
+                position = chosen_rollout(self._placement, self._pending)
+                item = self._pending[position]
+                generator = self._engine_for(item)
+                if generator is None:
+                    break
+                del self._pending[position]
+                self._engines[generator].take(item.request.rollout, item.need)
+                self._in_flight[item.request.rollout] = generator
+                instructions.append(Place(item.request, generator))
+            opened = None if self._pending else self._next_group()
+            if opened is None:
+                return instructions
+            if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
+                return instructions  # the groups being recorded will fill the room there is
+            if is_interim(opened.group):
+                self._interim_opened += 1
+            else:
+                self._opened += 1
+            self._interim_next = not is_interim(opened.group)
+            self._recording[opened.group] = opened
+            instructions.append(OpenGroup(opened))
+
+    def _next_group(self) -> GroupOpened | None:
+        """What is opened next, if anything may be: groups to train and groups of a due evaluation take turns."""
+        evaluates, trains = self._interim_opened < self._interim_due(), self._may_open()
+        if evaluates and (self._interim_next or not trains):
+            return self._interim_group(self._interim_opened)
+        return self._group(self._opened) if trains else None
+
+    def _interim_due(self) -> int:
+        """How many groups of evaluations within the stage may have been opened: every engine serves a policy as new as theirs."""
+        stage, served = self._stage, self._served()
+        if not isinstance(stage, RlStage) or stage.evaluate is None or served is None or self._published is None:
+            return 0
+        steps = served - self._published.stage_version
+        return min(steps // stage.evaluate.every, stage.evaluations) * stage.evaluate.problems
+
+    def _eligible(self) -> list[Engine]:
+        """Engines that serve this epoch's policy, at least as new as the stage."""
+        assert self._published is not None
+        epoch, oldest = self._published.policy.epoch, self._published.stage_version
+        return [e for e in self._engines.values() if e.load.policy.epoch == epoch and e.load.policy.version >= oldest]
+
+    def _served(self) -> int | None:
+        return min((engine.load.policy.version for engine in self._eligible()), default=None)
+
+    def _may_open(self) -> bool:
+        stage, served = self._stage, self._served()
+        if stage is None or served is None or self._published is None:
+            return False
+        if stage.kind == "evaluate":
+            return self._opened < stage.groups
+        steps = min(self._max_staleness + served - self._published.stage_version + 1, stage.steps)
+        return self._opened - self._uncounted < steps * self._algorithm.groups_per_step
+
+    def _group(self, number: int) -> GroupOpened:
+        assert self._published is not None
+        stage = self._stage
+        assert stage is not None
+        purpose: Purpose = "train"
+        samples = self._algorithm.samples
+        if stage.kind == "evaluate":
+            sampled = number < stage.problems
+            purpose, samples = ("evaluate_sampled", stage.samples) if sampled else ("evaluate_greedy", 1)
+        return GroupOpened(
+            group=group_id(self._published.stage, number),
+            stage=self._published.stage,
+            number=number,
+            purpose=purpose,
+            problem=self._problems(self._published.stage, number, purpose),
+            samples=samples,
+            policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+        )
+
+    def _interim_group(self, number: int) -> GroupOpened:
+        assert self._published is not None
+        stage = self._published.stage
+        rl = self._stage
+        assert isinstance(rl, RlStage)
+        assert rl.evaluate is not None
+        return GroupOpened(
+            group=interim_id(stage, number),
+            stage=stage,
+            number=number,
+            purpose="evaluate_sampled",
+            problem=self._problems(stage, number, "evaluate_sampled"),
+            samples=rl.evaluate.samples,
+            policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+        )
+
+    def _limits(self, opened: GroupOpened) -> EvaluateStage | RlStage:
+        """What says how long the group's rollouts may get."""
+        stage = self._stage
+        assert stage is not None
+        return stage.interim(1) if isinstance(stage, RlStage) and is_interim(opened.group) else stage
+
+    def _enqueue(self, opened: GroupOpened, sample: int, attempt: int) -> None:
+        stage = self._limits(opened)
+        if stage.kind == "evaluate":
+            temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
+        else:
+            temperature = self._algorithm.temperature
+        request = RolloutRequest(
+            rollout=rollout_id(opened.group, sample, attempt),
+            group=opened.group,
+            stage=opened.stage,
+            sample=sample,
+            attempt=attempt,
+            purpose=opened.purpose,
+            problem=opened.problem,
+            sampling=Sampling(temperature, stage.max_response_tokens, stage.max_turns),
+            seed=rollout_seed(self._seed, opened.group, sample, attempt),
+        )
+        self._pending.append(Waiting(request, self._need(opened)))
+
+    def _need(self, opened: GroupOpened) -> int:
+        return self._prompt_tokens(opened.problem) + self._limits(opened).max_response_tokens
+
+    def _places(self, need: int) -> int:
+        """How many rollouts of this size the eligible engines have room for."""
+        return sum(engine.places(need) for engine in self._eligible())
+
+    def _engine_for(self, item: Waiting) -> str | None:
+        """The placement's choice among the eligible engines on which the rollout fits; None when there is none."""
+        fitting = [
+            EngineRoom(e.load.generator, e.room, len(e.rollouts), e.groups[item.request.group])
+            for e in self._eligible()
+            if e.places(item.need)
+        ]
+        return chosen_engine(self._placement, item, fitting) if fitting else None
+
+    def _unwanted(self) -> list[Instruction]:
+        if not self._dropped and not self._announced_unwanted and not self._other_stages_in_flight:
+            return []
+        current = self._published.stage if self._published else 0
+        groups = {group_of(rollout) for rollout in self._in_flight}
+        others = {group for group in groups if not group.startswith(f"s{current}-")}
+        self._other_stages_in_flight = bool(others)
+        unwanted = tuple(sorted(others | (groups & self._dropped)))
+        if unwanted == self._announced_unwanted:
+            return []
+        self._announced_unwanted = unwanted
+        return [Unwanted(unwanted)]
