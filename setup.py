@@ -5,5 +5,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]), "agent_rl.examples"],
     package_dir={"agent_rl.examples": "examples"},
-    package_data={"agent_rl.examples": ["*.toml"], "*": ["py.typed"]},
+    package_data={"agent_rl.examples": ["*.toml", "word_problems/*.jsonl"], "*": ["py.typed"]},
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from glob import glob
 from os.path import normpath
 from pathlib import Path
 
 from agent_rl.config.load import Fault, Source
-from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
+from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Tasks, Topology
 from agent_rl.rollout.chat_templates import OURS, template_file
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -31,7 +32,8 @@ def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         for position, pattern in enumerate(stage.data if isinstance(stage, SftStage) else ()):
             if not _is_there(path.parent / pattern):
                 message = f"no file matches {normpath((path.parent / pattern).absolute())}"
-                faults.append(source.fault(("stages", index, "data", position), message, _RELATIVE))
+                remedy = _fetching(topology.tasks, pattern, path.parent)
+                faults.append(source.fault(("stages", index, "data", position), message, remedy))
     template = template_file(topology, path.parent)
     if template is not None and not template.is_file():
         message = f"there is no file {template}"
@@ -51,7 +53,7 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
         for index, pattern in enumerate(patterns):
             if not _is_there(base / pattern):
                 message = f"no file matches {normpath((base / pattern).absolute())}"
-                faults.append(source.fault(("tasks", key, index), message, _RELATIVE))
+                faults.append(source.fault(("tasks", key, index), message, _fetching(tasks, pattern, base)))
     evaluates = any(
         isinstance(stage, EvaluateStage) or (isinstance(stage, RlStage) and stage.evaluate is not None)
         for stage in topology.stages
@@ -60,6 +62,15 @@ def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fa
         message = "is missing, though a stage evaluates"
         faults.append(source.fault(("tasks", "evaluation_files"), message, "name the files of held-out problems"))
     return faults
+
+
+def _fetching(tasks: Tasks, pattern: str, base: Path) -> str:
+    """The remedy for a missing file: the command that fetches it, where ``tasks.fetch`` knows one."""
+    for folder, arguments in tasks.fetch.items():
+        if Path(normpath(pattern)).is_relative_to(normpath(folder)):
+            out = shlex.quote(normpath((base / folder).absolute()))
+            return f"fetch it with agent-rl data fetch {arguments} --out {out}, or name another; {_RELATIVE}"
+    return _RELATIVE
 
 
 def _is_there(pattern: Path) -> bool:

@@ -112,6 +112,9 @@ class Tasks(Part):
     """How often a training problem comes from each entry of ``files``, relative to the others; without them every problem
     of every file is as likely as any other."""
     evaluation_files: tuple[str, ...] = ()
+    fetch: dict[str, str] = {}
+    """By folder of files, what ``agent-rl data fetch`` takes to fill it, as in ``{ "data/gsm8k" = "openai/gsm8k" }``: ``check``
+    names the command where a file is missing. Nothing is fetched by itself."""
     prompt: Literal["plain", "rstar2"] = "plain"
     """How a problem is put to the model: its text alone, or rStar2's system text, tools and answer instruction."""
 

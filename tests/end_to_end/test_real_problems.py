@@ -1,4 +1,4 @@
-"""The examples on real problems, with a model that answers nothing right: steps close, and the run says what it was."""
+"""The examples on word problems, with a model that answers nothing right: steps close, and the run says what it was."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ SECONDS = 120
 
 
 def run_example(name: str, directory: Path, *settings: str) -> tuple[dict[str, Any], str]:
-    """Run an example of three steps to its end; its summary, and all it said. Skips when its data are not there."""
+    """Run an example of three steps to its end; its summary, and all it said."""
     path = ROOT / "examples" / name
-    topology = load_topology(path)
-    missing = [file for file in topology.tasks.files if not (path.parent / file).exists()]
-    if missing:
-        pytest.skip(f"the data of examples/{name} are not there: {', '.join(missing)}")
     began = time.monotonic()
     overrides = [part for setting in (f"run.directory={directory}", *settings) for part in ("--set", setting)]
     code, out, err = finish(start(path, *overrides))
@@ -67,32 +63,48 @@ def test_three_steps_of_gsm8k_close_and_the_summary_says_that_nothing_was_learnt
 
 @pytest.mark.slow
 def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_model_close(tmp_path: Path) -> None:
-    """Length limit and step size are such that some of the problems cannot fit."""
-    settings = ("model.initialise.max_length=384", "algorithm.groups_per_step=16")
-    summary, out = run_example("mixed_math.toml", tmp_path, *settings)
+    """The mix of the example, and one source more. Length limit and step size are such that some of the problems cannot fit."""
+    other = tmp_path / "other.jsonl"
+    texts = [f"求 $x$ 使 $\\frac{{x}}{{{number}}} = 7$。" for number in range(2, 40)] + ["How long is this? " * 30] * 8
+    lines = [{"id": f"other-{n}", "problem": text, "answer": "\\frac{7}{2}"} for n, text in enumerate(texts)]
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    mix = [*load_topology(ROOT / "examples" / "mixed_math.toml").tasks.files, str(other)]
+    settings = (
+        f"tasks.files={json.dumps(mix)}",
+        "tasks.weights=[2, 1, 1]",
+        "model.initialise.max_length=384",
+        "algorithm.groups_per_step=16",
+    )
+    summary, out = run_example("mixed_math.toml", tmp_path / "run", *settings)
     assert summary["groups_opened"] == summary["groups_dropped"] == 48
     assert summary["groups_dropped_equal_rewards"] >= 24
     assert summary["groups_dropped_prompt_too_long"] > 0
     assert summary["groups_dropped_equal_rewards"] + summary["groups_dropped_prompt_too_long"] == 48
-    said = (tmp_path / "logs" / "roc_filter.0.jsonl").read_text()
+    said = (tmp_path / "run" / "logs" / "roc_filter.0.jsonl").read_text()
     assert "a prompt is too long: its group is not sampled" in said
     assert "nothing was learnt" in out
-    problems = problems_of(tmp_path)
+    problems = problems_of(tmp_path / "run")
     assert any("\u4e00" <= character <= "\u9fff" for problem in problems for character in problem.text)
     assert any("\\frac" in problem.text for problem in problems)
-    assert any("\\" in problem.answer for problem in problems)
-    sources = [problem.id.split("-")[0] for problem in problems]
-    assert {source: sources.count(source) for source in sources} == {"dapo": 24, "math": 12, "gsm8k": 12}
+    sources = ["other" if problem.id.startswith("other") else str(problem.answer.isdigit()) for problem in problems]
+    assert {source: sources.count(source) for source in sources} == {"True": 24, "False": 12, "other": 12}
 
 
-def test_an_example_without_its_data_says_which_files_are_missing(tmp_path: Path, capsys: Any) -> None:
-    path = tmp_path / "a" / "b" / "mixed_math.toml"
+def test_a_missing_file_is_named_with_the_command_that_fetches_it(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "a" / "mixed_math.toml"
     path.parent.mkdir(parents=True)
-    path.write_text((ROOT / "examples" / "mixed_math.toml").read_text())
+    text = (ROOT / "examples" / "mixed_math.toml").read_text()
+    path.write_text(text.replace("word_problems/amounts", "data/gsm8k/train"))
     assert main(["check", str(path)]) == 2
     err = capsys.readouterr().err
-    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "math_train_12k" in text)
-    assert f"{path}:{line}: tasks.files.1: no file matches {tmp_path}/shared/data/train/math_train_12k.jsonl.gz" in err
+    lines = path.read_text().splitlines()
+    for name, key in (("data/gsm8k/train", "files.1"), ("word_problems/held_out", "evaluation_files.0")):
+        number = next(
+            number for number, line in enumerate(lines, 1) if f"{name}.jsonl" in line and "for real" not in line
+        )
+        assert f"{path}:{number}: tasks.{key}: no file matches {path.parent}/{name}.jsonl" in err
+    assert f"agent-rl data fetch openai/gsm8k --out {path.parent}/data/gsm8k" in err
+    assert err.count("agent-rl data fetch") == 1
     assert "paths are relative to the topology file" in err
     assert "Traceback" not in err
 
