@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.weights import transfer
 from actors.weights.files import model_directory
 from agent_rl.checks.declared import declared_tools, format_faults
+from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_tasks
@@ -58,7 +58,7 @@ NAMED_PROBLEMS = 5
 class RolloutGeneratorSettings(Settings):
     """The engine and the agent loop's limits."""
 
-    engine: str = "actors.engines.torch:TorchEngine"
+    engine: str = "torch"
     engine_settings: dict[str, Any] = Field(default={})
     max_rollouts: PositiveInt = 64
     """Rollouts at once: rows of the embedded engine's KV cache."""
@@ -194,13 +194,10 @@ class RolloutGenerator(Actor):
             self.log.warning("groups will be dropped", why=f"{limit} {len(found)} of {len(problems)} problems: {named}")
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
-        module, _, name = settings.engine.partition(":")
         try:
-            engine_class = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise EngineRefusedError(
-                f"engine: {settings.engine} cannot be had: {error}; install it, or name another"
-            ) from error
+            engine_class = resolve("engine", settings.engine)
+        except PluginError as error:
+            raise EngineRefusedError(f"engine: {error}") from error
         if way := transfer.way_of(self.context.topology):
             files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} takes weights from files alone"
             if fault := files_alone or transfer.unavailable(way):

@@ -12,16 +12,10 @@ from trio.testing import MockClock
 
 from actors.base import Actor, LinkKind
 from actors.testing import Stage, running
-from agent_rl.checks.topology import find_class
+from agent_rl.config.plugins import ALIASES, resolve
 from agent_rl.config.topology import Topology
 
-PRODUCTION: Mapping[str, str] = {
-    "kv_scheduler": "actors.kv_scheduler:KVScheduler",
-    "rollout_generator": "actors.rollout_generator:RolloutGenerator",
-    "tool_executor": "actors.tool_executor:ToolExecutor",
-    "roc_filter": "actors.roc_filter:RoCFilter",
-    "learner": "actors.learner:Learner",
-}
+PRODUCTION = ALIASES["actor"]
 """The classes whose links and messages the stand-ins speak."""
 
 LONGEST = 1800.0
@@ -54,7 +48,7 @@ class RoleContract:
         ``changes`` replace whole tables (``stages``), or keys of ``algorithm`` (a mapping); ``replicas`` counts generators.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        classes: dict[str, type[Actor]] = {role: find_class(path) for role, path in PRODUCTION.items()}
+        classes: dict[str, type[Actor]] = {role: resolve("actor", path) for role, path in PRODUCTION.items()}
         classes[self.role] = self.actor
         actors: dict[str, Any] = {
             role: {"class": PRODUCTION[role], "links": derived_links(role, classes)} for role in PRODUCTION

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, PositiveInt, ValidationError
 
 from actors.base import Settings
-from agent_rl.config.load import suggest
+from agent_rl.config.plugins import PluginError, find, path_of
+from agent_rl.config.suggestions import suggest
 
 VLLM = "actors.engines.vllm:VllmEngine"
 
@@ -43,13 +44,13 @@ def engine_faults(
     engine: str, settings: Mapping[str, Any], *, max_rollouts: int, kv_tokens: int | None
 ) -> Iterator[str]:
     """What keeps the engine from being made, each with its remedy."""
-    module, colon, name = engine.partition(":")
-    if not (module and colon and name):
-        yield f"engine: {engine!r} is no class; write it as module:Class, as in actors.engines.torch:TorchEngine"
+    try:
+        find("engine", engine)
+    except PluginError as error:
+        yield f"engine: {error}"
         return
-    known = KNOWN.get(engine)
+    known = KNOWN.get(path_of("engine", engine))
     if known is None:
-        yield from _own_engine_faults(module, name)
         return
     try:
         found = known.model_validate(dict(settings))
@@ -63,40 +64,6 @@ def engine_faults(
         return
     if isinstance(found, VllmEngineSettings):
         yield from _vllm_faults(found, max_rollouts, kv_tokens)
-
-
-def _own_engine_faults(module: str, name: str) -> Iterator[str]:
-    """Whether a class of the user's own can be found; its module is not imported, since it may load torch."""
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        yield f"engine: there is no module {module!r}; modules are looked for in the working directory, beside the topology file and among what is installed"
-        return
-    if spec.origin is None or not spec.origin.endswith(".py"):
-        return
-    try:
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError) as error:
-        yield f"engine: {spec.origin} cannot be read ({error}); mend it"
-        return
-    names = {name for node in tree.body for name in _defined(node)}
-    if name not in names and "*" not in names:
-        yield f"engine: {module} has no class {name!r}; {suggest(name, [n for n in names if n[:1].isupper()])}"
-
-
-def _defined(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module gives it."""
-    match node:
-        case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-            yield name
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            yield from (each.asname or each.name for each in names)
-        case ast.Assign() | ast.AnnAssign():
-            yield from (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
-        case ast.If() | ast.Try():
-            yield from (name for each in node.body for name in _defined(each))
 
 
 def _vllm_faults(settings: VllmEngineSettings, max_rollouts: int, kv_tokens: int | None) -> Iterator[str]:

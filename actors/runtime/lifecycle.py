@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_rl.checks.topology import find_class
 from agent_rl.config.addresses import is_loopback
+from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import ActorEntry, Topology
 from agent_rl.records.run_directory import RunRefused
 
@@ -48,7 +48,9 @@ class RestartBudget:
 def drain_order(topology: Topology) -> list[str]:
     """Roles in the order they are stopped: by their class' ``drain_order`` (50 without), then upstream first."""
     position = {role: index for index, role in enumerate(_upstream_first(topology))}
-    order = {role: getattr(find_class(entry.class_path), "drain_order", 50) for role, entry in topology.actors.items()}
+    order = {
+        role: getattr(resolve("actor", entry.class_path), "drain_order", 50) for role, entry in topology.actors.items()
+    }
     return sorted(topology.actors, key=lambda role: (order[role], position[role]))
 
 
@@ -62,7 +64,7 @@ def _upstream_first(topology: Topology) -> list[str]:
             return
         entered.add(role)
         entry = topology.actors[role]
-        declared: Any = getattr(find_class(entry.class_path), "links", {})
+        declared: Any = getattr(resolve("actor", entry.class_path), "links", {})
         for link in entry.links:
             if link in declared and declared[link].kind != "announce":
                 for target in entry.targets(link):
@@ -79,7 +81,7 @@ def needed_to_drain(topology: Topology, role: str) -> bool:
     order = drain_order(topology)
     for earlier in order[: order.index(role)]:
         entry = topology.actors[earlier]
-        declared: Any = getattr(find_class(entry.class_path), "links", {})
+        declared: Any = getattr(resolve("actor", entry.class_path), "links", {})
         for link in entry.links:
             if link in declared and declared[link].kind != "announce" and role in entry.targets(link):
                 return True
@@ -88,7 +90,7 @@ def needed_to_drain(topology: Topology, role: str) -> bool:
 
 def drain_seconds(role: str, entry: ActorEntry) -> float:
     """How long an actor may take to stop: its class' ``drain_seconds``, else long enough for a learner's checkpoint."""
-    return float(getattr(find_class(entry.class_path), "drain_seconds", 120.0 if role == "learner" else 30.0))
+    return float(getattr(resolve("actor", entry.class_path), "drain_seconds", 120.0 if role == "learner" else 30.0))
 
 
 def hosts_to_start(topology: Topology, host: str | None) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ def actor_environment(entry: ActorEntry, run_directory: Path) -> dict[str, str]:
     What torch caches goes into the run directory, unless the environment says where: otherwise it is left where
     temporary files go.
     """
-    cls = find_class(entry.class_path)
+    cls = resolve("actor", entry.class_path)
     environment = dict(os.environ)
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code leaves its stack on stderr
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run_directory.absolute() / "cache" / "torchinductor"))

@@ -28,10 +28,9 @@ from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
 from agent_rl.checks.descriptors import raise_descriptor_limit
-from agent_rl.checks.topology import find_class
 from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.load import TopologyError, load_topology
-from agent_rl.config.plugins import ContractError
+from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.topology import Topology
 from agent_rl.config.user_modules import look_beside
 from agent_rl.environments.base import TaskError
@@ -195,7 +194,7 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
     base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
     role, replica = arguments.actor.rsplit(".", 1)
     entry = topology.actors[role]
-    cls: type[Actor] = find_class(entry.class_path)
+    cls: type[Actor] = resolve("actor", entry.class_path)
     settings = cls.Settings.model_validate(entry.settings)
     node = Node(
         arguments.actor,

@@ -15,8 +15,8 @@ from actors.weights.fetch import LINK, SHARED_MEMORY, has_shared_memory, host_di
 from actors.weights.files import Checkpoints, PublishedWeights, model_directory
 from actors.weights.publish import Publisher
 from actors.weights.transfer import KeptWeights
-from agent_rl.checks.topology import find_class
 from agent_rl.config.addresses import run_digest
+from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import Collapse, Topology
 from agent_rl.files.leftovers import Claim
 from agent_rl.learning.collapse import CollapseWatch
@@ -66,7 +66,7 @@ def _out_of_reach(topology: Topology) -> list[str]:
     far = [
         role
         for role, entry in topology.actors.items()
-        if LINK in getattr(find_class(entry.class_path), "links", {})
+        if LINK in getattr(resolve("actor", entry.class_path), "links", {})
         if entry.host != topology.main_host and not entry.targets(LINK)
     ]
     remedy = f'give it the link {LINK} = "learner", or leave weights_in at run_directory on a disk that the hosts share'
@@ -80,7 +80,7 @@ def _not_to_be_sent(topology: Topology, settings: LearnerSettings) -> list[str]:
     if way == "nccl" and not settings.device.startswith("cuda"):
         faults.append(f"weights_in: the learner's device is {settings.device}, and {gpu}")
     for role, entry in topology.actors.items():
-        cls = find_class(entry.class_path)
+        cls = resolve("actor", entry.class_path)
         if LINK not in getattr(cls, "links", {}) and transfer.LINK not in getattr(cls, "links", {}):
             continue
         if transfer.LINK not in cls.links:

@@ -11,8 +11,7 @@ import json
 from typing import Any
 
 from agent_rl.checks.contracts import declaration
-from agent_rl.checks.topology import find_class
-from agent_rl.config.plugins import ContractError
+from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.topology import Topology
 from agent_rl.rollout.prompts import TOOLS, ChatFormat
 
@@ -30,7 +29,7 @@ def declared_tools(topology: Topology) -> tuple[dict[str, Any], ...]:
 
 def _first(topology: Topology, attribute: str) -> Any:
     """What the first class declares that has a say; `agent-rl check` has seen that the others declare the same."""
-    found = (declaration(find_class(entry.class_path), attribute) for entry in topology.actors.values())
+    found = (declaration(resolve("actor", entry.class_path), attribute) for entry in topology.actors.values())
     return next((value for value in found if value is not None), None)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent_rl.checks.topology import find_class
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
+from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import RlStage, Topology
 
 BYTES_PER_TOKEN = 4 + 4 + 1 + 8 + 4
@@ -36,7 +36,7 @@ def _actors(topology: Topology) -> list[str]:
 def _links(topology: Topology) -> list[str]:
     lines = ["links:"]
     for role, entry in topology.actors.items():
-        for link, declared in find_class(entry.class_path).links.items():
+        for link, declared in resolve("actor", entry.class_path).links.items():
             types = ", ".join(message.__name__ for message in declared.messages)
             reply = f" / {declared.reply.__name__}" if declared.kind == "call" else ""
             if not entry.targets(link) and not getattr(declared, "required", True):

@@ -7,7 +7,6 @@ contract.
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ from agent_rl.checks.contracts import class_findings, declaration, objections, o
 from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults
-from agent_rl.config.load import Fault, Source, suggest, validation_faults
-from agent_rl.config.plugins import described, place_of
+from agent_rl.config.load import Fault, Source, validation_faults
+from agent_rl.config.plugins import Kind, PluginError, resolve
+from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import ActorEntry, Topology
 from agent_rl.data.conversations import conversations
@@ -88,7 +88,7 @@ def check_topology(
     faults += _algorithm_faults(topology, source)
     faults += _shared_role_faults(actors, source)
     if topology.tasks.generator is not None:
-        _import(topology.tasks.generator, ("tasks", "generator"), source, faults)
+        _resolved("task_generator", topology.tasks.generator, ("tasks", "generator"), source, faults)
     faults += file_faults(topology, path, source)
     faults += model_faults(topology, path, source)
     faults += device_faults(topology, source, host)
@@ -137,12 +137,6 @@ def _task_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     return faults
 
 
-def find_class(class_path: str) -> Any:
-    """Import ``module:Class``. Raises whatever the module's import raises, and AttributeError without the class."""
-    module, _, name = class_path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def find_cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
     """A circle in a directed graph, as ``[a, b, a]``; empty when there is none."""
     finished: set[str] = set()
@@ -169,7 +163,7 @@ def find_cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
 def _find_actor(topology: Topology, role: str, source: Source, faults: list[Fault]) -> CheckedActor | None:
     entry = topology.actors[role]
     place = ("actors", role, "class")
-    cls = _import(entry.class_path, place, source, faults)
+    cls = _resolved("actor", entry.class_path, place, source, faults)
     if cls is None:
         return None
     findings = list(class_findings(cls, entry.class_path))
@@ -185,31 +179,13 @@ def _find_actor(topology: Topology, role: str, source: Source, faults: list[Faul
     return CheckedActor(role, entry, actor_class, settings)
 
 
-def _import(class_path: str, place: tuple[str, ...], source: Source, faults: list[Fault]) -> Any:
-    """The class, or None and a fault that says why there is none."""
-    module_name, _, name = class_path.partition(":")
+def _resolved(kind: Kind, name: str, place: KeyPath, source: Source, faults: list[Fault]) -> Any:
+    """The plug-in, or None and a fault that says why there is none."""
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            message = f"there is no module {error.name!r}"
-            remedy = (
-                "modules are looked for in the working directory, beside the topology file and among what is installed"
-            )
-        else:
-            where = place_of(error)
-            message = f"{module_name} needs {error.name!r}, which is not installed{f' ({where})' if where else ''}"
-            remedy = "install it"
-        faults.append(source.fault(place, message, remedy))
+        return resolve(kind, name)
+    except PluginError as error:
+        faults.append(source.fault(place, error.message, error.remedy))
         return None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may fail in any way; the fault names it
-        faults.append(source.fault(place, f"importing {module_name} fails with {described(error)}"))
-        return None
-    found = getattr(module, name, None)
-    if found is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and not key.startswith("_")]
-        faults.append(source.fault(place, f"{module_name} has no class {name!r}", suggest(name, classes)))
-    return found
 
 
 def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source) -> list[Fault]:

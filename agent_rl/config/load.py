@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import tomllib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest_line
 from agent_rl.config.topology import Topology
 
@@ -166,15 +166,6 @@ def parse_value(text: str) -> Any:
     except (ValueError, RecursionError):  # no TOML, or nothing that Python reads
         return text
     return parsed["value"] if len(parsed) == 1 else text
-
-
-def suggest(name: str, names: Iterable[str]) -> str:
-    """A remedy for a mistyped name: the nearest one, or the list of those there are."""
-    known = list(names)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"there is {', '.join(known)}" if known else "there are none"
 
 
 def validation_faults(

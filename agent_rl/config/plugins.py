@@ -1,36 +1,192 @@
-"""Code of the user's own that an actor calls, and what is said when it breaks its role's contract.
+"""Code that a topology names: the one loader of ``module:Name``, the short names of what is built in, and what is said of failures.
 
-Such code is a filter's ``select``, a scheduler's placement, a generator's format, an executor's tools, a learner's loss. It is
-tried before anything starts where that is cheap (``Actor.probe``), and what it returns is looked at every time: a run that
-would train on rubbish stops instead, with the reason.
+A plug-in is a function or a class that satisfies the `Protocol` of its kind. A topology names it as ``module:Name``, or by a
+short name of ``ALIASES``. `resolve` imports it; `find` looks for it without importing, where the module may load torch. Whether
+it fits is tried on made-up input before anything starts (``Actor.probe``), and what it returns is looked at every time: a run
+that would train on rubbish stops instead, with the reason and the file and line of the user's code.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from agent_rl.config.suggestions import suggest
 
 T = TypeVar("T")
 
+Kind: TypeAlias = Literal[
+    "actor",
+    "advantage",
+    "chat_format",
+    "engine",
+    "environment",
+    "loss",
+    "placement",
+    "selection",
+    "task_generator",
+    "tool",
+    "tracker",
+]
+"""What can be plugged in."""
+
+ALIASES: Mapping[Kind, Mapping[str, str]] = {
+    "actor": {
+        "kv_scheduler": "actors.kv_scheduler:KVScheduler",
+        "rollout_generator": "actors.rollout_generator:RolloutGenerator",
+        "tool_executor": "actors.tool_executor:ToolExecutor",
+        "roc_filter": "actors.roc_filter:RoCFilter",
+        "learner": "actors.learner:Learner",
+    },
+    "advantage": {"group": "agent_rl.learning.advantages:group_advantages"},
+    "chat_format": {"tags": "agent_rl.rollout.prompts:ChatFormat"},
+    "engine": {
+        "torch": "actors.engines.torch:TorchEngine",
+        "vllm": "actors.engines.vllm:VllmEngine",
+        "actors.engines.torch.engine:TorchEngine": "actors.engines.torch:TorchEngine",
+        "actors.engines.vllm.engine:VllmEngine": "actors.engines.vllm:VllmEngine",
+    },
+    "environment": {},
+    "loss": {"clipped": "agent_rl.learning.losses:policy_loss"},
+    "placement": {"most_room": "agent_rl.scheduling.placement:MostRoom"},
+    "selection": {
+        "paper": "agent_rl.groups.resampling:select_paper",
+        "release": "agent_rl.groups.resampling:select_release",
+        "none": "agent_rl.groups.resampling:select_uniform",
+    },
+    "task_generator": {
+        "arithmetic": "agent_rl.environments.arithmetic.problems:ArithmeticTasks",
+        "agent_rl.arithmetic:ArithmeticTasks": "agent_rl.environments.arithmetic.problems:ArithmeticTasks",
+    },
+    "tool": {},
+    "tracker": {},
+}
+"""The short names of what is built in, by kind. Those of actors are the roles, each with its standard class. A path that an
+earlier version used is an alias too."""
+
+FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "selection"})
+
 _ROOT = Path(__file__).parents[2]
 _ELSEWHERE = (sysconfig.get_paths()["stdlib"], str(_ROOT / "agent_rl"), str(_ROOT / "actors"))
+_LOOKED_FOR = "modules are looked for in the working directory, beside the topology file and among what is installed"
 
 
 class ContractError(Exception):
     """Code of the user's own does not do what its role promises; the message says what it did, and with what."""
 
 
-def called(name: str, call: Callable[[], T], given: str) -> T:
-    """What ``call`` returns. Raises ContractError when it raises: ``name`` is what was called, ``given`` on what."""
+class PluginError(ContractError):
+    """What a topology names as ``module:Name`` cannot be had; ``message`` says why, ``remedy`` what to do."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.message, self.remedy = message, remedy
+
+
+def path_of(kind: Kind, name: str) -> str:
+    """The ``module:Name`` that a name stands for. Raises PluginError when it is neither such a path nor a short name."""
+    path = ALIASES[kind].get(name, name)
+    module, colon, attribute = path.partition(":")
+    if not (module and colon and attribute):
+        known = [alias for alias in ALIASES[kind] if ":" not in alias]
+        remedy = f"write module:Name of a {_noun(kind)}" + (
+            f", or a built-in one: {suggest(name, known)}" if known else ""
+        )
+        raise PluginError(f"{name!r} is no {kind.replace('_', ' ')}", remedy)
+    return path
+
+
+def resolve(kind: Kind, name: str) -> Any:
+    """The object that a name of the topology stands for. Raises PluginError when it is not importable or not there."""
+    module_name, _, attribute = path_of(kind, name).partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise PluginError(f"there is no module {error.name!r}", _LOOKED_FOR) from error
+        place = place_of(error)
+        needs = f"{module_name} needs {error.name!r}, which is not installed" + (f" ({place})" if place else "")
+        raise PluginError(needs, "install it") from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"importing {module_name} fails with {described(error)}") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        wanted = inspect.isroutine if kind in FUNCTIONS else inspect.isclass
+        names = [key for key, value in vars(module).items() if wanted(value) and not key.startswith("_")]
+        raise PluginError(f"{module_name} has no {_noun(kind)} {attribute!r}", suggest(attribute, names))
+    return found
+
+
+def find(kind: Kind, name: str) -> None:
+    """Look for what a name stands for, and import nothing: its module may load torch or vLLM. Raises PluginError."""
+    if name in ALIASES[kind]:
+        return
+    module, _, attribute = path_of(kind, name).partition(":")
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise PluginError(f"there is no module {module!r}", _LOOKED_FOR)
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise PluginError(f"{spec.origin} cannot be read ({error})", "mend it") from error
+    names = {defined for node in tree.body for defined in _defined(node)}
+    if attribute not in names and not names & {"*", "__getattr__"}:
+        public = [defined for defined in names if not defined.startswith("_")]
+        raise PluginError(f"{module} has no {_noun(kind)} {attribute!r}", suggest(attribute, public))
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a module gives it."""
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield name
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from (each.asname or each.name for each in names)
+        case ast.Assign() | ast.AnnAssign():
+            yield from (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+        case ast.If() | ast.Try():
+            yield from (name for each in node.body for name in _defined(each))
+
+
+def _noun(kind: Kind) -> str:
+    return "function" if kind in FUNCTIONS else "class"
+
+
+def called(name: str, call: Callable[[], T], given: str, code: object = None) -> T:
+    """What ``call`` returns. Raises ContractError when it raises: ``name`` is what was called, ``given`` on what.
+
+    ``code`` is the function or class called; where it cannot be called so, the message says where it is defined.
+    """
     try:
         return call()
     except ContractError:
         raise
     except Exception as error:
-        raise ContractError(f"{name} fails {given} with {described(error)}") from error
+        place = "" if place_of(error) else defined_at(code)
+        raise ContractError(
+            f"{name} fails {given} with {described(error)}" + (f" ({place})" if place else "")
+        ) from error
+
+
+def defined_at(code: object) -> str:
+    """``file, line n`` where a function or class of the user's own is defined; empty for anything else."""
+    try:
+        file, (_, line) = inspect.getsourcefile(code) or "<", inspect.getsourcelines(code)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+    return f"{Path(file).name}, line {line}" if _is_own(file) else ""
 
 
 def needs_start(error: BaseException, actor: object) -> bool:

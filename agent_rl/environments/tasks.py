@@ -12,7 +12,6 @@ ones again. Nothing here reads a clock or global randomness.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
+from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.environments.base import Demonstration, TaskError, TaskSource
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.messages import Problem
@@ -208,18 +208,12 @@ def mixed(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
 
 
 def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> TaskSource:
-    module_name, separator, class_name = path.partition(":")
-    if not (module_name and separator and class_name):
-        raise TaskError(f"tasks.generator is {path!r}: write it as `module:Class`")
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise TaskError(f"tasks.generator {path!r}: no module {error.name!r}; is it installed and spelt so?") from error
-    generator = getattr(module, class_name, None)
+        generator = resolve("task_generator", path)
+    except PluginError as error:
+        raise TaskError(f"tasks.generator {path!r}: {error}") from error
     if not inspect.isclass(generator):
-        raise TaskError(f"tasks.generator {path!r}: module {module_name} has no class {class_name}")
+        raise TaskError(f"tasks.generator {path!r}: it is no class; name one that takes a seed and settings")
     parameters = list(inspect.signature(generator).parameters.values())
     accepted = {parameter.name for parameter in parameters if parameter.name != "seed"}
     unknown = sorted(set(settings) - accepted)

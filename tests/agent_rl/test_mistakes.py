@@ -186,8 +186,8 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "an engine that is no class": (
         "max_rollouts = 8",
-        'engine = "vllm"',
-        ["engine: 'vllm' is no class; write it as module:Class"],
+        'engine = "vlm"',
+        ["engine: 'vlm' is no engine; write module:Name of a class, or a built-in one: did you mean 'vllm'?"],
     ),
     "an engine of an unknown module": (
         "max_rollouts = 8",
@@ -202,7 +202,7 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "an unknown setting of the engine": (
         "max_rollouts = 8",
         "engine_settings = { kv_on_updat = 'keep' }",
-        ["engine_settings.kv_on_updat is no setting of actors.engines.torch:TorchEngine; did you mean 'kv_on_update'?"],
+        ["engine_settings.kv_on_updat is no setting of torch; did you mean 'kv_on_update'?"],
     ),
     "a wrong value of an engine's setting": (
         "max_rollouts = 8",

@@ -327,11 +327,11 @@ def test_a_generator_gets_seed_and_settings():
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({"generator": "nothing"}, "write it as `module:Class`"),
+        ({"generator": "nothing"}, "is no task generator; write module:Name of a class"),
         ({"generator": "no_such_module_here:Class"}, "no module 'no_such_module_here'"),
         ({"generator": "agent_rl.no_such_part:Class"}, r"no module 'agent_rl\.no_such_part'"),
-        ({"generator": "agent_rl.environments.tasks:Nothing"}, "has no class Nothing"),
-        ({"generator": f"{__name__}:x"}, "has no class x"),
+        ({"generator": "agent_rl.environments.tasks:Nothing"}, "has no class 'Nothing'"),
+        ({"generator": f"{__name__}:x"}, "it is no class"),
         ({"generator": f"{__name__}:Numbers", "settings": {"stop": 1}}, r"\['stop'\] are not settings .* \['start'\]"),
         ({"generator": f"{__name__}:Numbers", "files": ("a.jsonl",)}, "keep one of them"),
         ({}, "neither a generator nor files"),
@@ -346,5 +346,5 @@ def test_what_is_wrong_in_the_tasks_table_is_said(tasks, message, tmp_path):
 def test_a_generator_that_fails_on_an_import_of_its_own_is_not_taken_for_missing(tmp_path, monkeypatch):
     (tmp_path / "needs_something.py").write_text("import what_it_needs\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
+    with pytest.raises(TaskError, match=r"needs_something needs 'what_it_needs', .*\(needs_something.py, line 1\)"):
         load(tmp_path, generator="needs_something:Class")
