@@ -321,7 +321,7 @@ class RolloutGenerator(Actor):
         settings: RolloutGeneratorSettings = self.context.settings
         turn = episode.turns
         if isinstance(call, MalformedCall):
-            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, cut=False)
+            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
         started = self.context.now()
         result = await self._tools.call(episode.request.rollout, f"{turn}.{index}", turn, call)
         seconds = self.context.now() - started
@@ -339,7 +339,8 @@ class RolloutGenerator(Actor):
         )
         shown = cut_middle(text, settings.tool_response_chars)
         cut = len(shown) < len(text)
-        return shown, ToolCallRecord(turn, call.name, result.outcome, result.run_seconds, seconds, cut)
+        times = (result.run_seconds, seconds)
+        return shown, ToolCallRecord(turn, call.name, result.outcome, *times, cut, call.arguments, shown)
 
     async def _report_load(self) -> None:
         while True:

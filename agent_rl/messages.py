@@ -123,9 +123,10 @@ class GroupsUnwanted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
-    """What became of one tool call of a trajectory: taken from the call's outcome, never from its text.
+    """One tool call of a trajectory: what was called after which turn (from 1), what became of it, and what the model read.
 
-    ``cut`` says that its result was longer than the model is shown.
+    ``outcome`` is the executor's, never read off a text. ``cut`` says that the result was longer than ``response``, which is what
+    the model was shown. A malformed call has neither a tool nor arguments.
     """
 
     turn: int
@@ -134,11 +135,13 @@ class ToolCallRecord:
     run_seconds: float
     total_seconds: float
     cut: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    response: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentMessage:
-    """A message of the environment, after turn ``turn`` (from 1)."""
+    """A message of the environment, or of a user's own loop, after turn ``turn`` (from 1)."""
 
     turn: int
     role: str
@@ -153,6 +156,11 @@ class Transcript:
     calls: tuple[ToolCallRecord, ...] = ()
     replies: tuple[EnvironmentMessage, ...] = ()
     status: TrajectoryStatus = "finished"
+
+    @property
+    def text(self) -> str:
+        """All turns, for people and for counts; an answer is read from ``texts``, since it stands in one turn."""
+        return "\n".join(self.texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +186,7 @@ class Trajectory:
     Shapes, with p prompt tokens and n response tokens (the model's and the tools'):
     ``prompt_tokens`` [p]; ``tokens`` [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural
     logarithm under the distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch,
-    version) that sampled the token, or that was current when a tool's token was appended.
-
-    ``texts`` holds what the model wrote, turn by turn, without tool responses.
+    version) that sampled the token, or that was current when a tool's or the environment's token was appended.
     """
 
     rollout: str
@@ -189,23 +195,25 @@ class Trajectory:
     sample: int
     attempt: int
     purpose: Purpose
-    status: TrajectoryStatus
+    transcript: Transcript
     reason: str
     prompt_tokens: Int32Vector
     tokens: Int32Vector
     loss_mask: Uint8Vector
     logprobs: Float32Vector
     policies: Int32Matrix
-    texts: tuple[str, ...]
-    turns: int
-    calls: tuple[ToolCallRecord, ...]
     generator: str
     seconds: float
 
     @property
-    def text(self) -> str:
-        """All turns, for people and for counts; an answer is read from ``texts``, since it stands in one turn."""
-        return "\n".join(self.texts)
+    def status(self) -> TrajectoryStatus:
+        """How the rollout ended."""
+        return self.transcript.status
+
+    @property
+    def turns(self) -> int:
+        """How many turns the model wrote."""
+        return len(self.transcript.texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +293,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """A decided group with signal: the kept trajectories and their rewards [kept], float32."""
+    """A decided group with signal: the kept trajectories and their rewards [kept], float32.
+
+    Their transcripts are empty: what is trained on is tokens.
+    """
 
     group: str
     stage: int

@@ -18,6 +18,7 @@ from agent_rl.messages import (
     ToolCallRecord,
     TrainingGroup,
     Trajectory,
+    Transcript,
 )
 
 
@@ -64,10 +65,13 @@ def trajectory(
     version: int = 0,
     tokens: int = 6,
     calls: tuple[ToolCallRecord, ...] = (),
-    turns: int = 1,
+    texts: tuple[str, ...] = (),
     purpose: Any = None,
 ) -> Trajectory:
-    """A finished rollout of the group with one token of a tool in its middle; ``answer`` None: without one."""
+    """A finished rollout of the group with one token of a tool in its middle; ``answer`` None: without one.
+
+    ``texts``: what the model wrote instead of that answer.
+    """
     text = "" if answer is None else f"<answer>\\boxed{{{answer}}}</answer>"
     mask = np.ones(tokens, dtype=np.uint8)
     mask[tokens // 2 : tokens // 2 + 1] = 0
@@ -78,16 +82,13 @@ def trajectory(
         sample=sample,
         attempt=attempt,
         purpose=purpose or group.purpose,
-        status=status,
+        transcript=Transcript(texts or (text,), calls, status=status),
         reason="",
         prompt_tokens=np.arange(3, dtype=np.int32),
         tokens=np.arange(tokens, dtype=np.int32) + 5,
         loss_mask=mask,
         logprobs=np.full(tokens, -0.5, dtype=np.float32),
         policies=np.tile(np.array([[1, version]], dtype=np.int32), (tokens, 1)),
-        texts=(text,),
-        turns=turns,
-        calls=calls,
         generator="rollout_generator.0",
         seconds=0.1,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.messages import ToolCall, ToolCallRecord, ToolResult, Trajectory
+from agent_rl.messages import ToolCall, ToolCallRecord, ToolResult, Trajectory, Transcript
 from transport import Registry, encode
 from transport.codec import size_of
 
@@ -29,7 +29,7 @@ class Handled:
     latencies: np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-REGISTRY = Registry(Trajectory, ToolCallRecord, ToolCall, ToolResult, Enquiry, Handled)
+REGISTRY = Registry(Trajectory, ToolCall, ToolResult, Enquiry, Handled)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def random_text(rng: random.Random, length: int) -> str:
 def trajectory(seed: int, tokens: int) -> Trajectory:
     """A finished rollout of ``tokens`` response tokens, everything in it random."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    code, shown = {"code": random_text(rng, tokens // 2)}, random_text(rng, tokens // 2)
     return Trajectory(
         rollout=f"stage2/{seed}/3/0",
         group=f"stage2/{seed}",
@@ -66,16 +67,16 @@ def trajectory(seed: int, tokens: int) -> Trajectory:
         sample=3,
         attempt=0,
         purpose="train",
-        status="finished",
+        transcript=Transcript(
+            (random_text(rng, tokens), random_text(rng, tokens)),
+            (ToolCallRecord(1, "python", "success", rng.random(), rng.random(), arguments=code, response=shown),),
+        ),
         reason="",
         prompt_tokens=numbers.integers(0, 1 << 17, max(8, tokens // 8), np.int32),
         tokens=numbers.integers(0, 1 << 17, tokens, np.int32),
         loss_mask=numbers.integers(0, 2, tokens, np.uint8),
         logprobs=-numbers.random(tokens, np.float32),
         policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
-        texts=(random_text(rng, tokens), random_text(rng, tokens)),
-        turns=2,
-        calls=(ToolCallRecord(0, "python", "success", rng.random(), rng.random()),),
         generator="rollout_generator.0",
         seconds=rng.random(),
     )

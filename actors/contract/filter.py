@@ -100,8 +100,9 @@ class FilterContract(FilterBench):
             assert len(kept) == len(set(kept)), f"{group.group} holds a rollout twice"
             assert len(group.rewards) == len(kept), f"{group.group}: {len(group.rewards)} rewards of {len(kept)}"
             for made, reward in zip(group.trajectories, group.rewards.tolist(), strict=True):
-                assert reward == float(f"{{{RIGHT}}}" in made.text), f"{made.rollout} has the reward {reward}"
                 original = sampled[made.rollout]
+                right = f"{{{RIGHT}}}" in original.transcript.text
+                assert reward == float(right), f"{made.rollout} has the reward {reward}"
                 assert made.tokens.tolist() == original.tokens.tolist(), f"{made.rollout} was changed"
                 assert made.loss_mask.tolist() == original.loss_mask.tolist(), f"the mask of {made.rollout} was changed"
             assert set(group.rewards.tolist()) == {0.0, 1.0}, f"{group.group} has no signal: {group.rewards.tolist()}"

@@ -153,7 +153,9 @@ class GeneratorContract(GeneratorBench):
             async with self.bench(tmp_path, script, reply=reply) as bench:
                 await bench.ask(sampling=Sampling(1.0, 400, 3))
                 made = await bench.trajectory()
-                assert [record.outcome for record in made.calls] == ["success", "success"], f"calls: {made.calls}"
+                assert [record.outcome for record in made.transcript.calls] == ["success", "success"], (
+                    f"calls: {made.transcript.calls}"
+                )
                 assert len({call.call for call in calls}) == 2, "two calls have one name"
                 assert {call.session for call in calls} == {made.rollout}, "the session of a call is its rollout"
                 text = self.tool_text(bench, made)
@@ -178,7 +180,7 @@ class GeneratorContract(GeneratorBench):
                 await bench.ask(sampling=Sampling(1.0, 400, 4))
                 made = await bench.trajectory()
                 assert made.status == "finished", f"{made.status}: {made.reason}"
-                outcomes = [record.outcome for record in made.calls]
+                outcomes = [record.outcome for record in made.transcript.calls]
                 assert outcomes == ["error", "malformed"][: len(turns) - 1], f"the records say {outcomes}"
                 assert "ZeroDivisionError" in self.tool_text(bench, made), "the model was not told of the error"
 

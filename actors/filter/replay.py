@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from actors.filter.stored import decode_stored
 from agent_rl.groups.book import DecidedGroup, GroupBook
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup
+from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup, Transcript
 from agent_rl.records.journal import Journal, JournalError, interim_stage
 
 
@@ -83,7 +84,7 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
         group=group,
         stage=row.stage,
         policy=Policy(0, row.oldest),
-        trajectories=tuple(decode_stored(payload) for payload in kept),
+        trajectories=tuple(replace(decode_stored(payload), transcript=Transcript(())) for payload in kept),
         rewards=np.array(row.rewards, dtype=np.float32),
     )
 

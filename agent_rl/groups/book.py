@@ -207,7 +207,7 @@ class GroupBook:
         rollout.oldest = int(versions.min()) if len(versions) else group.opened.policy.version
         if reward is not None:
             return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=reward > 0)
-        prediction = final_answer(*trajectory.texts)
+        prediction = final_answer(*trajectory.transcript.texts)
         gold = group.opened.problem.answer
         if prediction is None:
             return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=False)

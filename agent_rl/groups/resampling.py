@@ -41,9 +41,9 @@ def candidate(trajectory: Trajectory, reward: float) -> Candidate:
         sample=trajectory.sample,
         reward=reward,
         turns=trajectory.turns,
-        tool_calls=len(trajectory.calls),
-        failed_calls=sum(call.outcome != "success" for call in trajectory.calls),
-        answer_tags=answer_tags(trajectory.text),
+        tool_calls=len(trajectory.transcript.calls),
+        failed_calls=sum(call.outcome != "success" for call in trajectory.transcript.calls),
+        answer_tags=answer_tags(trajectory.transcript.text),
         tokens=len(trajectory.tokens),
     )
 

@@ -26,6 +26,7 @@ from agent_rl.messages import (
     ToolCallRecord,
     Trajectory,
     TrajectoryStatus,
+    Transcript,
 )
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
@@ -46,8 +47,8 @@ class RolloutTally:
         """A rollout has ended."""
         self.rollouts += 1
         self._by_status[trajectory.status] += 1
-        self._by_outcome.update(call.outcome for call in trajectory.calls)
-        self._responses_cut += sum(call.cut for call in trajectory.calls)
+        self._by_outcome.update(call.outcome for call in trajectory.transcript.calls)
+        self._responses_cut += sum(call.cut for call in trajectory.transcript.calls)
 
     def figures(self) -> dict[str, float]:
         """By name, for the live status."""
@@ -178,16 +179,13 @@ class Episode:
             sample=request.sample,
             attempt=request.attempt,
             purpose=request.purpose,
-            status=status,
+            transcript=Transcript(tuple(self._texts), tuple(self._records), status=status),
             reason=reason,
             prompt_tokens=np.array(self._prompt, dtype=np.int32),
             tokens=np.array(self._tokens, dtype=np.int32),
             loss_mask=np.array(self._mask, dtype=np.uint8),
             logprobs=np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
             policies=np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
-            texts=tuple(self._texts),
-            turns=self.turns,
-            calls=tuple(self._records),
             generator=generator,
             seconds=seconds,
         )

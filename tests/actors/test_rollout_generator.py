@@ -101,11 +101,11 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
             acks: list[str] = []
             await ask(stage, acks=acks)
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.turns, made.text) == ("finished", 2, f"{CALL}\n{ANSWER}")
+            assert (made.status, made.turns, made.transcript.text) == ("finished", 2, f"{CALL}\n{ANSWER}")
             (call,) = stage["tool_executor"].log
             assert (call.tool, call.session) == ("python_code_with_standard_io", "s0-g000000/0/0")
             assert call.arguments == {"code": "print(2+2)", "input": ""}
-            assert made.calls[0].outcome == "success"
+            assert made.transcript.calls[0].outcome == "success"
             assert set(made.policies[:, 1].tolist()) == {3}
             second = actor._engine.requests[1]
             written = made.loss_mask.tolist().index(0)
@@ -146,7 +146,7 @@ def test_cells_of_a_notebook_are_numbered_run_in_order_and_know_what_the_state_c
                 await stage["tool_executor"].receive(ToolCall)
             last = stage["tool_executor"].log[3]
             assert (last.session, last.ends) == (made.rollout, True)  # the session is over
-            assert [record.outcome for record in made.calls] == ["success", "timeout", "success"]
+            assert [record.outcome for record in made.transcript.calls] == ["success", "timeout", "success"]
 
     simulate(main)
 
@@ -176,7 +176,7 @@ def test_several_calls_of_a_turn_run_at_once_and_come_back_in_order(tmp_path: Pa
         async with generator(tmp_path, model, script, reply=reply) as (stage, actor):
             await ask(stage, sampling=Sampling(1.0, 300, 3))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert len(made.calls) == 2
+            assert len(made.transcript.calls) == 2
             response = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
             assert response.index("<tool_response>1<") < response.index("<tool_response>2<")
 
@@ -349,7 +349,12 @@ def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, mode
             await ask(stage, sampling=Sampling(1.0, 900, 5))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert made.status == "finished"
-            assert [call.outcome for call in made.calls] == ["malformed", "malformed", "malformed", "unknown_tool"]
+            assert [call.outcome for call in made.transcript.calls] == [
+                "malformed",
+                "malformed",
+                "malformed",
+                "unknown_tool",
+            ]
             assert len(stage["tool_executor"].log) == 1  # what is no call goes to no executor
             text = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
             assert text.count("<tool_response>Error: ") == 3
@@ -381,7 +386,7 @@ def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(tmp_pat
         ):
             await ask(stage, sampling=Sampling(1.0, 1500, 3))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            outcomes = [call.outcome for call in made.calls]
+            outcomes = [call.outcome for call in made.transcript.calls]
             assert outcomes == ["malformed", "success", "malformed", "malformed", "success", "malformed"]
             assert sorted(call.arguments["code"] for call in stage["tool_executor"].log) == ["print(2+2)", "print(3+3)"]
             text = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
@@ -412,7 +417,7 @@ def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_s
             written = second.tokens[len(first.tokens) :]
             assert first.max_tokens - second.max_tokens == len(written)  # the budget: to the token
             assert written[-len(response) :] == response
-            assert made.calls[0].cut
+            assert made.transcript.calls[0].cut
             assert figures(actor) == {"responses_cut": 1}
             assert step_shares(made) == {"cut_response_share": 1.0}
 
@@ -428,7 +433,7 @@ def test_a_turn_that_overflows_the_budget_is_truncated_there_and_every_token_is_
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert (made.status, made.reason, len(made.tokens)) == ("truncated", "", 77)
             assert made.loss_mask.tolist() == [1] * 77
-            assert made.text == "y" * 77
+            assert made.transcript.text == "y" * 77
             assert figures(actor) == {"rollouts_truncated": 1}
             assert step_shares(made) == {"truncated_share": 1.0}
 
@@ -445,9 +450,9 @@ def test_a_result_that_overflows_the_budget_ends_the_rollout_after_the_models_ow
         async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):
             await ask(stage, sampling=Sampling(1.0, 120, 3))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.turns, made.text) == ("truncated", 1, CALL)
+            assert (made.status, made.turns, made.transcript.text) == ("truncated", 1, CALL)
             assert made.loss_mask.all()
-            assert [call.outcome for call in made.calls] == ["success"]
+            assert [call.outcome for call in made.transcript.calls] == ["success"]
             assert figures(actor) == {"rollouts_truncated": 1}
 
     simulate(main)

@@ -87,7 +87,9 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(tmp_path: Path
 
     made = trio.run(main)
     assert {trajectory.status for trajectory in made} == {"finished"}
-    assert [[call.outcome for call in trajectory.calls] for trajectory in made] == [["success"] * 3] * ROLLOUTS
+    assert [[call.outcome for call in trajectory.transcript.calls] for trajectory in made] == [
+        ["success"] * 3
+    ] * ROLLOUTS
     first, second = given["tool_executor.0"], given["tool_executor.1"]
     lost = {call.session for call in first}
     assert (len(lost), len(first)) == (ROLLOUTS // 2, killed["calls"])  # by outstanding work, half each

@@ -17,9 +17,9 @@ from agent_rl.messages import TrainingGroup, Trajectory
 
 def penalty(rollout: Trajectory) -> float:
     """p_err + p_format."""
-    failed = [call for call in rollout.calls if call.outcome != "success"]
-    p_err = len(failed) / len(rollout.calls) if rollout.calls else 0.5
-    tags = rollout.text.count("<answer>")
+    failed = [call for call in rollout.transcript.calls if call.outcome != "success"]
+    p_err = len(failed) / len(rollout.transcript.calls) if rollout.transcript.calls else 0.5
+    tags = rollout.transcript.text.count("<answer>")
     p_format = 1.0 if tags == 0 else min(1.0, (tags - 1) / rollout.turns)
     return p_err + p_format
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
-from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory
+from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory, Transcript
 from agent_rl.observe.report import make_report
 from agent_rl.records.continuing import remember
 from agent_rl.records.journal import Journal
@@ -63,16 +63,13 @@ def trajectory(
         sample=sample,
         attempt=0,
         purpose=group.purpose,
-        status=status,
+        transcript=Transcript(tuple(pieces[::2]), tuple(calls), status=status),
         reason="",
         prompt_tokens=np.arange(3, dtype=np.int32),
         tokens=np.array(tokens, dtype=np.int32),
         loss_mask=np.array(mask, dtype=np.uint8),
         logprobs=np.zeros(len(tokens), dtype=np.float32),
         policies=np.tile(np.array([[1, 7]], dtype=np.int32), (len(tokens), 1)),
-        texts=tuple(pieces[::2]),
-        turns=len(pieces[::2]),
-        calls=tuple(calls),
         generator="rollout_generator.0",
         seconds=0.1,
     )

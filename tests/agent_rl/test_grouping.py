@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,7 +71,7 @@ def test_an_answer_that_spans_two_turns_earns_nothing() -> None:
     made = book(samples=2)
     group = builders.opened(samples=2)
     made.group_opened(group)
-    spanning = replace(builders.trajectory(group, 0), texts=(r"<answer>\boxed{4}", "</answer>"), turns=2)
+    spanning = builders.trajectory(group, 0, texts=(r"<answer>\boxed{4}", "</answer>"))
     (rewarded,) = made.trajectory(spanning)
     assert rewarded == Rewarded(group.group, 0, 0, 0.0)
 

@@ -174,7 +174,7 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     assert episode.wrote(**turn(chat, ANSWER, version=5)) == ()
     assert episode.ended == "finished"
     made = episode.trajectory(generator="g", seconds=1.0)
-    assert (made.status, made.turns, len(made.calls)) == ("finished", 2, 1)
+    assert (made.status, made.turns, len(made.transcript.calls)) == ("finished", 2, 1)
     response = chat.response_tokens(["4"])
     first = len(chat._encode(CALL)) + 1
     assert made.loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (
@@ -183,7 +183,7 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     assert made.tokens[first : first + len(response)].tolist() == response
     assert [made.policies[i, 1] for i in (0, first, -1)] == [3, 4, 5]
     assert (made.logprobs[made.loss_mask == 0] == 0).all()
-    assert made.text == f"{CALL}\n{ANSWER}"  # what the model wrote: tool responses are no part of it
+    assert made.transcript.text == f"{CALL}\n{ANSWER}"  # what the model wrote: tool responses are no part of it
     assert len(made.tokens) == len(made.logprobs) == len(made.policies)
 
 
@@ -206,7 +206,7 @@ def test_a_tool_response_that_overflows_the_budget_ends_the_rollout_and_is_not_a
     episode.responded(["x" * 200], [builders.call()], Policy(1, 0))
     assert episode.ended == "truncated"
     assert len(episode.tokens) == before
-    assert len(episode.trajectory(generator="g", seconds=1.0).calls) == 1
+    assert len(episode.trajectory(generator="g", seconds=1.0).transcript.calls) == 1
 
 
 def test_a_failure_of_the_infrastructure_is_never_a_result_of_the_model(chat: ChatFormat) -> None:

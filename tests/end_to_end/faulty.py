@@ -33,7 +33,8 @@ class HalfRight(RoCFilter):
     async def handle(self, message: Any) -> Any:
         if isinstance(message, Trajectory):
             answer = ANSWER if message.sample % 2 else "5"
-            message = replace(message, texts=(f"<answer>\\boxed{{{answer}}}</answer>",))
+            transcript = replace(message.transcript, texts=(f"<answer>\\boxed{{{answer}}}</answer>",))
+            message = replace(message, transcript=transcript)
         return await super().handle(message)
 
 

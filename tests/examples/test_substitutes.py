@@ -296,9 +296,9 @@ def test_all_five_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> N
         assert all(length >= longest for sample, length in lengths.items() if sample not in kept)
         assert len({made.generator for _, made in stored}) == 1  # its engine had room for all of it
         for _, made in stored:
-            calls += len(made.calls)
-            assert "<tool_call>" not in made.text
-            assert made.text.count("```python") >= len(made.calls)
+            calls += len(made.transcript.calls)
+            assert "<tool_call>" not in made.transcript.text
+            assert made.transcript.text.count("```python") >= len(made.transcript.calls)
     journal.close()
     assert looked_at >= 2
     steps = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "step"]

@@ -242,10 +242,12 @@ def rollout_of(
     versions = trajectory.policies[:, 1]
     if to_text is None:
         ends = (int(versions.min()), int(versions.max())) if len(versions) else (0, 0)
-        pieces: tuple[Piece, ...] = (Piece("model", trajectory.text, *ends),)
+        pieces: tuple[Piece, ...] = (Piece("model", trajectory.transcript.text, *ends),)
     else:
         pieces = split(trajectory, to_text)
-    return Rollout(reward, trajectory.status, kept, len(trajectory.tokens), trajectory.turns, trajectory.calls, pieces)
+    return Rollout(
+        reward, trajectory.status, kept, len(trajectory.tokens), trajectory.turns, trajectory.transcript.calls, pieces
+    )
 
 
 def split(trajectory: Trajectory, to_text: TokensToText) -> tuple[Piece, ...]:
