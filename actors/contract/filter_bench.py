@@ -87,9 +87,8 @@ class FilterBench(RoleContract):
 def rollout(group: GroupOpened, sample: int, answer: str, **changes: Any) -> Trajectory:
     """A trajectory whose length, calls and turns follow from its sample."""
     calls = tuple(call("error" if sample % 3 == number else "success") for number in range(sample % 4))
-    return trajectory(
-        group, sample, answer=answer, **{"tokens": 6 + 3 * sample, "calls": calls, "turns": 1 + len(calls), **changes}
-    )
+    texts = (*("I call a tool." for _ in calls), f"<answer>\\boxed{{{answer}}}</answer>")
+    return trajectory(group, sample, **{"tokens": 6 + 3 * sample, "calls": calls, "texts": texts, **changes})
 
 
 def mixed(rng: random.Random, samples: int = 4) -> list[str]:
