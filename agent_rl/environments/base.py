@@ -17,9 +17,11 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from agent_rl.messages import Judgement, Problem, ToolOutcome, Transcript
+
+T = TypeVar("T")
 
 ChatMessages: TypeAlias = Sequence[Mapping[str, str]]
 """Dictionaries with ``role`` (``system``, ``user`` or ``assistant``) and ``content``."""
@@ -69,7 +71,8 @@ class Context(Protocol):
     """Its name: where a sandbox keeps a session, it is this rollout's."""
     problem: Problem
     deadline: float
-    """Seconds that are left. The executor cancels what takes longer."""
+    """Seconds of the code's own work that are left. The executor cancels what takes longer; runs in the sandbox, which have limits
+    of their own, and waiting for a place there are not counted."""
     log: Any
 
     async def execute(self, code: str, stdin: str = "", *, seconds: float | None = None) -> ToolOutput:
@@ -78,12 +81,33 @@ class Context(Protocol):
     async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
         """Run untrusted Python on top of the cells ``earlier``, whose variables it finds; ``kept`` says whether it became one of them."""
 
+    async def call(self, function: str, *arguments: str) -> ToolOutput:
+        """Call ``module:name`` with texts in a fresh child of the sandbox, which sees that module of the user's and what it
+        imports; ``value`` is the text that it returned. It may run what a model wrote.
+        """
+
     async def check(self, function: str, *arguments: str) -> str:
-        """``module:name`` of trusted code, called with untrusted texts in a child that can be killed. Raises CheckError when it dies of them."""
+        """The text that ``module:name``, trusted code, returns of untrusted texts, in a child of a checker, which never runs what a
+        model wrote. Raises CheckError when the child dies of them, CheckUnavailableError when there was no checker.
+        """
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what blocks in one of the executor's threads. One that goes on beyond the deadline keeps its thread until it ends."""
 
 
 class CheckError(Exception):
-    """A check died of the text it was given, or took too long: the text's doing, not the checker's."""
+    """A check died of the text it was given, or took too long: the text's doing, not the checker's.
+
+    The message is one word: ``timeout``, ``memory_limit``, ``output_limit`` or ``crashed``.
+    """
+
+
+class CheckUnavailableError(Exception):
+    """There was no checker to run a check, or it died of something else: the check says nothing, and may be tried again."""
+
+
+class BadArgumentError(Exception):
+    """What is wrong with the arguments of a tool call, in words for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +138,14 @@ class Tool(Protocol):
     """Where its code runs: trusted code may run in the executor itself, with a deadline."""
     stateful: bool
     """Whether calls of one rollout build on each other: they run one after the other then, and carry the snapshot."""
+    seconds: float | None
+    """Deadline of a call, as of `Context.deadline`; None: the executor's."""
 
     async def call(self, arguments: Mapping[str, Any], state: bytes, context: Context) -> ToolOutput | str:
-        """Run one call in an executor. What it raises is told to the model as an error of the tool."""
+        """Run one call in an executor.
+
+        What it raises is told to the model as an error of the tool, and BadArgumentError as a malformed call.
+        """
 
     def render(self, output: ToolOutput) -> str:
         """The text that the model reads; runs in the generator, pure."""
@@ -136,6 +165,9 @@ class Environment(Protocol):
 
     tools: Sequence[Tool]
     """What the model may call; may be empty."""
+    checks: Sequence[str]
+    """The functions ``module:name`` that ``judge`` has checked: executors load their modules once, before any check. A module with a
+    function ``warm_up`` has it called then, without arguments."""
     observes: bool
     """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
 

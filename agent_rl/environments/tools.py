@@ -1,0 +1,380 @@
+"""Tools made of typed Python functions, what the model reads of a tool's result, and the tools that a topology has.
+
+::
+
+    @tool
+    def distance(start: str, end: str, unit: Literal["km", "miles"] = "km") -> float:
+        \"\"\"The distance between two cities.
+
+        start: Where the journey begins.
+        \"\"\"
+
+The model is told the function's name, its docstring and a JSON schema of its parameters. A line ``parameter: text`` of the
+docstring describes a parameter. Two keyword-only parameters are not the model's: ``context`` gets the `Context` of the call, and
+``state`` the state of the rollout, as a value of its annotated type. That is empty at first, is changed in place, and travels
+as JSON with the rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from typing import Any, Literal, overload
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic_core import to_jsonable_python
+
+from agent_rl.config.plugins import place_of
+from agent_rl.environments.base import SNAPSHOT_BYTES, BadArgumentError, Context, Tool, ToolOutput
+from agent_rl.messages import ToolOutcome
+
+OWN = ("context", "state")
+"""Keyword-only parameters that the model does not give."""
+MARGIN = 1024
+"""Characters beyond the limit that a text may have: marks where it was cut, and reasons."""
+
+
+class ToolError(Exception):
+    """A function or a schema makes no tool; the message says why, and what to write."""
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str = ...,
+    schema: Mapping[str, Any] | None = ...,
+    runs: Literal["sandbox", "host"] = ...,
+    seconds: float | None = ...,
+    render: Callable[[ToolOutput], str] = ...,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+
+
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a tool of a function, or with options a decorator that does; see `FunctionTool` for the options."""
+    return partial(FunctionTool, **options) if function is None else FunctionTool(function)
+
+
+class FunctionTool:
+    """A typed Python function as a `Tool`. Arguments that its annotations do not allow are refused before it is called.
+
+    ``schema`` replaces the JSON schema that the model is told, not what is checked. ``runs``: on the ``host``, in the executor
+    (a function that is not asynchronous has a thread of its own), or in the ``sandbox``, in a child that has the function's module and
+    nothing else of the host. ``seconds`` is the deadline of a call on the host, by default the executor's. ``render`` writes
+    what the model reads.
+
+    The function returns a text, another value that is written as JSON, or a `ToolOutput`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        schema: Mapping[str, Any] | None = None,
+        runs: Literal["sandbox", "host"] = "host",
+        seconds: float | None = None,
+        render: Callable[[ToolOutput], str] | None = None,
+    ) -> None:
+        """Raises ToolError for a function without annotations, or one that the sandbox could not find."""
+        self.function = function
+        self.name = name or function.__name__
+        self.runs: Literal["sandbox", "host"] = runs
+        self.seconds = seconds
+        self.render = render or rendered
+        self._arguments, self._own = _parameters(function, self.name)
+        self.stateful = "state" in self._own
+        self.schema = schema or _schema(self.name, function, self._arguments)
+        if runs == "sandbox" and ("<locals>" in function.__qualname__ or "context" in self._own):
+            raise ToolError(
+                f"the tool {self.name} runs in the sandbox, where {_described(function)} cannot be called: "
+                'write it at the top level of a module and without `context`, or with runs = "host"'
+            )
+
+    async def call(self, arguments: Mapping[str, Any], state: bytes, context: Context) -> ToolOutput:
+        """Run one call. Raises BadArgumentError, and what the function raises."""
+        if self.runs == "sandbox":
+            return await self._call_apart(arguments, state, context)
+        given, kept = self._given(arguments, state)
+        if "context" in self._own:
+            given["context"] = context
+        if inspect.iscoroutinefunction(self.function):
+            return self._output(await self.function(**given), kept, state)
+        return self._output(await context.in_thread(partial(self.function, **given)), kept, state)
+
+    def call_here(self, arguments: Mapping[str, Any], state: bytes) -> ToolOutput:
+        """The same, for who has nothing else to do meanwhile: a child of the sandbox."""
+        given, kept = self._given(arguments, state)
+        returned = self.function(**given)
+        return self._output(asyncio.run(returned) if inspect.iscoroutine(returned) else returned, kept, state)
+
+    async def _call_apart(self, arguments: Mapping[str, Any], state: bytes, context: Context) -> ToolOutput:
+        module, name = self.function.__module__, self.function.__qualname__
+        text = json.dumps([arguments, base64.b64encode(state).decode()])
+        output = await context.call(f"{__name__}:call_apart", f"{module}:{name}", text)
+        if output.outcome != "success":
+            return output
+        answer = json.loads(output.value)
+        if "malformed" in answer:
+            raise BadArgumentError(answer["malformed"])
+        if "raised" in answer:
+            context.log.warning("a tool raised an error", tool=self.name, error=answer["raised"], where=answer["place"])
+            return dataclasses.replace(output, outcome="error", value="", stderr=output.stderr + answer["raised"])
+        fields = answer["output"]
+        kept = None if fields["state"] is None else base64.b64decode(fields["state"])
+        printed = {name: getattr(output, name) + fields[name] for name in ("stdout", "stderr")}
+        return ToolOutput(**{**fields, **printed, "state": kept, "run_seconds": output.run_seconds})
+
+    def _given(self, arguments: Mapping[str, Any], state: bytes) -> tuple[dict[str, Any], Any]:
+        """The function's keyword arguments, and the value of its state."""
+        try:
+            checked = self._arguments.model_validate_json(json.dumps(arguments))
+        except ValidationError as error:
+            raise BadArgumentError(_told(error)) from None
+        given = {name: getattr(checked, name) for name in checked.model_fields_set}
+        kept = None
+        if self.stateful:
+            kept = given["state"] = self._state.validate_json(state) if state else self._empty()
+        return given, kept
+
+    def _output(self, returned: Any, kept: Any, before: bytes) -> ToolOutput:
+        output = as_output(returned)
+        if not self.stateful or output.state is not None:
+            return output
+        after = _json(kept, "the state of the tool").encode()
+        return output if after == before else dataclasses.replace(output, state=after)
+
+    @cached_property
+    def _state(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self._own["state"])
+
+    def _empty(self) -> Any:
+        kind = self._own["state"]
+        return (typing.get_origin(kind) or kind)()
+
+
+def call_apart(target: str, text: str) -> str:
+    """In a child of the sandbox: call the tool ``module:name``; how it ended, as JSON."""
+    module, _, name = target.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    arguments, state = json.loads(text)
+    try:
+        output = found.call_here(arguments, base64.b64decode(state))
+    except BadArgumentError as error:
+        return json.dumps({"malformed": str(error)})
+    except Exception as error:  # noqa: BLE001  whatever the tool raises is the call's outcome
+        return json.dumps({"raised": f"{type(error).__name__}: {error}\n", "place": place_of(error)})
+    fields = dataclasses.asdict(output)
+    fields["state"] = None if output.state is None else base64.b64encode(output.state).decode()
+    return json.dumps({"output": fields})
+
+
+# What a tool returns ---------------------------------------------------------------------------------------------------------
+
+
+def as_output(returned: Any) -> ToolOutput:
+    """What a tool returned, as a `ToolOutput`. Raises TypeError or ValueError when it cannot be used."""
+    if isinstance(returned, ToolOutput):
+        return returned
+    if returned is None:
+        raise TypeError("the tool returned None; it must return a text, or a value that JSON can say")
+    if isinstance(returned, str):
+        return ToolOutput("success", value=returned)
+    return ToolOutput("success", value=_json(returned, "what the tool returned"))
+
+
+def _json(value: Any, what: str) -> str:
+    try:
+        return json.dumps(to_jsonable_python(value), allow_nan=False, ensure_ascii=False)
+    except ValueError as error:
+        raise ValueError(f"{what} cannot be written as JSON: {error}") from None
+
+
+def bounded(output: ToolOutput, output_bytes: int, *, stateful: bool) -> ToolOutput:
+    """``output`` as it can travel: texts of at most ``output_bytes`` bytes (and a margin), a state within its limit.
+
+    Longer texts are cut, and the outcome is ``output_limit``; with too large a state it is ``error``, and the state stays as it
+    was. Raises TypeError when a field is not what it has to be.
+    """
+    changes: dict[str, Any] = {}
+    for field in ("stdout", "stderr", "value", "note"):
+        text = getattr(output, field)
+        if not isinstance(text, str):
+            raise TypeError(f"the tool returned a ToolOutput whose {field} is {text!r:.100}; it must be a text")
+        data = text.encode("utf-8", "replace")
+        if len(data) > output_bytes + MARGIN:
+            changes["outcome"] = "output_limit"
+            changes[field] = f"{data[:output_bytes].decode('utf-8', 'ignore')}\n[cut after {output_bytes} bytes]\n"
+        elif (plain := data.decode()) != text:  # it holds half a pair of surrogates
+            changes[field] = plain
+    if output.outcome not in typing.get_args(ToolOutcome):
+        raise TypeError(f"the tool returned the outcome {output.outcome!r:.100}; it must be one of ToolOutcome")
+    if output.state is not None and not (stateful and isinstance(output.state, bytes)):
+        wanted = "bytes" if stateful else "None, since it is not stateful"
+        raise TypeError(f"the tool returned a state of type {type(output.state).__name__}; it must be {wanted}")
+    if output.state is not None and len(output.state) > SNAPSHOT_BYTES:
+        changes["state"] = None
+        changes["outcome"] = "error"
+        changes["stderr"] = (
+            f"The state of the tool would take {len(output.state)} bytes, and may take {SNAPSHOT_BYTES}: "
+            "the call has had no effect on it.\n"
+        )
+    return dataclasses.replace(output, **changes) if changes else output
+
+
+def rendered(output: ToolOutput) -> str:
+    """An output as the model reads it, unless its tool renders it otherwise.
+
+    A ``note`` comes first, whatever else there is. Success gives stdout alone, or without any the value (as IPython does), or
+    else stderr. Other outcomes give what was printed so far, then the traceback or a sentence that names the outcome.
+    """
+    printed = output.stdout if output.stdout.strip() else ""
+    if output.outcome == "success":
+        parts = [printed or output.value or output.stderr or "The call succeeded and returned nothing."]
+    else:
+        parts = [printed, output.stderr, _sentence(output)]
+    return "\n".join(part.rstrip() for part in (output.note, *parts) if part.strip())
+
+
+def _sentence(output: ToolOutput) -> str:
+    """What an outcome means, for the model; empty for errors whose explanation stands in stderr."""
+    after = f" after {output.run_seconds:.1f} seconds" if output.run_seconds else ""
+    if output.stderr.strip() and output.outcome in ("error", "malformed", "unknown_tool"):
+        return ""
+    return {
+        "success": "",
+        "error": "Error: the code failed without a message.",
+        "timeout": f"Timeout: the code was stopped{after}.",
+        "memory_limit": "Memory limit exceeded: the code was stopped.",
+        "output_limit": "Output limit exceeded: the code printed too much and was stopped.",
+        "killed": "Killed: the process that ran the code was ended by a signal.",
+        "malformed": "Error: the tool call is malformed.",
+        "unknown_tool": "Error: there is no tool of this name.",
+        "unavailable": "Error: the tool is unavailable.",
+    }[output.outcome]
+
+
+# Several tools ---------------------------------------------------------------------------------------------------------------
+
+
+def by_name(tools: Iterable[Tool], where: str) -> dict[str, Tool]:
+    """Tools by their names. Raises ToolError, saying ``where``, for what is no tool and for two schemas under one name."""
+    found: dict[str, Tool] = {}
+    for each in tools:
+        if fault := _fault(each):
+            raise ToolError(f"{where}: {fault}")
+        if found.setdefault(each.name, each).schema != each.schema:
+            raise ToolError(f"{where}: two tools are named {each.name!r} and have different schemas; rename one")
+    return found
+
+
+def _fault(each: Any) -> str:
+    """What is wrong with something that has to be a tool; empty for a sound one."""
+    lacking = [
+        name for name in ("name", "schema", "runs", "stateful", "seconds", "call", "render") if not hasattr(each, name)
+    ]
+    if lacking:
+        return f"{each!r:.100} is no tool, it lacks {', '.join(lacking)}; write a function with @tool"
+    function = each.schema.get("function") if isinstance(each.schema, Mapping) else None
+    wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+    if not isinstance(function, dict) or not isinstance(function.get("parameters"), dict):
+        return f"the schema of the tool {each.name!r} is {each.schema!r:.100}; write it as {wanted}"
+    if function.get("name") != each.name:
+        return f"the tool {each.name!r} has a schema for {function.get('name')!r}; give both one name"
+    try:
+        json.dumps(each.schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"the schema of the tool {each.name!r} cannot be written as JSON: {error}"
+    if each.runs not in {"sandbox", "host"}:
+        return f'the tool {each.name!r} runs in {each.runs!r}; write "sandbox" or "host"'
+    return ""
+
+
+# Functions -------------------------------------------------------------------------------------------------------------------
+
+
+def _parameters(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], dict[str, Any]]:
+    """A model of the parameters that the model gives, and the annotations of the others."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, TypeError, ValueError) as error:
+        raise ToolError(f"{_described(function)} makes no tool: {error}") from error
+    told, descriptions = {}, _descriptions(function)
+    own = {}
+    for each in parameters:
+        if each.kind is each.KEYWORD_ONLY and each.name in OWN:
+            own[each.name] = hints.get(each.name, Any)
+            continue
+        if each.name not in hints or each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            wrong = "has no type" if each.name not in hints else "cannot be given by name"
+            raise ToolError(f"the tool {name}: its parameter {each.name!r} {wrong} ({_described(function)})")
+        default = ... if each.default is each.empty else each.default
+        told[each.name] = (hints[each.name], Field(default, description=descriptions.get(each.name)))
+    if own.get("state", dict) in (Any, bytes):
+        raise ToolError(
+            f"the tool {name}: give `state` the type of its value, as in dict[str, int] ({_described(function)})"
+        )
+    try:
+        config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=False)
+        model: type[BaseModel] = create_model(name, __config__=config, **told)  # type: ignore[call-overload]
+    except PydanticUserError as error:
+        raise ToolError(f"the tool {name}: {error.message} ({_described(function)})") from error
+    return model, own
+
+
+def _schema(name: str, function: Callable[..., Any], arguments: type[BaseModel]) -> dict[str, Any]:
+    """What the model is told of a function."""
+    described = inspect.getdoc(function) or ""
+    names = "|".join(map(re.escape, arguments.model_fields)) or r"(?!)"
+    text = re.sub(
+        rf"^\s*(?:{names}):.*(?:\n\s+.*)*$|^\s*(?:Args|Arguments|Parameters):\s*$", "", described, flags=re.MULTILINE
+    )
+    description = re.sub(r"\n\s*\n+", "\n\n", text).strip()
+    if not description:
+        raise ToolError(f"the tool {name} has no description: write a docstring ({_described(function)})")
+    parameters = _without_titles(arguments.model_json_schema())
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of each parameter: the lines ``name: text``, and those below that are indented further."""
+    found = re.findall(r"^(\s*)(\w+): *(.*(?:\n\1\s+\S.*)*)", inspect.getdoc(function) or "", flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for _, name, text in found}
+
+
+def _without_titles(schema: Any) -> Any:
+    """A JSON schema without the titles that pydantic makes of names."""
+    if isinstance(schema, list):
+        return [_without_titles(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+    return {key: _without_titles(value) for key, value in kept.items()}
+
+
+def _told(error: ValidationError) -> str:
+    """What is wrong with arguments, in words for the model."""
+    faults = [
+        f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}"
+        for fault in error.errors(include_url=False)
+    ]
+    return f"the arguments do not fit: {'; '.join(faults)}"[:MARGIN]
+
+
+def _described(function: Callable[..., Any]) -> str:
+    """Where a function is written."""
+    code = inspect.unwrap(function).__code__ if inspect.isfunction(inspect.unwrap(function)) else None
+    where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    return f"{getattr(function, '__qualname__', repr(function))}{where}"
