@@ -33,7 +33,7 @@ RUN_SECONDS = 3600
 def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str, Any]:
     """One run; its summary."""
     settings = [f"run.directory={directory}", f"run.seed={seed}", f"run.mode={mode}", *overrides]
-    command = [sys.executable, "-m", "actors.cli", "run", str(EXAMPLE)]
+    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(EXAMPLE)]
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)

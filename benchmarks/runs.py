@@ -146,7 +146,7 @@ class Run:
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
     directory, output = folder / "run", folder / "output"
-    command = [sys.executable, "-m", "actors.cli", "run", str(file), "--set", f"run.directory={directory}"]
+    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(file), "--set", f"run.directory={directory}"]
     for override in overrides:
         command += ["--set", override]
     with output.open("wb") as out:

@@ -31,7 +31,7 @@ def elsewhere(tmp_path):
 
 def agent_rl(folder, environment, *arguments):
     """``python -m actors.cli`` in a folder; its standard output. Fails where it fails."""
-    command = [sys.executable, "-m", "actors.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "actors.cli", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

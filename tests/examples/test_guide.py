@@ -38,7 +38,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 def test_a_command_prints_what_the_guide_shows(folder: Path, block: str) -> None:
     command, *shown = block.splitlines()
     program, *arguments = shlex.split(command.removeprefix("$ "))
-    module = {"agent-rl": ["agent_rl"], "pytest": ["pytest", "-p", "no:cacheprovider"]}[program]
+    module = {"agent-rl": ["actors.cli"], "pytest": ["pytest", "-p", "no:cacheprovider"]}[program]
     done = subprocess.run(
         [sys.executable, "-m", *module, *arguments],
         cwd=folder,
