@@ -5,8 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+MISTAKE = 2
+"""The exit code of what starting again would not mend."""
+
+
+class Mistake(Exception):  # noqa: N818 - the user's, not an error of the program
+    """Something the user did wrong: `actors.cli.main` tells it on stderr, and the exit code is `MISTAKE`.
+
+    ``lines`` take the place of the message where there are several faults; each names its file.
+    """
+
+    def __init__(self, message: str = "", *, lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lines = lines or [f"agent-rl: {message}"]
 
 
 def hold_standard_files() -> None:

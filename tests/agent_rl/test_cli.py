@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.cli.main import main
+from actors.cli.main import command_line, main
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import RunRefused
 from transport import BindError, CurveKeys
@@ -96,7 +96,7 @@ def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, 
 
     replace_run(monkeypatch, run_topology)
     assert main(["run", str(file), "--set", "stages.0.steps=5", "--host", "local"]) == 1
-    assert asked == [(5, file, ["stages.0.steps=5"], "local")]
+    assert asked == [(5, file, ("stages.0.steps=5",), "local")]
     output = capsys.readouterr().out
     assert json.loads(output.splitlines()[-1]) == {"steps": 5, "success": None}
     assert "summary" in output
@@ -281,12 +281,69 @@ def test_a_directory_that_the_user_may_not_enter_is_one_clear_line(command, tmp_
     assert "Permission denied" in line
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run"], ["check", "a", "--sett", "b"]])
-def test_a_wrong_call_shows_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "usage: agent-rl" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "name a command: check, run, "),
+        (["data"], "name a command: convert, "),
+        (["frobnicate"], 'Unknown command "frobnicate"'),
+        (["run"], "FILE requires an argument"),
+        (["check", "a", "--sett", "b"], "--sett. Did you mean --set?"),
+        (["check", "a", "b"], "Unused Tokens: ['b']"),
+        (["check", "a", "--set"], "--set requires an argument"),
+        (["eval", "m", "--data"], "--data requires"),
+        (["eval", "m", "--n", "many"], 'unable to convert "many" into int'),
+        (["eval", "m", "--prompt", "plein"], 'Choose from: "plain", "rstar2"'),
+        (["eval", "--compare", "a"], "--compare requires 2"),
+        (["data", "convert", "a"], "--out requires an argument"),
+    ],
+)
+def test_a_wrong_call_is_one_clear_line_that_names_the_help(arguments, told, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("agent-rl")
+    assert told in line
+    assert " --help " in line
+
+
+def commands(app, names=()):
+    """Every command with the names that call it."""
+    yield names
+    for name in app:
+        if not name.startswith("-") and name != "bench":
+            yield from commands(app[name], (*names, name))
+
+
+def test_help_of_every_command_is_plain_text_of_80_columns(capsys):
+    called = list(commands(command_line()))
+    assert ("data", "convert") in called
+    for names in called:
+        assert main([*names, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(" ".join(["Usage: agent-rl", *names]))
+        assert max(map(len, lines)) <= 80, names
+        assert all(line.isascii() and line.isprintable() for line in lines), names
+
+
+def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("BASH_COMPLETION_USER_DIR", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert main(["--install-completion", "--shell", "bash"]) == 0
+    (script,) = (path for path in tmp_path.rglob("agent-rl") if path.is_file())
+    assert str(script) in capsys.readouterr().out
+    complete = 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _agent_rl; echo "${COMPREPLY[@]}"'
+    for words, completed in (
+        (["ch"], "check"),
+        (["data", "decon"], "decontaminate"),
+        (["eval", "--show"], "--show-problems"),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", complete, str(script), "agent-rl", *words], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == [completed]
 
 
 def test_a_class_beside_the_user_is_found_from_the_installed_command(file, tmp_path):
@@ -322,6 +379,13 @@ def test_bench_lists_its_subjects_and_names_them_for_a_wrong_one(capsys) -> None
     assert "quickstart" in listed
     assert main(["bench", "quickstrt"]) == 2
     assert "there is no benchmark 'quickstrt'; there are" in capsys.readouterr().err
+
+
+def test_bench_lists_its_subjects_without_importing_them() -> None:
+    code = "import sys; from actors.cli.main import main; main(['bench']); print([n for n in sys.modules if 'bench_' in n or n == 'torch'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "quickstart" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_bench_hands_arguments_to_the_subject(capsys) -> None:

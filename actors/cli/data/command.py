@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 
+from cyclopts import App, Parameter
 from rich.table import Table
 
+from actors.cli.output import Mistake
+from actors.cli.parameters import Positive, Share, several
 from agent_rl.data.conversations import NoConversation, chat_format_of, conversation
 from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
 from agent_rl.data.review import Review, renamed
@@ -26,91 +29,168 @@ from agent_rl.observe.live import SteadyConsole
 if TYPE_CHECKING:
     from agent_rl.messages import Problem
 
-
-def prepare(options: argparse.Namespace, mistake: Callable[[str], int]) -> int:
-    """The command; returns the exit code."""
-    try:
-        figures = PREPARE[options.subject](options)
-    except (DataError, TaskError, DiskError, EvaluationError) as error:
-        return mistake(str(error))
-    except OSError as error:
-        return mistake(f"{error.filename}: {error.strerror}")
-    table = Table("rows", "number", title=f"{options.subject}: {options.out}", title_justify="left")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
-    SteadyConsole().print(table)
-    print(json.dumps(figures), flush=True)
-    return 0
+app = App("data")
+Parameters = ParamSpec("Parameters")
+Files = Annotated[tuple[str, ...], Parameter(name="FILE", help="JSONL (also .gz) or parquet, or globs")]
+Out = Annotated[Path, Parameter(metavar="FILE", help="the new file; its ending names the format")]
+Ids = Annotated[
+    Path | None, Parameter(metavar="FILE", help="also write the kept ids, one a line, for stages.N.filter.ids")
+]
 
 
-def convert(options: argparse.Namespace) -> dict[str, int]:
-    """Rows in another format, their columns renamed; what training would refuse of them is counted and named."""
-    tally, review = Tally(), Review(_prompt_length(options))
-    with writer(options.out) as write:
-        for where, found in rows_of(options.files, Path.cwd()):
-            row = renamed(found, options.columns, where)
+def subject(make: Callable[Parameters, dict[str, int]]) -> Callable[Parameters, None]:
+    """A command of ``agent-rl data``: it makes the file ``out`` and returns the counts that are shown."""
+
+    @wraps(make)
+    def command(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        try:
+            figures = make(*arguments, **options)
+        except (DataError, TaskError, DiskError, EvaluationError) as error:
+            raise Mistake(str(error)) from error
+        except OSError as error:
+            raise Mistake(f"{error.filename}: {error.strerror}") from error
+        table = Table("rows", "number", title=f"{make.__name__}: {options['out']}", title_justify="left")
+        for name, value in figures.items():
+            table.add_row(name.replace("_", " "), f"{value:,}")
+        SteadyConsole().print(table)
+        print(json.dumps(figures), flush=True)
+
+    return app.command(command)
+
+
+@subject
+def convert(
+    files: Files,
+    /,
+    *,
+    out: Out,
+    columns: Annotated[
+        str,
+        Parameter(
+            metavar="NEW=OLD,...",
+            help="rename columns, as in problem=question,answer=extra_info.gold (a dot leads into a column of columns)",
+        ),
+    ] = "",
+    model: Annotated[
+        str | None, Parameter(help="also count prompts that this model's sequences have no room for")
+    ] = None,
+    max_tokens: Annotated[
+        Positive | None, Parameter(help="of a prompt; left out: what --model says a sequence has")
+    ] = None,
+    prompt: Annotated[Literal["plain", "rstar2"], Parameter(help="how problems are put")] = "rstar2",
+    drop: Annotated[bool, Parameter(help="leave out the rows that are counted as faulty")] = False,
+) -> dict[str, int]:
+    """Write rows in another format (JSONL, also gzipped; parquet)."""
+    new_names = _columns(columns)
+    tally, review = Tally(), Review(_prompt_length(model, max_tokens, prompt))
+    with writer(out) as write:
+        for where, found in rows_of(files, Path.cwd()):
+            row = renamed(found, new_names, where)
             faults = review.faults(row, where)
-            if tally.add(faults[0] if faults and options.drop else ""):
+            if tally.add(faults[0] if faults and drop else ""):
                 write(row)
     for line in review.lines():
         print(line)
-    return tally.figures() | ({} if options.drop else review.counts())
+    return tally.figures() | ({} if drop else review.counts())
 
 
-def _prompt_length(options: argparse.Namespace) -> Callable[[Problem], bool] | None:
+def _columns(text: str) -> dict[str, str]:
+    """Old names of columns by new ones. Raises DataError."""
+    pairs = [part.partition("=") for part in text.split(",") if text]
+    found = {new.strip(): old.strip() for new, _, old in pairs}
+    if not all(found) or not all(found.values()) or len(found) < len(pairs):
+        raise DataError(
+            f"--columns: {text!r} is not NEW=OLD,..., as in problem=question,answer=final, each new name once"
+        )
+    return found
+
+
+def _prompt_length(
+    model: str | None, max_tokens: int | None, prompt: Literal["plain", "rstar2"]
+) -> Callable[[Problem], bool] | None:
     """Whether a problem's prompt is too long; None when no model was named to tell. Raises DataError."""
-    if options.model is None:
-        if options.max_tokens is not None:
+    if model is None:
+        if max_tokens is not None:
             raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
         return None
-    chat, length = chat_format_of(options.model, options.prompt)
-    longest = options.max_tokens or length
+    chat, length = chat_format_of(model, prompt)
+    longest = max_tokens or length
     if longest is None:
-        raise DataError(
-            f"--model {options.model}: its config.json does not say how long sequences may be; give --max-tokens"
-        )
+        raise DataError(f"--model {model}: its config.json does not say how long sequences may be; give --max-tokens")
     return lambda problem: bool(chat.too_long([problem], longest))
 
 
-def integers(options: argparse.Namespace) -> dict[str, int]:
-    """Problems whose answer is an integer."""
-    return _filtered(options, Integers())
+@subject
+def integers(files: Files, /, *, out: Out, ids: Ids = None) -> dict[str, int]:
+    """Keep problems whose answer is an integer."""
+    return _filtered(files, out, ids, Integers())
 
 
-def decontaminate(options: argparse.Namespace) -> dict[str, int]:
-    """Problems without an n-gram of the evaluation files."""
-    against = (problem_of(row, where) for where, row in rows_of(options.against, Path.cwd()))
-    return _filtered(options, Decontaminate(against, options.n, options.share))
+@subject
+def decontaminate(
+    files: Files,
+    /,
+    *,
+    against: Annotated[tuple[str, ...], several("FILE", "the evaluation files")],
+    out: Out,
+    ids: Ids = None,
+    n: Annotated[Positive, Parameter(help="words in a row")] = 8,
+    share: Annotated[Share, Parameter(help="drop only where so large a share of n-grams is common; 0: any")] = 0.0,
+) -> dict[str, int]:
+    """Drop problems that share 8 words in a row with an evaluation problem."""
+    problems = (problem_of(row, where) for where, row in rows_of(against, Path.cwd()))
+    return _filtered(files, out, ids, Decontaminate(problems, n, share))
 
 
-def deduplicate(options: argparse.Namespace) -> dict[str, int]:
-    """Each problem once."""
-    return _filtered(options, Deduplicate())
+@subject
+def deduplicate(files: Files, /, *, out: Out, ids: Ids = None) -> dict[str, int]:
+    """Keep each problem once."""
+    return _filtered(files, out, ids, Deduplicate())
 
 
-def difficulty(options: argparse.Namespace) -> dict[str, int]:
-    """Problems that a model solves now and then, by the results of ``agent-rl eval``."""
-    if not options.least < options.most:
-        raise DataError(f"--at-least {options.least:g} is not below --below {options.most:g}: no problem would be kept")
+@subject
+def difficulty(
+    files: Files,
+    /,
+    *,
+    results: Annotated[tuple[Path, ...], several("DIR", "of agent-rl eval")],
+    out: Out,
+    ids: Ids = None,
+    below: Annotated[Share, Parameter(help="keep shares of right answers below this")] = 1.0,
+    at_least: Annotated[Share, Parameter(help="and of at least this")] = 0.0,
+    drop_unsolved: Annotated[bool, Parameter(help="also drop what is never solved")] = False,
+) -> dict[str, int]:
+    """Drop problems that a model always solves, by results of agent-rl eval."""
+    if not at_least < below:
+        raise DataError(f"--at-least {at_least:g} is not below --below {below:g}: no problem would be kept")
     right: dict[str, tuple[int, int]] = {}
-    for path in options.results:
+    for path in results:
         for result in load_results(path):
             correct, samples = right.get(result.problem, (0, 0))
             right[result.problem] = (correct + result.correct, samples + result.samples)
     shares = {problem: Fraction(*counts) for problem, counts in right.items()}
-    chosen = Difficulty(shares, least=options.least, most=options.most, unsolved=not options.drop_unsolved)
-    return _filtered(options, chosen)
+    return _filtered(files, out, ids, Difficulty(shares, least=at_least, most=below, unsolved=not drop_unsolved))
 
 
-def sft(options: argparse.Namespace) -> dict[str, int]:
-    """Conversations in the one form that an sft stage trains on; with ``--model``, those that fit, with their tokens."""
+@subject
+def sft(
+    files: Files,
+    /,
+    *,
+    out: Out,
+    model: Annotated[
+        str | None, Parameter(metavar="DIR", help="count tokens with this model's tokenizer and chat template")
+    ] = None,
+    max_tokens: Annotated[Positive | None, Parameter(help="drop longer conversations")] = None,
+) -> dict[str, int]:
+    """Make conversations with tool calls ready for an sft stage."""
     tally = Tally()
     turns = calls = tokens = trained = 0
-    encode = chat_format_of(options.model)[0].conversation_tokens if options.model else None
-    if options.max_tokens and encode is None:
+    encode = chat_format_of(model)[0].conversation_tokens if model else None
+    if max_tokens and encode is None:
         raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
-    with writer(options.out) as write:
-        for _, row in rows_of(options.files, Path.cwd()):
+    with writer(out) as write:
+        for _, row in rows_of(files, Path.cwd()):
             try:
                 messages = conversation(row)
             except NoConversation as error:
@@ -118,7 +198,7 @@ def sft(options: argparse.Namespace) -> dict[str, int]:
                 continue
             if encode is not None:
                 found, mask = encode(messages)
-                if options.max_tokens and len(found) > options.max_tokens:
+                if max_tokens and len(found) > max_tokens:
                     tally.add("too_long")
                     continue
                 tokens, trained = tokens + len(found), trained + sum(mask)
@@ -132,12 +212,12 @@ def sft(options: argparse.Namespace) -> dict[str, int]:
     return tally.figures() | counted | ({"tokens": tokens, "tokens_trained_on": trained} if encode else {})
 
 
-def _filtered(options: argparse.Namespace, chosen: Filter) -> dict[str, int]:
+def _filtered(files: Sequence[str], out: Path, ids: Path | None, chosen: Filter) -> dict[str, int]:
     tally = Tally()
     with ExitStack() as stack:
-        write = stack.enter_context(writer(options.out))
-        name_id = stack.enter_context(_id_file(options.ids, options.out)) if options.ids else None
-        for where, row in rows_of(options.files, Path.cwd()):
+        write = stack.enter_context(writer(out))
+        name_id = stack.enter_context(_id_file(ids, out)) if ids else None
+        for where, row in rows_of(files, Path.cwd()):
             if tally.add(chosen.reason(problem_of(row, where))):
                 write(row)
                 if name_id is not None:
@@ -157,9 +237,3 @@ def _id_file(path: Path, out: Path) -> Iterator[Callable[[Row, str], None]]:
             file.write(f"{row['id']}\n")
 
         yield name_id
-
-
-PREPARE: dict[str, Callable[[argparse.Namespace], dict[str, int]]] = {
-    made.__name__: made for made in (convert, integers, decontaminate, deduplicate, difficulty, sft)
-}
-"""By subject."""

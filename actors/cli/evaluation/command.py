@@ -6,23 +6,28 @@ stopped. The figures are made from the journal.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from actors.cli.evaluation.arguments import DIRECTORY
+from cyclopts import Parameter
+
+from actors.cli.evaluation.progress import EvaluationView
 from actors.cli.evaluation.tables import print_comparison, print_results
-from actors.cli.output import showing
+from actors.cli.output import Mistake, showing
+from actors.cli.parameters import Overrides, Positive, PositiveNumber, several
+from actors.cli.records import decode_stored
+from actors.cli.topologies import sound_topology, supervise
 from actors.runtime.interrupts import INTERRUPTED
+from agent_rl.config.examples import topology_file
 from agent_rl.config.load import TopologyError
 from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import chosen_problems, prompt_in
+from agent_rl.evaluation.problems import Problems, chosen_problems, prompt_in
 from agent_rl.evaluation.results import FILE, load_results, paired, read_results, write_results
 from agent_rl.evaluation.toml_text import toml_text
 from agent_rl.evaluation.topology import (
@@ -33,7 +38,7 @@ from agent_rl.evaluation.topology import (
 )
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
-from agent_rl.groups.measures import compare
+from agent_rl.groups.measures import compare as compare_shares
 from agent_rl.records.journal import Journal, JournalError
 
 ASKED = "evaluation.json"
@@ -41,77 +46,113 @@ TOPOLOGY = "evaluation.toml"
 OPTIONS = ("stages", "tasks", "run.directory", "run.seed", "model.path")
 """Keys that an evaluation sets itself."""
 JOURNAL = "journal.sqlite"
-
-Run = Callable[[Path, Sequence[str], str], int]
-"""Run a topology file with overrides; the third argument is the command that continues it. Returns the exit code."""
-Mistake = Callable[[str], int]
+DIRECTORY = Path("evaluations")
 
 
-def evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], Any], mistake: Mistake) -> int:
-    """The command; returns the exit code."""
+def evaluate(
+    model: Annotated[
+        str | None,
+        Parameter(
+            help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub, as in organisation/name"
+        ),
+    ] = None,
+    /,
+    *,
+    data: Annotated[tuple[str, ...], several("FILE", "problems: JSONL (also .gz) or parquet, or globs")] = (),
+    n: Annotated[Positive, Parameter(help="answers sampled of each problem")] = 16,
+    problems: Annotated[Positive | None, Parameter(metavar="N", help="ask the first N problems alone")] = None,
+    temperature: PositiveNumber = 0.6,
+    max_tokens: Annotated[Positive, Parameter(help="of a response, tools included")] = 30720,
+    max_turns: Positive = 30,
+    prompt: Annotated[
+        Literal["plain", "rstar2"] | None, Parameter(help="left out: as the run was, else rstar2")
+    ] = None,
+    seed: int = 0,
+    out: Annotated[
+        Path | None,
+        Parameter(metavar="DIR", help=f"where journal and results go; left out: {DIRECTORY}/ and the model's name"),
+    ] = None,
+    topology: Annotated[
+        Path | None, Parameter(metavar="FILE", help="take actors, hosts and model settings from this file")
+    ] = None,
+    overrides: Overrides = (),
+    show_problems: Annotated[bool, Parameter(help="print a line a problem, too")] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        Parameter(name="--compare", metavar="A B", help="instead: B's results against A's, on the same problems"),
+    ] = None,
+) -> int:
+    """Ask a model problems and tell what came of it, or compare two results; returns the exit code."""
     try:
-        if options.compare is not None:
-            return _compare(options)
-        return _evaluate(options, run, decode)
-    except TopologyError as error:
-        return mistake(str(error))
-    except (EvaluationError, TaskError, JournalError, DiskError) as error:
-        return mistake(str(error))
+        if compare is not None:
+            if model is not None or data:
+                raise Mistake("--compare takes two results and nothing is evaluated: leave out MODEL and --data")
+            _compare(*compare)
+            return 0
+        if model is None:
+            raise Mistake("name a MODEL and --data FILE..., or two results: --compare A B")
+        for override in overrides:
+            if override.startswith(OPTIONS):
+                raise Mistake(f"--set {override}: what is asked, and how, is said by the command's own options")
+        path, name, prompt_of_run = model_of(model, lambda text: print(text, file=sys.stderr))
+        base = topology_file(str(topology)) if topology is not None else None
+        if base is not None:
+            _find_modules_beside(base)
+        chosen = chosen_problems(data, base, problems)
+        asked = Asked(
+            model=path,
+            tasks=chosen.tasks,
+            samples=n,
+            problems=len(chosen.asked),
+            temperature=temperature,
+            max_response_tokens=max_tokens,
+            max_turns=max_turns,
+            seed=seed,
+            prompt=prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2",
+        )
+        return _evaluate(asked, chosen, name, out or DIRECTORY / name, base, overrides, show_problems=show_problems)
+    except (TopologyError, EvaluationError, TaskError, JournalError, DiskError) as error:
+        raise Mistake(str(error)) from error
 
 
-def _compare(options: argparse.Namespace) -> int:
-    if options.model is not None or options.data:
-        raise EvaluationError("--compare takes two results and nothing is evaluated: leave out MODEL and --data")
-    first, second = options.compare
+def _compare(first: Path, second: Path) -> None:
     a, b = load_results(first), load_results(second)
     pairs, alone = paired(a, b)
     if not pairs:
         raise EvaluationError(f"{first} and {second} have no problem in common: compare results on the same data")
-    found = compare([share for share, _ in pairs], [share for _, share in pairs])
+    found = compare_shares([share for share, _ in pairs], [share for _, share in pairs])
     print_comparison(str(first), str(second), found, alone)
-    return 0
 
 
-def _evaluate(options: argparse.Namespace, run: Run, decode: Callable[[bytes], Any]) -> int:
-    if options.model is None:
-        raise EvaluationError("name a MODEL and --data FILE..., or two results: --compare A B")
-    for override in options.overrides:
-        if override.startswith(OPTIONS):
-            raise EvaluationError(f"--set {override}: what is asked, and how, is said by the command's own options")
-    model, name, prompt = model_of(options.model, lambda text: print(text, file=sys.stderr))
-    if options.topology is not None:
-        _find_modules_beside(options.topology)
-    problems = chosen_problems(options.data, options.topology, options.problems)
-    asked = Asked(
-        model=model,
-        tasks=problems.tasks,
-        samples=options.n,
-        problems=len(problems.asked),
-        temperature=options.temperature,
-        max_response_tokens=options.max_tokens,
-        max_turns=options.max_turns,
-        seed=options.seed,
-        prompt=options.prompt or (prompt_in(options.topology) if options.topology else None) or prompt or "rstar2",
-    )
-    longest, _ = model_config(model)
+def _evaluate(
+    asked: Asked,
+    problems: Problems,
+    name: str,
+    directory: Path,
+    base: Path | None,
+    overrides: Sequence[str],
+    *,
+    show_problems: bool,
+) -> int:
+    longest, _ = model_config(asked.model)
     if longest is not None and longest < asked.max_response_tokens:
         print(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
         asked = replace(asked, max_response_tokens=longest)
-    directory = options.out or DIRECTORY / name
-    tables = evaluation_topology(asked, directory.absolute(), options.topology)
-    settings = _settings(tables, problems.content, options.overrides)
-    topology = _prepare(directory, tables, settings)
+    tables = evaluation_topology(asked, directory.absolute(), base)
+    settings = _settings(tables, problems.content, overrides)
+    file = _prepare(directory, tables, settings).absolute()
     journal = directory / JOURNAL
     if not _finished(journal):
-        code = run(topology.absolute(), options.overrides, shlex.join(["agent-rl", *sys.argv[1:]]))
-        if code != 0:
+        topology = sound_topology(file, overrides)
+        again = shlex.join(["agent-rl", *sys.argv[1:]])
+        if code := supervise(topology, file, overrides, None, EvaluationView, again):
             return code
         if not _finished(journal):
             return INTERRUPTED
-    results = read_results(journal, problems.asked, _stage(tables)["samples"], decode)
+    results = read_results(journal, problems.asked, _stage(tables)["samples"], decode_stored)
     found = write_results(directory / FILE, settings, results)
     with showing(directory / FILE):
-        print_results(name, found, results if options.show_problems else ())
+        print_results(name, found, results if show_problems else ())
         print(f"{directory / FILE} holds every problem's answers")
         print(json.dumps(found["overall"]), flush=True)
     return 0

@@ -119,12 +119,8 @@ def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path: Pat
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    try:
-        code = main(["eval", *arguments])
-    except SystemExit as error:  # argparse
-        code = error.code
+    assert main(["eval", *arguments]) == 2
     said = capsys.readouterr().err
-    assert code == 2
     assert "Traceback" not in said
     return said
 
@@ -140,8 +136,8 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"problem": "?"}\n')
     assert "broken.jsonl:1: `answer`" in refused(capsys, str(model), "--data", str(broken))
-    assert "--n: '0' is no whole number" in refused(capsys, *sound, "--n", "0")
-    assert "--temperature: 'inf' is no number" in refused(capsys, *sound, "--temperature", "inf")
+    assert 'Invalid value "0" for --n. Must be >= 1' in refused(capsys, *sound, "--n", "0")
+    assert 'Invalid value "inf" for --temperature' in refused(capsys, *sound, "--temperature", "inf")
     assert "asks for 4 problems, and there are 3" in refused(capsys, *sound, "--problems", "4")
     assert "cannot be read" in refused(capsys, *sound, "--topology", str(tmp_path / "nothing.toml"), *out)
     assert "own options" in refused(capsys, *sound, "--set", "stages.0.samples=3")

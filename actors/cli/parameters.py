@@ -1,0 +1,29 @@
+"""Parameters that several commands take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+TopologyFile = Annotated[
+    Path, Parameter(name="FILE", help="the topology file (TOML), or the name of an example: quickstart")
+]
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set", metavar="KEY=VALUE", help="use this value instead, as in --set stages.1.steps=5; may be repeated"
+    ),
+]
+RunDirectory = Annotated[Path, Parameter(name="RUN", help="the run directory")]
+Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+PositiveNumber = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+Share = Annotated[float, Parameter(validator=Number(gte=0, lte=1))]
+
+
+def several(metavar: str, text: str) -> Parameter:
+    """An option that takes all values up to the next option, at least one."""
+    return Parameter(consume_multiple=1, metavar=metavar, help=text)

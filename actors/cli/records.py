@@ -1,0 +1,87 @@
+"""``agent-rl report`` and ``agent-rl audit``: what a run directory holds, made readable and proved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from actors.cli.output import Mistake, complain
+from actors.cli.parameters import RunDirectory
+
+
+def report(
+    directory: RunDirectory,
+    /,
+    *,
+    rebuild: Annotated[
+        bool, Parameter(help="first make metrics.jsonl and summary.json again, from the journal")
+    ] = False,
+) -> None:
+    """Write report.html into a run directory."""
+    from agent_rl.files.disk import DiskError
+    from agent_rl.observe.report import ReportError, write_report
+    from agent_rl.records.journal import JournalError
+    from agent_rl.records.run_directory import in_use
+    from agent_rl.records.run_records import rebuild as rebuild_records
+
+    try:
+        if rebuild:
+            if in_use(directory):
+                raise Mistake(f"{directory} is in use by a run, which writes these files; stop it first")
+            rebuild_records(directory)
+        print(write_report(directory, decode_stored))
+    except (ReportError, JournalError, DiskError, OSError) as error:
+        raise Mistake(str(error)) from error
+
+
+def leave_report(directory: Path) -> str:
+    """The report at a run's end, and a line about it. A run that went well does not fail by its report."""
+    if not (directory / "journal.sqlite").is_file():
+        return ""
+    from agent_rl.observe.report import write_report
+
+    try:
+        return f"report: {write_report(directory, decode_stored)}"
+    except Exception as error:  # noqa: BLE001 - said, with what to do; the run's results are not the report's to lose
+        reason = f"{type(error).__name__}: {error}"
+        complain(f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again")
+        return ""
+
+
+def decode_stored(payload: bytes) -> Any:
+    """A message as the journal stores it. Raises ValueError."""
+    from actors.filter.stored import decode_stored as decode
+    from agent_rl.records.journal import JournalError
+
+    try:
+        return decode(payload)
+    except JournalError as error:
+        raise ValueError(str(error)) from error
+
+
+def audit(
+    directory: RunDirectory,
+    /,
+    *,
+    deep: Annotated[
+        bool, Parameter(help="read every byte of journal and checkpoints again, and name what was changed")
+    ] = False,
+) -> int:
+    """Exit code 1 when groups were lost or trained twice, or the deep audit found a fault."""
+    if not directory.is_dir():
+        raise Mistake(f"there is no run directory {directory}")
+    from agent_rl.records.audit import audit as audit_groups
+    from agent_rl.records.deep_audit import deep_audit
+    from agent_rl.records.journal import JournalError
+
+    try:
+        bytes_read = deep_audit(directory) if deep else None
+        if bytes_read is not None:
+            print("\n".join(bytes_read.lines()))
+        groups = audit_groups(directory)
+    except JournalError as error:
+        raise Mistake(str(error)) from error
+    print("\n".join(groups.lines()))
+    return 0 if groups.balanced and not (bytes_read and bytes_read.faults) else 1

@@ -1,0 +1,148 @@
+"""``agent-rl check`` and ``agent-rl run``: a topology file is proved, and run to its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from actors.cli.output import MISTAKE, Mistake, complain, showing
+from actors.cli.parameters import Overrides, TopologyFile
+from actors.cli.records import leave_report
+from actors.runtime.interrupts import INTERRUPTED
+from agent_rl.config.examples import topology_file
+
+if TYPE_CHECKING:
+    from agent_rl.config.topology import Topology
+    from agent_rl.observe.live import LiveView
+    from agent_rl.records.run_directory import SummaryFile
+
+
+def check(file: TopologyFile, /, *, overrides: Overrides = ()) -> None:
+    """Prove a topology file sound, and describe it."""
+    file = topology_file(str(file))
+    topology = sound_topology(file, overrides)
+    from agent_rl.checks.describe import describe
+
+    print("\n".join([f"{file} is sound", "", *describe(topology)]))
+
+
+def run(
+    file: TopologyFile,
+    /,
+    *,
+    overrides: Overrides = (),
+    host: Annotated[str | None, Parameter(metavar="NAME", help="start the actors of this host alone")] = None,
+) -> int:
+    """Run a topology file; the exit code is that of the run."""
+    file = topology_file(str(file))
+    topology = sound_topology(file, overrides, host)
+    from agent_rl.models.hub import HubError, is_hub_name, model_files
+    from agent_rl.observe.live import LiveView
+    from agent_rl.records.run_directory import summary_file
+
+    before = summary_file(topology.run.directory)
+    name = topology.model.path
+    if name is not None and is_hub_name(name):  # before actors with deadlines wait for it
+        try:
+            model_files(name, complain)
+        except HubError as error:
+            raise Mistake(str(error)) from error
+    exit_code = supervise(topology, file, overrides, host, LiveView)
+    _show_results(topology, host, before, exit_code)
+    return exit_code
+
+
+def sound_topology(file: Path, overrides: Sequence[str], host: str | None = None) -> Topology:
+    """The topology of a file. Raises Mistake, which tells every fault, where something is wrong with it."""
+    from agent_rl.checks.topology import check_topology
+    from agent_rl.config.load import TopologyError, load_topology
+    from agent_rl.config.user_modules import look_beside
+
+    look_beside(file)
+    try:
+        topology = load_topology(file, overrides)
+        faults = check_topology(topology, file, overrides, host=host)
+    except TopologyError as error:
+        faults = error.faults
+    if faults:
+        raise Mistake(lines=[fault.render(file) for fault in faults])
+    return topology
+
+
+def supervise(
+    topology: Topology,
+    file: Path,
+    overrides: Sequence[str],
+    host: str | None,
+    view_class: type[LiveView],
+    again: str = "",
+) -> int:
+    """Run a topology to its end; what is wrong is said. Raises KeyboardInterrupt when it is interrupted before it began."""
+    from functools import partial
+
+    import trio
+
+    from actors.runtime.supervise import run_topology
+    from agent_rl.files.disk import DiskError
+    from agent_rl.records.run_directory import RunRefused
+    from transport import TransportError
+
+    try:
+        return trio.run(partial(run_topology, topology, file, overrides, host, view_class=view_class, again=again))
+    except (RunRefused, DiskError, OSError) as refusal:
+        complain(f"agent-rl: {refusal}")
+    except BaseExceptionGroup as group:
+        refusals, rest = group.split((TransportError, RunRefused, DiskError, KeyboardInterrupt))
+        if rest is not None or refusals is None:
+            raise
+        leaves = list(_leaves(refusals))
+        if any(isinstance(error, KeyboardInterrupt) for error in leaves):
+            raise KeyboardInterrupt from None
+        complain(f"agent-rl: {'; '.join(map(str, leaves))}")
+    return MISTAKE
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _show_results(topology: Topology, host: str | None, before: SummaryFile | None, exit_code: int) -> None:
+    """What the run came to; nothing for one that was refused, or ended before it did anything."""
+    from agent_rl.observe.live import SteadyConsole, summary_table
+    from agent_rl.records.run_directory import add_end, read_end, read_summary
+
+    summary = read_summary(topology.run.directory, before)
+    if summary is not None and exit_code and (reason := read_end(topology.run.directory)):
+        summary = add_end(topology.run.directory, summary, reason)
+    done = summary is not None and any(
+        name.startswith("success_") or (value and name in {"steps", "groups_opened", "sft_steps", "checkpoint"})
+        for name, value in summary.items()
+    )
+    if not done and (summary is not None or exit_code == MISTAKE):
+        return
+    report = exit_code != INTERRUPTED and host in {None, topology.main_host}
+    said = leave_report(topology.run.directory) if report else ""
+    with showing(topology.run.directory / "summary.json"):
+        if said:
+            print(said)
+        if summary is None:
+            return
+        SteadyConsole().print(summary_table(summary))
+        for remark in summary.get("remarks", []):
+            print(f"note: {remark}")
+        if checkpoint := summary.get("checkpoint"):
+            print(f"checkpoint: {checkpoint}")
+        if "stopped" in summary:
+            print(f"stopped: {summary['stopped']}")
+        # NaN, a figure there was nothing to compute from, is not JSON
+        unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
+        print(json.dumps(summary | unknown, allow_nan=False), flush=True)
