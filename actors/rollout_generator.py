@@ -2,15 +2,12 @@
 
 ::
 
-    RolloutRequest --> Episode.turn --> engine.generate --> Episode.wrote --> ToolCall... --> Episode.responded --+
-                          ^                                      |                                                |
-                          +--------------------------------------|------------------------------------------------+
-                                                                 +--> Trajectory (the request is acknowledged when it is)
+    RolloutRequest --> Episode --> AgentLoop: turns and tool calls --> Trajectory (the request is acknowledged when it is)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,8 +16,9 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
-from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError, TurnRequest
+from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
+from actors.generation.agent_loop import AgentLoop
 from actors.generation.serving import ServedPolicy
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.weights import transfer
@@ -37,7 +35,6 @@ from agent_rl.messages import (
     PolicyPublished,
     RolloutRequest,
     ToolCall,
-    ToolCallRecord,
     ToolResult,
     Trajectory,
     TransferOffer,
@@ -48,8 +45,7 @@ from agent_rl.messages import (
 from agent_rl.observe.rates import Rate
 from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, tool_response_text
-from agent_rl.rollout.prompts import SESSION_TOOLS, ChatFormat
+from agent_rl.rollout.prompts import ChatFormat
 
 NAMED_PROBLEMS = 5
 """How many of the problems that are too long are named."""
@@ -160,6 +156,7 @@ class RolloutGenerator(Actor):
         self._served = ServedPolicy(self.context, self._engine, self.log)
         self._tally = RolloutTally()
         self._tools = ToolCaller(self.context, self._tally)
+        self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
         self.context.nursery.start_soon(self._served.run, self._announce_load)
@@ -268,79 +265,7 @@ class RolloutGenerator(Actor):
             ack()
 
     async def _run(self, episode: Episode) -> None:
-        sampling = episode.request.sampling
-        while episode.ended is None:
-            result = await self._engine.generate(
-                TurnRequest(
-                    rollout=episode.request.rollout,
-                    tokens=episode.tokens,
-                    max_tokens=episode.budget,
-                    temperature=sampling.temperature,
-                    stop_tokens=self._chat.stop_tokens,
-                    seed=episode.request.seed,
-                )
-            )
-            turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
-            if wrong := episode.rubbish(*turn, stopped=stopped, stop=self._chat.stop_tokens):
-                raise EngineError(f"the engine returned {wrong}")
-            calls = episode.wrote(*turn, stopped=stopped)
-            if calls:
-                responses, records = await self._answer(episode, calls)
-                episode.responded(responses, records, self._engine.policy)
-
-    async def _answer(
-        self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]
-    ) -> tuple[list[str], list[ToolCallRecord]]:
-        """The turn's calls run at once, within bounds; responses and records come back in their order."""
-        if len(calls) == 1:  # as in most turns: tasks of their own would be a tenth of what the loop costs
-            text, record = await self._call(episode, 0, calls[0])
-            return [text], [record]
-        answers: list[tuple[str, ToolCallRecord] | None] = [None] * len(calls)
-        left = iter(enumerate(calls))
-        failed: list[ToolsUnavailableError] = []
-
-        async def work() -> None:
-            try:
-                for index, call in left:
-                    answers[index] = await self._call(episode, index, call)
-            except ToolsUnavailableError as error:
-                failed.append(error)
-                nursery.cancel_scope.cancel()
-
-        in_session = any(isinstance(call, ParsedCall) and call.name in SESSION_TOOLS for call in calls)
-        at_once = 1 if in_session else self.context.settings.tool_calls_at_once  # each cell may build on the one before
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(at_once, len(calls))):
-                nursery.start_soon(work)
-        if failed:
-            raise failed[0]
-        done = [answer for answer in answers if answer is not None]
-        return [text for text, _ in done], [record for _, record in done]
-
-    async def _call(self, episode: Episode, index: int, call: ParsedCall | MalformedCall) -> tuple[str, ToolCallRecord]:
-        settings: RolloutGeneratorSettings = self.context.settings
-        turn = episode.turns
-        if isinstance(call, MalformedCall):
-            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
-        started = self.context.now()
-        result = await self._tools.call(episode.request.rollout, f"{turn}.{index}", turn, call)
-        seconds = self.context.now() - started
-        stderr = result.stderr
-        if result.outcome == "error" and settings.error_detail == "last_line":
-            stderr = stderr.rstrip().rpartition("\n")[2]
-        text = tool_response_text(
-            result.outcome,
-            stdout=result.stdout,
-            stderr=stderr,
-            value=result.value,
-            note=result.note,
-            run_seconds=result.run_seconds,
-            max_chars=None,
-        )
-        shown = cut_middle(text, settings.tool_response_chars)
-        cut = len(shown) < len(text)
-        times = (result.run_seconds, seconds)
-        return shown, ToolCallRecord(turn, call.name, result.outcome, *times, cut, call.arguments, shown)
+        await self._loop.run(episode)
 
     async def _report_load(self) -> None:
         while True:

@@ -357,8 +357,12 @@ class OneRolloutAtATime(RolloutGenerator):
 
 
 class OneCallAtATime(RolloutGenerator):
-    async def _answer(self, episode: Episode, calls: Any) -> Any:
-        done = [await self._call(episode, index, call) for index, call in enumerate(calls)]
+    async def start(self) -> None:
+        await super().start()
+        self._loop.answer = self._in_turn  # type: ignore[method-assign]
+
+    async def _in_turn(self, episode: Episode, calls: Any) -> Any:
+        done = [await self._loop.call(episode, index, call) for index, call in enumerate(calls)]
         return [text for text, _ in done], [record for _, record in done]
 
 
