@@ -1,13 +1,15 @@
-"""``GET /metrics``: a listener for Prometheus, and nothing more of HTTP than it takes.
+"""``GET /metrics``: a listener for Prometheus.
 
-Whoever connects gets one answer and is parted from: rubbish is answered with its status, a slow client has seconds, and few
-are served at once, so that no scraper can hold up a run.
+Each connection gets one answer and is closed. A request that is no scrape is answered with its status, a slow client has
+seconds, and few clients are served at once, so that no scraper can hold up a run. h11 reads and writes the HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
+import h11
 import trio
 
 SECONDS = 5.0
@@ -33,57 +35,46 @@ async def serve_metrics(listeners: Sequence[trio.SocketListener], text: Callable
     async def serve(stream: trio.SocketStream) -> None:
         nonlocal served
         served += 1
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         try:
-            answer = await _asked(stream) if served <= AT_ONCE else (503, "too many at once\n")
-            status, body = (200, text()) if answer is None else answer
-            with trio.move_on_after(SECONDS):
-                await stream.send_all(_response(status, body))
-                await stream.send_eof()
+            asked = await _asked(stream, connection) if served <= AT_ONCE else (503, "too many at once\n")
+            if asked is not None:
+                with trio.move_on_after(SECONDS):
+                    await stream.send_all(_response(connection, asked, text))
+                    await stream.send_eof()
         except trio.BrokenResourceError:
-            pass  # it has gone: nobody is left to be told
+            pass  # the client has gone: nobody is left to be told
         finally:
             served -= 1
 
     await trio.serve_listeners(serve, list(listeners))
 
 
-async def _asked(stream: trio.SocketStream) -> tuple[int, str] | None:
-    """None when the metrics were asked for, else the status and text of what is to be said instead."""
-    head = b""
-    with trio.move_on_after(SECONDS) as waiting:
-        while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES:
-            some = await stream.receive_some(HEAD_BYTES)
-            if not some:
-                return 400, "no request\n"
-            head += some
-    if waiting.cancelled_caught:
-        return 408, "too slow\n"
-    if len(head) > HEAD_BYTES:
-        return 431, "the request is too long\n"
-    words = head.split(b"\r\n", 1)[0].split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return 400, "this is no HTTP request\n"
-    if words[1].partition(b"?")[0] != b"/metrics":
-        return 404, "there is /metrics\n"
-    return None if words[0] == b"GET" else (405, "only GET\n")
+async def _asked(stream: trio.SocketStream, connection: h11.Connection) -> h11.Request | tuple[int, str] | None:
+    """The request; the status and text of the answer to what is no request; None where nothing was asked."""
+    with trio.move_on_after(SECONDS):
+        try:
+            while (event := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await stream.receive_some(HEAD_BYTES))
+        except h11.RemoteProtocolError as error:
+            return error.error_status_hint, f"{error}\n"
+        return event if isinstance(event, h11.Request) else None
+    return 408, "too slow\n"
 
 
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
-
-
-def _response(status: int, body: str) -> bytes:
+def _response(connection: h11.Connection, asked: h11.Request | tuple[int, str], text: Callable[[], str]) -> bytes:
+    status, body = _answer(asked, text) if isinstance(asked, h11.Request) else asked
     data = body.encode("utf-8", "replace")
-    allow = "Allow: GET\r\n" if status == 405 else ""
-    head = (
-        f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {TEXT}\r\nContent-Length: {len(data)}\r\n{allow}"
-        "Connection: close\r\n\r\n"
-    )
-    return head.encode() + data
+    headers = [("Content-Type", TEXT), ("Content-Length", str(len(data))), ("Connection", "close")]
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append(("Allow", "GET, HEAD"))
+    head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+    only_head = isinstance(asked, h11.Request) and asked.method == b"HEAD"
+    events = [head, h11.EndOfMessage()] if only_head else [head, h11.Data(data=data), h11.EndOfMessage()]
+    return b"".join(connection.send(event) or b"" for event in events)
+
+
+def _answer(request: h11.Request, text: Callable[[], str]) -> tuple[int, str]:
+    if request.target.partition(b"?")[0] != b"/metrics":
+        return 404, "there is /metrics\n"
+    return (200, text()) if request.method in {b"GET", b"HEAD"} else (405, "only GET and HEAD\n")

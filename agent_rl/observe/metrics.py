@@ -5,25 +5,28 @@
     Actor.metrics --> ActorStatus.metrics --> MetricsBoard.observe ... MetricsBoard.text --> GET /metrics
 
 The live figures of every actor are there too, as gauges. All names begin with ``agent_rl_``; all samples say which actor they
-are of. The text is Prometheus' exposition format 0.0.4.
+are of. ``prometheus_client`` writes the text, in the exposition format 0.0.4.
 """
 
 from __future__ import annotations
 
 import bisect
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
 
 from agent_rl.messages import ActorStatus, Metric
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+    from prometheus_client.registry import Collector
 
 PREFIX = "agent_rl_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of a time."""
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_]")
-_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def counter(name: str, value: float, help_text: str, **labels: str) -> Metric:
@@ -66,24 +69,50 @@ class MetricsBoard:
 
     def text(self, now: float) -> str:
         """Everything known: one family after the other, as the format asks for."""
-        families: dict[str, tuple[Metric, dict[str, list[str]]]] = {}
+        from prometheus_client import generate_latest  # takes long to import, and few runs are scraped
+
+        families = _Families()
         for status, heard_at in self._seen.values():
             for metric in _metrics(status, now - heard_at):
-                if len(metric.values) != (len(metric.bounds) + 2 if metric.kind == "histogram" else 1):
-                    continue  # an actor of somebody's own has made it wrongly: the others are to be read
-                name = PREFIX + _NO_NAME.sub("_", metric.name)
-                first, samples = families.setdefault(name, (metric, {}))
-                labels = {"actor": status.actor, "role": status.role, **metric.labels}
-                if metric.kind == first.kind:  # a name has one kind: a second one would void the whole scrape
-                    samples.setdefault(_labels(labels), list(_samples(name, metric, labels)))
-        lines: list[str] = []
-        for name, (metric, samples) in families.items():
-            if metric.help:
-                lines.append(f"# HELP {name} {metric.help.translate(_HELP_ESCAPES)}")
-            lines.append(f"# TYPE {name} {metric.kind}")
-            for written in samples.values():
-                lines += written
-        return "".join(f"{line}\n" for line in lines)
+                families.add(metric, {"actor": status.actor, "role": status.role, **metric.labels})
+        return generate_latest(cast("Collector", families)).decode()
+
+
+class _Families:
+    """What one scrape collects. No sample is there twice, and no name with two kinds: either would void the whole scrape."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+        self._samples: set[tuple[object, ...]] = set()
+
+    def collect(self) -> Collection[Family]:
+        """As ``prometheus_client`` asks for it."""
+        return self._families.values()
+
+    def add(self, metric: Metric, labels: Mapping[str, str]) -> None:
+        """Add a metric; one that an actor of somebody's own has made wrongly is left out, so that the others are read."""
+        from prometheus_client.metrics_core import Metric as Family
+
+        if len(metric.values) != (len(metric.bounds) + 2 if metric.kind == "histogram" else 1):
+            return
+        base = name = PREFIX + _NO_NAME.sub("_", metric.name)
+        if metric.kind == "counter":
+            base = name.removesuffix("_total")
+            name = f"{base}_total"
+        labels = {_label(label): value for label, value in labels.items()}
+        sample = (name, *sorted(labels.items()))
+        family = self._families.setdefault(name, Family(base, metric.help, metric.kind))
+        if family.type != metric.kind or sample in self._samples:
+            return
+        self._samples.add(sample)
+        if metric.kind != "histogram":
+            family.add_sample(name, labels, metric.values[0])
+            return
+        *counts, total = metric.values
+        for bound, count in zip((*map(str, metric.bounds), "+Inf"), accumulate(counts), strict=True):
+            family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        family.add_sample(f"{name}_sum", labels, total)
+        family.add_sample(f"{name}_count", labels, sum(counts))
 
 
 def _metrics(status: ActorStatus, age: float) -> Iterator[Metric]:
@@ -97,30 +126,6 @@ def _metrics(status: ActorStatus, age: float) -> Iterator[Metric]:
         yield gauge(name, value, "")
 
 
-def _samples(name: str, metric: Metric, labels: Mapping[str, str]) -> Iterable[str]:
-    if metric.kind != "histogram":
-        yield f"{name}{_labels(labels)} {_number(metric.values[0])}"
-        return
-    *counts, total = metric.values
-    cumulative = 0.0
-    for bound, count in zip((*metric.bounds, math.inf), counts, strict=True):
-        cumulative += count
-        yield f"{name}_bucket{_labels({**labels, 'le': _number(bound)})} {_number(cumulative)}"
-    yield f"{name}_sum{_labels(labels)} {_number(total)}"
-    yield f"{name}_count{_labels(labels)} {_number(cumulative)}"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    sound = {_label(name): value.translate(_ESCAPES) for name, value in labels.items()}
-    return "{" + ",".join(f'{name}="{value}"' for name, value in sound.items()) + "}"
-
-
 def _label(name: str) -> str:
     """A label begins with a letter: two underscores are Prometheus' own."""
     return _NO_NAME.sub("_", name).lstrip("_0123456789") or "label"
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if math.isnan(value) else repr(value)

@@ -72,9 +72,12 @@ def test_numbers_that_are_none_are_spelt_as_the_format_does():
 
 def test_a_name_with_two_kinds_has_the_first_and_the_scrape_stays_whole():
     families = read(
-        status(gauge("calls", 1, ""), calls=2), status(counter("calls", 3, ""), actor="a.0"), status(actor="b.0")
+        status(gauge("calls_total", 1, ""), calls_total=2),
+        status(counter("calls", 3, ""), actor="a.0"),
+        status(actor="b.0"),
     )
-    assert [(s.labels["actor"], s.value) for s in families["agent_rl_calls"].samples] == [("tool_executor.0", 1)]
+    (calls,) = families["agent_rl_calls_total"].samples
+    assert (calls.labels["actor"], calls.value) == ("tool_executor.0", 1)
     assert len(families["agent_rl_state"].samples) == 3
 
 

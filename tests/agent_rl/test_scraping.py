@@ -65,7 +65,10 @@ def test_a_scrape_gets_the_text():
     assert serving(partial(scrape, path="/metrics?name[]=x"))[0] == 200
 
 
-@pytest.mark.parametrize(("options", "status"), [({"path": "/"}, 404), ({"method": "DELETE"}, 405)])
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [({"path": "/"}, 404), ({"method": "DELETE"}, 405), ({"method": "POST", "data": b"x"}, 405)],
+)
 def test_anything_else_is_refused(options, status):
     assert serving(partial(scrape, **options))[0] == status
 
@@ -73,17 +76,31 @@ def test_anything_else_is_refused(options, status):
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"", b"400"),
         (b"\r\n\r\n", b"400"),
         (b"GET /metrics\r\n\r\n", b"400"),
         (b"\x16\x03\x01" + bytes(range(256)) + b"\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/9\r\n\r\n", b"400"),
-        (b"GET  HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET  HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"),  # no Host
+        (b"GET /other HTTP/1.1\r\nHost: a\r\n\r\n", b"404"),
         (b"GET /metrics HTTP/1.1\r\nHalf", b"400"),
     ],
 )
 def test_rubbish_is_answered_as_such(data, status):
     assert serving(partial(said_to, data=data)).startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_client_that_asks_nothing_and_ends_gets_no_answer():
+    assert serving(partial(said_to, data=b"")) == b""
+
+
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/", 404)])
+def test_a_request_for_the_head_gets_no_body(path, status):
+    answer = serving(partial(said_to, data=f"HEAD {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode()))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status)
+    assert (b"Content-Length: %d" % len(TEXT) in head) == (status == 200)
+    assert body == b""
 
 
 def test_a_request_without_end_is_cut_off():
@@ -106,7 +123,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(monkeypatch):
 
     async def main(port):
         stream = await trio.open_tcp_stream("127.0.0.1", port)
-        await stream.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
         others = [await scrape(port) for _ in range(3)]
         await trio.sleep(0.6)
         await stream.aclose()
@@ -120,7 +137,7 @@ def test_a_client_that_hangs_up_at_once_does_no_harm():
         for _ in range(20):
             stream = await trio.open_tcp_stream("127.0.0.1", port)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, not closed
-            await stream.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+            await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
             await stream.aclose()
 
     serving(main, lambda: TEXT * 100_000)
