@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from cyclopts import Parameter
 
 from actors.cli.evaluation.progress import EvaluationView
@@ -29,7 +30,6 @@ from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import Problems, chosen_problems, prompt_in
 from agent_rl.evaluation.results import FILE, load_results, paired, read_results, write_results
-from agent_rl.evaluation.toml_text import toml_text
 from agent_rl.evaluation.topology import (
     Asked,
     evaluation_topology,
@@ -202,7 +202,7 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
         remedy = "undo these changes to continue it, or choose another --out"
         raise EvaluationError("\n  ".join([f"{directory} holds another evaluation:", *changed, remedy]))
     with whole(topology) as partial:
-        partial.write_text(toml_text(tables), encoding="utf-8")
+        partial.write_text(tomli_w.dumps(tables), encoding="utf-8")
     return topology
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import tomli_w
 
 from actors.cli.main import main
 from agent_rl.checks.topology import check_topology
@@ -18,31 +15,11 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
-from agent_rl.evaluation.toml_text import toml_text
 from agent_rl.evaluation.topology import Asked, evaluation_topology, model_of
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.records.checkpoint_files import STATE_FILE
 from tests.agent_rl.evaluation.test_results import result
 from tests.end_to_end.topologies import write_micro
-
-values = st.recursive(
-    st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), values, max_size=4))
-def test_what_is_written_as_toml_is_read_back(tables: dict[str, object]) -> None:
-    assert tomllib.loads(toml_text(tables)) == tables
-
-
-def test_infinity_is_written_too() -> None:
-    assert tomllib.loads(toml_text({"a": {"silent_seconds": math.inf, "none": None}})) == {
-        "a": {"silent_seconds": math.inf}
-    }
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +43,7 @@ def asked(model: Path, data: Path) -> Asked:
 
 def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "evaluation.toml"
-    file.write_text(toml_text(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", None)))
+    file.write_text(tomli_w.dumps(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", None)))
     topology = load_topology(file)
     assert check_topology(topology, file) == []
     stage = topology.stages[0]
@@ -81,7 +58,7 @@ def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_pat
     )
     (tmp_path / "t.jinja").touch()
     file = tmp_path / "evaluation.toml"
-    file.write_text(toml_text(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", micro)))
+    file.write_text(tomli_w.dumps(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", micro)))
     topology = load_topology(file)
     assert check_topology(topology, file) == []
     assert topology.actors["rollout_generator"].settings["error_detail"] == "last_line"
