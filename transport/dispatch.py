@@ -10,7 +10,7 @@ import trio
 
 from transport.codec import encode
 from transport.errors import CallRefused
-from transport.frames import Envelope, Refused, Reply
+from transport.frames import Envelope, Refused, ReplyFrame
 from transport.inbound import CURRENT, Delivery, Inbound, Queue
 from transport.limits import Limits
 from transport.schema import Buffer
@@ -133,7 +133,7 @@ class Dispatcher:
             except CallRefused as refused:
                 answer = Refused(delivery.number, refused.reason)
             else:
-                answer, frames = Reply(delivery.number), encode(reply, self._limits)
+                answer, frames = ReplyFrame(delivery.number), encode(reply, self._limits)
         inbound.calls.pop(delivery.number, None)
         if answer is not None:
             self._send_back(inbound, answer, frames)

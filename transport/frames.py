@@ -25,7 +25,7 @@ class MalformedFrame(Exception):  # noqa: N818
     """An envelope this version cannot read."""
 
 
-class Push(NamedTuple):
+class PushFrame(NamedTuple):
     """Messages of a stream (sender's incarnation, link, receiver's incarnation), the first of which is number
     ``sequence``, counted from 1; the others follow without a hole.
     """
@@ -35,7 +35,7 @@ class Push(NamedTuple):
     sequence: int
 
 
-class Call(NamedTuple):
+class CallFrame(NamedTuple):
     """A request; ``request`` grows with every call over the connection, ``timeout`` is what is left in seconds."""
 
     link: str
@@ -51,7 +51,7 @@ class Cancel(NamedTuple):
     request: int
 
 
-class Announce(NamedTuple):
+class AnnounceFrame(NamedTuple):
     """The newest value of a message type on a link."""
 
     link: str
@@ -110,7 +110,7 @@ class Progress(NamedTuple):
     announced: list[tuple[str, str, int]]
 
 
-class Reply(NamedTuple):
+class ReplyFrame(NamedTuple):
     """The answer to a call; its message follows."""
 
     request: int
@@ -130,7 +130,18 @@ class Received(NamedTuple):
     bodies: list[memoryview]
 
 
-Envelope: TypeAlias = Push | Call | Cancel | Announce | Heartbeat | Goodbye | HeartbeatBack | Progress | Reply | Refused
+Envelope: TypeAlias = (
+    PushFrame
+    | CallFrame
+    | Cancel
+    | AnnounceFrame
+    | Heartbeat
+    | Goodbye
+    | HeartbeatBack
+    | Progress
+    | ReplyFrame
+    | Refused
+)
 
 _COUNT_MAX = 1 << 63
 
@@ -178,15 +189,15 @@ _stream_progress = _row(StreamProgress._make, _text, _count, _ranges, _reasons)
 
 # The position is the code on the wire. In the middle, how many bodies there are; Push has at least one.
 _KINDS: tuple[tuple[Any, int, tuple[Callable[[Any], Any], ...]], ...] = (
-    (Push, 1, (_text, _count, _count)),
-    (Call, 1, (_text, _count, _count, _seconds)),
+    (PushFrame, 1, (_text, _count, _count)),
+    (CallFrame, 1, (_text, _count, _count, _seconds)),
     (Cancel, 0, (_count, _count)),
-    (Announce, 1, (_text, _count, _text, _count)),
+    (AnnounceFrame, 1, (_text, _count, _text, _count)),
     (Heartbeat, 0, (_count, _list(_row(tuple, _text, _count)))),
     (Goodbye, 0, ()),
     (HeartbeatBack, 0, (_count, _list(_stream_state))),
     (Progress, 0, (_count, _list(_stream_progress), _list(_row(tuple, _text, _text, _count)))),
-    (Reply, 1, (_count,)),
+    (ReplyFrame, 1, (_count,)),
     (Refused, 0, (_count, _text)),
 )
 _CODES = {kind: code for code, (kind, _, _) in enumerate(_KINDS)}
@@ -221,7 +232,7 @@ def unpack(frame: Buffer) -> Received:
         raise MalformedFrame(f"{kind.__name__} with {len(values) - 3} fields")
     envelope: Envelope = kind._make(check(value) for check, value in zip(checks, values[3:], strict=True))
     bodies = _bodies(view, start, values[2])
-    if len(bodies) != count and not (kind is Push and bodies):
+    if len(bodies) != count and not (kind is PushFrame and bodies):
         raise MalformedFrame(f"{kind.__name__} with {len(bodies)} messages")
     return Received(envelope, bodies)
 

@@ -10,7 +10,7 @@ import trio
 from transport.codec import Registry, encode
 from transport.errors import CallTimeout, CreditWait, UnknownPeer
 from transport.limits import Limits
-from transport.link import CallRouter, PushSender, Unsettled, Waiting
+from transport.link import CallRouter, PushSender, Unsettled, WaitingLine
 from transport.outbound import Outbound, PendingCall
 from transport.schema import Buffer
 
@@ -45,7 +45,7 @@ class PushLink:
         self._targets = dict(sorted(targets.items()))
         self._senders = {peer: PushSender(window, limits.stalled_heartbeats) for peer in self._targets}
         self._silent = silent
-        self._waiting: Waiting[_WaitingSend] = Waiting()
+        self._waiting: WaitingLine[_WaitingSend] = WaitingLine()
         self._drained: trio.Event | None = None
         self._sends = 0
         for peer, outbound in self._targets.items():
@@ -157,7 +157,7 @@ class CallLink:
         self._targets = dict(targets)
         self._timeout = timeout
         self._silent = silent
-        self._waiting: Waiting[PendingCall] = Waiting()
+        self._waiting: WaitingLine[PendingCall] = WaitingLine()
         for outbound in self._targets.values():
             outbound.call_links.append(self)
 

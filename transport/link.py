@@ -345,7 +345,7 @@ class Liveness:
         return found
 
 
-class Waiting(Generic[T]):
+class WaitingLine(Generic[T]):
     """A first-in first-out queue whose items may leave from the middle when they can be served."""
 
     def __init__(self) -> None:

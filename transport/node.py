@@ -28,14 +28,14 @@ from transport.errors import (
 )
 from transport.faults import Faults
 from transport.frames import (
-    Announce,
-    Call,
+    AnnounceFrame,
+    CallFrame,
     Cancel,
     Envelope,
     Goodbye,
     Heartbeat,
     MalformedFrame,
-    Push,
+    PushFrame,
     Refused,
     pack,
     unpack,
@@ -263,14 +263,14 @@ class Node:
             self._faults.malformed(inbound.peer, str(error))
             return
         self._liveness.heard(inbound.peer)
-        if isinstance(envelope, (Push, Call, Announce, Cancel)):
+        if isinstance(envelope, (PushFrame, CallFrame, AnnounceFrame, Cancel)):
             if envelope.incarnation != self.incarnation:
                 self._faults.counts["frames_for_another_incarnation"] += 1
-            elif isinstance(envelope, Push):
+            elif isinstance(envelope, PushFrame):
                 self._push(inbound, envelope, bodies, frames[1:])
-            elif isinstance(envelope, Call):
+            elif isinstance(envelope, CallFrame):
                 self._call(inbound, envelope, [*bodies, *frames[1:]])
-            elif isinstance(envelope, Announce):
+            elif isinstance(envelope, AnnounceFrame):
                 self._announced(inbound, envelope, [*bodies, *frames[1:]])
             else:
                 self._cancel(inbound, envelope)
@@ -327,7 +327,7 @@ class Node:
             if link in inbound.streams:
                 inbound.streams[link].settled(through)
 
-    def _push(self, inbound: Inbound, push: Push, bodies: Sequence[Buffer], frames: Sequence[Buffer]) -> None:
+    def _push(self, inbound: Inbound, push: PushFrame, bodies: Sequence[Buffer], frames: Sequence[Buffer]) -> None:
         stream = inbound.stream(push.link)
         last = push.sequence + len(bodies) - 1
         for sequence, body in enumerate(bodies, push.sequence):
@@ -345,7 +345,7 @@ class Node:
                 continue
             self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
 
-    def _call(self, inbound: Inbound, call: Call, frames: Sequence[Buffer]) -> None:
+    def _call(self, inbound: Inbound, call: CallFrame, frames: Sequence[Buffer]) -> None:
         if call.request <= inbound.last_request:
             self._faults.counts["duplicates_dropped"] += 1
             return
@@ -366,7 +366,7 @@ class Node:
         if delivery is not None:
             delivery.withdraw()
 
-    def _announced(self, inbound: Inbound, announce: Announce, frames: Sequence[Buffer]) -> None:
+    def _announced(self, inbound: Inbound, announce: AnnounceFrame, frames: Sequence[Buffer]) -> None:
         if not inbound.announce(announce.link, announce.type, announce.version):
             return
         try:

@@ -9,17 +9,17 @@ import trio
 
 from transport.errors import CallFailed, DecodeError, LinkEvent, MessageRejected, PeerLost, PeerReplaced
 from transport.frames import (
-    Announce,
-    Call,
+    AnnounceFrame,
+    CallFrame,
     Cancel,
     Envelope,
     Heartbeat,
     HeartbeatBack,
     MalformedFrame,
     Progress,
-    Push,
+    PushFrame,
     Refused,
-    Reply,
+    ReplyFrame,
     StreamState,
     pack,
 )
@@ -151,7 +151,7 @@ class Outbound:
         bodies: list[Buffer] = []
 
         def leave(frames: Sequence[Buffer] = ()) -> None:
-            self._transmit(self.peer, [pack(Push(link, incarnation, first), bodies), *frames])
+            self._transmit(self.peer, [pack(PushFrame(link, incarnation, first), bodies), *frames])
             bodies.clear()
 
         for sequence, (body, *frames) in self.pushes[link][0].to_transmit():
@@ -170,7 +170,7 @@ class Outbound:
         """Transmit the newest values that the peer does not have; for a silent one they wait, or they would pile up."""
         if self.incarnation is not None and not self.silent:
             for link, kind, version, frames in self.announcements.to_transmit():
-                self._send(Announce(link, self.incarnation, kind, version), frames)
+                self._send(AnnounceFrame(link, self.incarnation, kind, version), frames)
 
     def begin(self, call: PendingCall) -> None:
         """Send a call, or hold it until the peer is heard."""
@@ -184,7 +184,7 @@ class Outbound:
         left = call.deadline - trio.current_time()
         if self.incarnation is not None and not self.silent and left > 0:
             call.sent = True
-            self._send(Call(call.link.name, self.incarnation, call.request, left), call.frames)
+            self._send(CallFrame(call.link.name, self.incarnation, call.request, left), call.frames)
 
     def abandon(self, call: PendingCall) -> None:
         """The caller gave up: tell the peer."""
@@ -211,7 +211,7 @@ class Outbound:
         """Something flowed back, with the frames of the message it carries. Raises MalformedFrame."""
         if isinstance(envelope, Progress):
             self._progressed(envelope)
-        elif isinstance(envelope, Reply):
+        elif isinstance(envelope, ReplyFrame):
             call = self.calls.pop(envelope.request, None)
             if call is not None:  # else it was abandoned, or this reply is a duplicate
                 self._replied(call, message)

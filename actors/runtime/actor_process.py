@@ -16,7 +16,7 @@ from typing import Protocol
 
 import trio
 
-from actors.runtime.children import Child, start_child
+from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
 from actors.runtime.roster import written
 from agent_rl.config.topology import ActorEntry, Topology
@@ -70,7 +70,7 @@ class ActorProcess:
         self.name = name
         self.role = role
         self.entry: ActorEntry = topology.actors[role]
-        self.child: Child | None = None
+        self.child: ActorChild | None = None
         self.stopping = False
         self.ended = trio.Event()
         self.failure = ""
@@ -114,7 +114,7 @@ class ActorProcess:
         self._reports.process(self, "stopped")
         self.ended.set()
 
-    def _goes_on(self, child: Child, status: int) -> bool:
+    def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether a process that died is to be replaced; if not, the run is told why."""
         ended, last_words = self._killed_for or f"{self.name} {describe_exit(status)}", child.last_words()
         if status == USER_MISTAKE:
@@ -139,11 +139,11 @@ class ActorProcess:
         return self._ready_at is None or trio.current_time() - self._ready_at < EARLY_SECONDS
 
     @staticmethod
-    def _why(child: Child) -> str:
+    def _why(child: ActorChild) -> str:
         """Why a process ended with USER_MISTAKE."""
         return child.message or next(iter(child.last_words(1)), "cannot run as it is configured")
 
-    def _start(self) -> Child:
+    def _start(self) -> ActorChild:
         self.failure = self._killed_for = ""
         self._ready_at = None
         self.child = start_child(

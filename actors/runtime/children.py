@@ -26,7 +26,7 @@ LAST_WORDS_BYTES = 16384
 """How much of the end of a stderr file is looked at."""
 
 
-class Child:
+class ActorChild:
     """One process, leader of a session and process group of its own.
 
     A Ctrl-C in the terminal therefore reaches the supervisor alone, and ``kill`` reaches what the process has started.
@@ -137,7 +137,7 @@ class Child:
 LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 
 
-def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path) -> Child:
+def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path) -> ActorChild:
     """Start ``python -m module arguments... --lifeline FD``, through ``lifeline.py``, its output appended to the file ``stderr``.
 
     The lifeline is the read end of a pipe: it reads as closed once the supervisor is gone, and before as what `Child.tell` writes.
@@ -163,7 +163,7 @@ def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[s
             pass_fds=(lifeline, message.fileno()),
             env={**environment, MESSAGE_VARIABLE: str(message.fileno())},
         )
-    return Child(process, stderr, start, message, os.fdopen(held, "wb", buffering=0))
+    return ActorChild(process, stderr, start, message, os.fdopen(held, "wb", buffering=0))
 
 
 def _memory_file() -> BinaryIO:

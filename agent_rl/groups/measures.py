@@ -86,7 +86,7 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, f
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedComparison:
     """A against B on the same problems: mean pass@1 of each, their difference (B - A) with its interval, and the test's p."""
 
     problems: int
@@ -101,13 +101,13 @@ class Comparison:
     worse: int
 
 
-def compare(a: Sequence[Fraction], b: Sequence[Fraction]) -> Comparison:
+def compare(a: Sequence[Fraction], b: Sequence[Fraction]) -> PairedComparison:
     """Compare two models by the shares of right answers to the same problems, in the same order. Raises ValueError without any."""
     if not a or len(a) != len(b):
         raise ValueError("a comparison needs the same problems of both, at least one")
     differences = [right - left for left, right in zip(a, b, strict=True)]
     low, high = bootstrap_interval([float(difference) for difference in differences])
-    return Comparison(
+    return PairedComparison(
         problems=len(a),
         a=float(sum(a, Fraction(0)) / len(a)),
         b=float(sum(b, Fraction(0)) / len(b)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.runtime.children import Child, start_child
+from actors.runtime.children import ActorChild, start_child
 from actors.runtime.roster import Roster, read, written
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Incarnations
@@ -97,7 +97,9 @@ def test_what_is_written_to_a_lifeline_is_read() -> None:
 
 
 def test_an_actor_that_never_reads_its_lifeline_is_noticed_and_one_with_many_peers_is_not(tmp_path: Path) -> None:
-    child: Child = start_child("http.server", ["--help-me-not"], environment=os.environ, stderr=tmp_path / "stderr")
+    child: ActorChild = start_child(
+        "http.server", ["--help-me-not"], environment=os.environ, stderr=tmp_path / "stderr"
+    )
     try:
         table = written({f"rollout_generator.{n}": 1 << 50 for n in range(5000)})
         assert len(table) > 1 << 16

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.frames import (
-    Announce,
-    Call,
+    AnnounceFrame,
+    CallFrame,
     Cancel,
     Goodbye,
     Heartbeat,
     HeartbeatBack,
     MalformedFrame,
     Progress,
-    Push,
+    PushFrame,
     Refused,
-    Reply,
+    ReplyFrame,
     StreamProgress,
     StreamState,
     pack,
@@ -26,20 +26,20 @@ from transport.frames import (
 )
 
 ENVELOPES = [
-    Push("link", 3, 7),
-    Call("link", 3, 8, 1.5),
+    PushFrame("link", 3, 7),
+    CallFrame("link", 3, 8, 1.5),
     Cancel(3, 8),
-    Announce("link", 3, "Item", 9),
+    AnnounceFrame("link", 3, "Item", 9),
     Heartbeat(2, [("link", 5)]),
     Goodbye(),
     HeartbeatBack(1, [StreamState("link", 5, 4, 2, [4], [(3, "why")])]),
     Progress(1, [StreamProgress("link", 4, [(2, 3)], [(3, "why")])], [("link", "Item", 9)]),
-    Reply(8),
+    ReplyFrame(8),
     Refused(8, "why"),
 ]
 
 
-WITH_MESSAGE = (Push, Call, Announce, Reply)
+WITH_MESSAGE = (PushFrame, CallFrame, AnnounceFrame, ReplyFrame)
 
 
 def bodies_of(envelope):
@@ -55,13 +55,13 @@ def test_round_trip(envelope):
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5))
 def test_a_push_carries_any_number_of_messages(bodies):
-    assert unpack(pack(Push("link", 3, 7), bodies)) == (Push("link", 3, 7), bodies)
+    assert unpack(pack(PushFrame("link", 3, 7), bodies)) == (PushFrame("link", 3, 7), bodies)
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES, ids=lambda envelope: type(envelope).__name__)
 def test_the_wrong_number_of_messages_is_refused(envelope):
     wrong = [[], [b"one", b"two"]] if isinstance(envelope, WITH_MESSAGE) else [[b"one"]]
-    for bodies in wrong[: 1 if isinstance(envelope, Push) else 2]:
+    for bodies in wrong[: 1 if isinstance(envelope, PushFrame) else 2]:
         with pytest.raises(MalformedFrame, match="messages"):
             unpack(pack(envelope, bodies))
 

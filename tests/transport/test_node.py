@@ -19,7 +19,7 @@ from transport import (
     encode,
 )
 from transport.codec import size_of
-from transport.frames import Heartbeat, Push, pack
+from transport.frames import Heartbeat, PushFrame, pack
 from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 
@@ -309,7 +309,7 @@ def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refu
             if comes != "after":
                 assert not b.told(IncarnationRefused)
                 b.node.expect("a", a.node.incarnation)
-            impostor._port.send("b", [pack(Push("items", b.node.incarnation, 1), encode(Item(666)))])
+            impostor._port.send("b", [pack(PushFrame("items", b.node.incarnation, 1), encode(Item(666)))])
             link = a.node.push("items", ["b"], window=8)
             for number in range(5):
                 await link.send(Item(number))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from agent_rl.evaluation.results import GROUPINGS, ProblemResult
-from agent_rl.groups.measures import Comparison
+from agent_rl.groups.measures import PairedComparison
 from agent_rl.observe.live import DASH, SteadyConsole
 
 WIDTH = 140
@@ -51,7 +51,7 @@ def print_results(name: str, found: Mapping[str, Any], problems: Sequence[Proble
         console.print(each)
 
 
-def print_comparison(a: str, b: str, found: Comparison, alone: int) -> None:
+def print_comparison(a: str, b: str, found: PairedComparison, alone: int) -> None:
     """What the comparison came to, with the tests named; its last line is JSON."""
     import json
     from dataclasses import asdict

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from actors.engines.base import EngineError, TurnResult
-from actors.engines.torch.kv_cache import Step
+from actors.engines.torch.kv_cache import ForwardStep
 from actors.engines.torch.packing import pack, share_prompts
 from actors.engines.torch.sampling import sample, uniforms
-from actors.engines.torch.sequences import Sequences, Turn
+from actors.engines.torch.sequences import Sequences, SequenceTurn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,11 +67,11 @@ class Decoder:
         self._slot_in_row = np.arange(max_rollouts)
         self._row_of_slot = np.arange(max_rollouts)
         self._decoding = 0
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[SequenceTurn] = deque()
         self._pending: list[int] = []
         self._pending_steps = 0
         self._free = list(range(max_rollouts))
-        self._turns: dict[int, Turn] = {}
+        self._turns: dict[int, SequenceTurn] = {}
         self._slots: dict[str, int] = {}
         self._parked: dict[str, int] = {}
 
@@ -95,7 +95,7 @@ class Decoder:
         """Tokens whose keys and values are held, of parked sequences too."""
         return int(self._sequences.held.sum())
 
-    def submit(self, turn: Turn) -> None:
+    def submit(self, turn: SequenceTurn) -> None:
         """Take a turn in; of a parked sequence, what agrees with its tokens is kept. No other turn of it is live."""
         slot = self._parked.pop(turn.rollout, None)
         if slot is None:
@@ -105,7 +105,7 @@ class Decoder:
             self._turns[slot] = turn
             self._pending.append(slot)
 
-    def cancel(self, turn: Turn) -> None:
+    def cancel(self, turn: SequenceTurn) -> None:
         """Forget a turn and the KV cache of its rollout, also when the turn has ended meanwhile."""
         if turn in self._waiting:
             self._waiting.remove(turn)
@@ -129,7 +129,7 @@ class Decoder:
             self._pending[:0] = self._slot_in_row[: self._decoding].tolist()
             self._decoding = 0
 
-    def step(self) -> list[tuple[Turn, TurnResult]]:
+    def step(self) -> list[tuple[SequenceTurn, TurnResult]]:
         """One forward pass; returns the turns it ended."""
         self._admit()
         joining = self._choose_joining()
@@ -142,7 +142,7 @@ class Decoder:
         self._cache.reserve(int(sequences.total[slots].max()))
         shared_rows = [(int(row_of_slot[slot]), int(row_of_slot[leader])) for slot, leader in shared]
         packed = pack(sequences, slots, self._decoding, shared_rows, self._cache)
-        step = Step(self._cache, packed.write, self._decoding, packed.bias, packed.spans, packed.prefills)
+        step = ForwardStep(self._cache, packed.write, self._decoding, packed.bias, packed.spans, packed.prefills)
         logits = self.model.forward(packed.tokens, packed.positions, packed.wanted, step)[: len(slots)]
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))
@@ -241,7 +241,7 @@ class Decoder:
         del self._slots[rollout]
         self._free.append(slot)
 
-    def _finish(self, slot: int, finish: Literal["stop", "length"]) -> tuple[Turn, TurnResult]:
+    def _finish(self, slot: int, finish: Literal["stop", "length"]) -> tuple[SequenceTurn, TurnResult]:
         turn = self._turns.pop(slot)
         result = self._sequences.result(slot, finish)
         if not np.isfinite(result.logprobs).all():

@@ -21,7 +21,7 @@ import trio
 from actors.engines.base import EngineError, EngineFigures, ModelError, TurnRequest, TurnResult
 from actors.engines.torch.decode import Decoder
 from actors.engines.torch.model import CausalModel, TensorSpec, check_offer, check_ties, read_weights
-from actors.engines.torch.sequences import Turn
+from actors.engines.torch.sequences import SequenceTurn
 from actors.weights.transfer import receive
 from agent_rl.learning.device import usable_device
 from agent_rl.messages import TransferOffer
@@ -48,12 +48,12 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    turn: Turn
+    turn: SequenceTurn
 
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    turn: Turn
+    turn: SequenceTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ class TorchEngine:
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._limits: _Limits | None = None
         self._longest = 0
-        self._turns: dict[str, Turn] = {}
-        self._replies: dict[Turn | _Reply, _Reply] = {}
+        self._turns: dict[str, SequenceTurn] = {}
+        self._replies: dict[SequenceTurn | _Reply, _Reply] = {}
         self._submitted = 0
 
     @property
@@ -186,7 +186,7 @@ class TorchEngine:
         tokens = np.asarray(request.tokens, np.int64)
         self._check(request, tokens)
         self._submitted += 1
-        turn = Turn(request, self._submitted, tokens)
+        turn = SequenceTurn(request, self._submitted, tokens)
         self._turns[request.rollout] = turn
         reply = self._replies[turn] = _Reply()
         self._commands.put(_Submit(turn))
@@ -276,7 +276,7 @@ class TorchEngine:
         await ready.wait()
         task_status.started()
 
-    def _deliver(self, ended: list[tuple[Turn, TurnResult]]) -> None:
+    def _deliver(self, ended: list[tuple[SequenceTurn, TurnResult]]) -> None:
         for turn, result in ended:
             if turn in self._replies:  # else its call was cancelled meanwhile
                 self._replies[turn].set(result)

@@ -17,7 +17,7 @@ from actors.engines.torch.kv_cache import attend
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from actors.engines.torch.kv_cache import Step
+    from actors.engines.torch.kv_cache import ForwardStep
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
@@ -126,7 +126,7 @@ class FusedDecoder:
         for layer in self._layers:
             layer.refresh(self._heads, self._kv_heads)
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: Step) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: ForwardStep) -> Tensor:
         """Logits [w, vocabulary] after the tokens at ``wanted`` [w]; ``tokens`` and ``positions`` [n], all int64."""
         count, rotated = len(tokens), self._heads + self._kv_heads
         rotations = self._rotations[positions]

@@ -111,7 +111,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForwardStep:
     """Which sequences the n tokens of one forward pass belong to, and where their keys and values are put.
 
     The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write``
@@ -147,7 +147,7 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
     return out.reshape(part.sequences * part.new_tokens, heads, head_dim)[part.scatter]
 
 
-def attend(step: Step, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def attend(step: ForwardStep, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Put the step's keys and values into the cache, and attend.
 
     ``query`` [n, heads, head_dim], ``key`` and ``value`` [n, kv_heads, head_dim], with any padding behind the step's tokens; returns
@@ -185,7 +185,7 @@ def contiguous_attention(
     attention_mask: Tensor | None,  # noqa: ARG001 - a Step is the mask
     scaling: float,
     *,
-    kv_step: Step,
+    kv_step: ForwardStep,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one packed step, in the signature transformers asks for.

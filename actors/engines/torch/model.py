@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from actors.engines.base import EngineError, ModelError
 from actors.engines.torch.fused import FusedDecoder, can_fuse
-from actors.engines.torch.kv_cache import ATTENTION, KVCache, Step
+from actors.engines.torch.kv_cache import ATTENTION, ForwardStep, KVCache
+from agent_rl.learning.linear import OneDnnLinear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,18 +33,6 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     aliases: frozenset[str]
-
-
-class OneDnnLinear(nn.Linear):
-    """A float32 linear layer for inference on CPU, computed by oneDNN.
-
-    torch's own goes to MKL, which leaves half of an AMD processor's vector width unused: 1.5 to 2 times slower there.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
-        """[..., in_features] -> [..., out_features]."""
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")  # noqa: SLF001
-        return output
 
 
 def _use_one_dnn(model: nn.Module) -> None:
@@ -111,7 +100,7 @@ class CausalModel:
             device=self.device,
         )
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: Step) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: ForwardStep) -> Tensor:
         """Logits [w, vocabulary] after the tokens at ``wanted`` [w]; ``tokens`` and ``positions`` [n], all int64."""
         if self._fused is not None:
             return self._fused.forward(tokens, positions, wanted, step)

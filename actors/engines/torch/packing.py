@@ -24,7 +24,7 @@ _WASTE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedStep:
     """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (each sequence's last
     token), all int64, the three with padding behind, to ``rounded`` lengths; ``write`` [n * kv_heads] int64, ``bias``,
     ``spans`` and ``prefills`` as in Step. ``count`` is n.
@@ -70,7 +70,7 @@ def share_prompts(sequences: Sequences, joining: list[int]) -> tuple[list[int], 
 
 def pack(
     sequences: Sequences, slots: NDArray[np.int64], decoding: int, shared_rows: list[tuple[int, int]], cache: KVCache
-) -> Packed:
+) -> PackedStep:
     """Lay out the sequences of rows 0, 1, ... (``slots``, in row order).
 
     The first ``decoding`` have one new token each; those to prefill follow, sorted by their number of new tokens, the
@@ -104,7 +104,7 @@ def pack(
         token_rows = np.concatenate(packed_rows)
     heads = np.arange(cache.kv_heads)
     write = (token_rows[:, None] * cache.kv_heads + heads) * cache.length + positions[:, None]
-    return Packed(
+    return PackedStep(
         count=len(tokens),
         tokens=_tensor(_padded(tokens), cache),
         positions=_tensor(_padded(positions), cache),

@@ -19,7 +19,7 @@ _SEED_MASK = 2**64 - 1
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class SequenceTurn:
     """A turn on its way. ``tokens`` [n] is all of the sequence known so far; ``number`` counts turns as they came.
 
     ``logprobs`` and ``policies`` belong to the tokens written before a preemption.
@@ -56,20 +56,20 @@ class Sequences:
         self._logprobs = np.zeros((slots, 64), np.float32)
         self._policies = np.zeros((slots, 64, 2), np.int32)
 
-    def admit(self, slot: int, turn: Turn) -> None:
+    def admit(self, slot: int, turn: SequenceTurn) -> None:
         """A sequence enters a free slot; nothing of it is in the cache."""
         self.rollouts[slot] = turn.rollout
         self.held[slot] = 0
         self._set(slot, turn)
 
-    def resume(self, slot: int, turn: Turn) -> None:
+    def resume(self, slot: int, turn: SequenceTurn) -> None:
         """A parked sequence goes on: keep what is held of it, as far as it agrees. One token is always computed."""
         comparable = min(int(self.held[slot]), len(turn.tokens) - 1)
         differ = np.flatnonzero(self.tokens[slot, :comparable] != turn.tokens[:comparable])
         self.held[slot] = differ[0] if len(differ) else comparable
         self._set(slot, turn)
 
-    def _set(self, slot: int, turn: Turn) -> None:
+    def _set(self, slot: int, turn: SequenceTurn) -> None:
         request, known = turn.request, len(turn.tokens)
         start = len(request.tokens)
         self._reserve(start + request.max_tokens, len(request.stop_tokens))
@@ -118,7 +118,7 @@ class Sequences:
             finish=finish,
         )
 
-    def save(self, slot: int, turn: Turn) -> None:
+    def save(self, slot: int, turn: SequenceTurn) -> None:
         """Put what ``slot`` wrote into its turn, to be admitted again later."""
         start, total = int(self._start[slot]), int(self.total[slot])
         turn.tokens = self.tokens[slot, :total].copy()
