@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "Models and data": (
         Command("eval", "evaluation.command:evaluate", "Evaluate a model on problems, or compare two results."),
-        Command("data", "data.command:app", "Prepare data: convert, filter, deduplicate, conversations."),
+        Command("data", "data.command:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
     ),
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),

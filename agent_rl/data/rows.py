@@ -57,7 +57,7 @@ def _json(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
     ):
 
         def write(row: Row) -> None:
-            out.write(_line(row, name))
+            out.write(json_line(row, name))
 
         yield write
 
@@ -74,7 +74,7 @@ def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
     with tempfile.TemporaryFile(dir=partial.parent) as spool:
 
         def write(row: Row) -> None:
-            spool.write(_line(row, name))
+            spool.write(json_line(row, name))
 
         def batches() -> Iterator[list[Row]]:
             spool.seek(0)
@@ -96,7 +96,8 @@ def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
             raise DataError(f"{name}: a column does not hold values of one type ({reason}); write JSONL") from error
 
 
-def _line(row: Row, name: str) -> bytes:
+def json_line(row: Row, name: str) -> bytes:
+    """The row as one line of JSONL. Raises DataError, which blames the file ``name``, for a row that JSON cannot hold."""
     try:
         try:
             line = json.dumps(dict(row), ensure_ascii=False, allow_nan=False)

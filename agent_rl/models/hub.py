@@ -1,16 +1,19 @@
-"""Models that are named as on the Hugging Face hub, ``organisation/name``: their files, from the cache or fetched, within a deadline.
+"""Models and data sets of the Hugging Face hub, by name (``organisation/name``): files from the cache, or fetched.
 
-What is in the cache is used as it is, without asking the hub. What is not is asked for once: a hub that cannot be reached is said
-within `ANSWER_SECONDS`, with what helps.
+A model that is in the cache is used as it is, without asking the hub. The hub is asked once for anything else: when it
+does not answer within `ANSWER_SECONDS`, an error says so, and what helps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from agent_rl.models.model_files import Unreadable, missing_shards
 
@@ -26,11 +29,11 @@ NOT_OURS = ("*/*", "consolidated*.safetensors")
 
 
 class HubError(Exception):
-    """A model of the hub cannot be had; the message says why, and what helps."""
+    """A model or data set of the hub cannot be had; the message says why, and what helps."""
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name means a model of the hub rather than a directory: ``organisation/name``, and no such directory is there."""
+    """Whether a name means a model of the hub: it reads ``organisation/name``, and no such directory is there."""
     looks_like_path = name.startswith((".", "/", "~")) or Path(name).is_dir()
     return not looks_like_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
 
@@ -75,18 +78,13 @@ def _cached(name: str, patterns: tuple[str, ...], needed: tuple[str, ...]) -> Pa
 def _fetched(name: str, patterns: tuple[str, ...], told: Callable[[str], object] = lambda _: None) -> Path:
     import huggingface_hub
     from huggingface_hub import constants
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    url = constants.ENDPOINT
-    given = "or give the directory of a model that is on disk"
-    if constants.HF_HUB_OFFLINE:
-        raise HubError(
-            f"{name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set; unset it, point "
-            f"HF_HOME to the cache that has it, {given}"
-        )
-    try:
+    with _explained(name, "model"):
+        if constants.HF_HUB_OFFLINE:
+            raise LocalEntryNotFoundError(name)
         within(ANSWER_SECONDS, lambda: huggingface_hub.HfApi().model_info(name, timeout=ANSWER_SECONDS))
-        told(f"fetching {name} from {url}")
+        told(f"fetching {name} from {constants.ENDPOINT}")
         found = Path(
             huggingface_hub.snapshot_download(
                 name,
@@ -95,30 +93,58 @@ def _fetched(name: str, patterns: tuple[str, ...], told: Callable[[str], object]
                 etag_timeout=ANSWER_SECONDS,
             )
         )
-    except GatedRepoError as error:
-        remedy = "accept its conditions there and set HF_TOKEN (or run hf auth login)"
-        raise HubError(
-            f"{name} at {url} is open to those alone who accepted its conditions; {remedy}, {given}"
-        ) from error
-    except RepositoryNotFoundError as error:
-        remedy = "look at the spelling; of a private one set HF_TOKEN (or run hf auth login)"
-        raise HubError(
-            f"there is neither a directory {name} nor a model of that name at {url}; {remedy}, {given}"
-        ) from error
-    except (EntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise HubError(f"{name} cannot be had from {url} ({_line(error)}); {given.removeprefix('or ')}") from error
-    except Exception as error:  # HTTP libraries have errors of their own, and they change with versions
-        remedy = "look at the network, set HF_ENDPOINT to a mirror, HF_HOME to a cache that has it"
-        raise HubError(
-            f"there is no directory {name}, and the hub at {url} cannot be asked for it ({_line(error)}); {remedy}, {given}"
-        ) from error
     if not (found / "config.json").is_file():
-        raise HubError(f"{name} at {url} has no config.json; it must be a model for transformers")
+        raise HubError(f"{name} at {constants.ENDPOINT} has no config.json; it must be a model for transformers")
     return found
 
 
+@contextmanager
+def _explained(name: str, kind: Literal["model", "data set"]) -> Iterator[None]:
+    """Turn what huggingface_hub raises about ``name`` into a HubError that says what helps."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    url = constants.ENDPOINT
+    given = ", or give the directory of a model that is on disk" if kind == "model" else ""
+    directory = f"neither a directory {name} nor a" if kind == "model" else "no"
+    try:
+        yield
+    except GatedRepoError as error:
+        remedy = "accept its conditions there and set HF_TOKEN (or run hf auth login)"
+        raise HubError(f"{name} at {url} is open only to those who accepted its conditions; {remedy}{given}") from error
+    except RepositoryNotFoundError as error:
+        remedy = "look at the spelling; of a private one set HF_TOKEN (or run hf auth login)"
+        whose = "of that name" if kind == "model" else name
+        raise HubError(f"there is {directory} {kind} {whose} at {url}; {remedy}{given}") from error
+    except RevisionNotFoundError as error:
+        raise HubError(f"{name} at {url} has no such revision; name a branch, a tag or a commit{given}") from error
+    except Exception as error:  # HTTP libraries have errors of their own, and they change with versions
+        if constants.HF_HUB_OFFLINE:
+            raise HubError(
+                f"{name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is "
+                f"set; unset it, or point HF_HOME to the cache that has it{given}"
+            ) from error
+        if isinstance(error, EntryNotFoundError | OfflineModeIsEnabled) and not isinstance(
+            error, LocalEntryNotFoundError
+        ):
+            raise HubError(f"{name} cannot be had from {url} ({_line(error)}){given}") from error
+        cause = (error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None) or error
+        remedy = "look at the network, set HF_ENDPOINT to a mirror, HF_HOME to a cache that has it"
+        nothing = f"there is no directory {name}, and " if kind == "model" else ""
+        raise HubError(
+            f"{nothing}the hub at {url} cannot be asked for {name} ({_line(cause)}); {remedy}{given}"
+        ) from error
+
+
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises. Raises TimeoutError when that takes longer: looking up a name may take minutes by itself."""
+    """What ``work`` returns or raises. Raises TimeoutError when it takes longer: resolving a host may take minutes."""
     done: list[Any] = []
 
     def run() -> None:
@@ -140,3 +166,90 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFiles:
+    """What a data set holds at one commit.
+
+    ``digests``: by path, the SHA-256 of a large file, or git's SHA-1 of a small one. ``configs`` and ``default`` are
+    from the data set's card; both may be empty.
+    """
+
+    commit: str
+    digests: Mapping[str, str]
+    revision: str = ""
+    """As asked for: the cache finds files again by this name when there is no hub to ask."""
+    configs: Sequence[Mapping[str, Any]] = ()
+    default: str = ""
+    cached: Path | None = None
+    """The snapshot in the cache when the hub is not to be asked (``HF_HUB_OFFLINE``)."""
+
+
+def dataset_files(name: str, revision: str = "") -> HubFiles:
+    """The files of a data set at a revision; the default one is the newest. Raises HubError."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    with _explained(name, "data set"):
+        if constants.HF_HUB_OFFLINE:
+            at = revision or None
+            snapshot = Path(
+                huggingface_hub.snapshot_download(name, repo_type="dataset", revision=at, local_files_only=True)
+            )
+            card = snapshot / "README.md"
+            configs = _configs(huggingface_hub.DatasetCard.load(card).data if card.is_file() else None)
+            paths = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*") if path.is_file()}
+            # The cache names its files by their digests.
+            digests = {inside: path.resolve().name for inside, path in paths.items()}
+            return HubFiles(snapshot.name, digests, revision, *configs, snapshot)
+        api = huggingface_hub.HfApi()
+        info = within(
+            ANSWER_SECONDS,
+            lambda: api.dataset_info(name, revision=revision or None, files_metadata=True, timeout=ANSWER_SECONDS),
+        )
+    files = {file.rfilename: file for file in info.siblings or ()}
+    digests = {path: file.lfs.sha256 if file.lfs else file.blob_id or "" for path, file in files.items()}
+    return HubFiles(info.sha or "", digests, revision, *_configs(info.card_data))
+
+
+def _configs(card: Any) -> tuple[Sequence[Mapping[str, Any]], str]:
+    listed = card.get("configs") if card else None
+    configs = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    return configs, next((str(entry.get("config_name", "")) for entry in configs if entry.get("default")), "")
+
+
+def dataset_file(name: str, path: str, of: HubFiles, told: Callable[[str], object] = lambda _: None) -> Path:
+    """One file of a data set, from the cache or fetched, with the right checksum. Raises HubError.
+
+    A file with another checksum is removed from the cache.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    with _explained(name, "data set"):
+        if of.cached is None:
+            told(f"fetching {path} of {name} from {constants.ENDPOINT}")
+            for wanted in ("README.md", path) if "README.md" in of.digests else (path,):
+                found = Path(
+                    huggingface_hub.hf_hub_download(
+                        name, wanted, repo_type="dataset", revision=of.revision or None, etag_timeout=ANSWER_SECONDS
+                    )
+                )
+        else:
+            found = of.cached / path
+    expected = of.digests[path]
+    digest = hashlib.new("sha256" if len(expected) == 64 else "sha1")
+    if len(expected) == 40:  # as git names a file
+        digest.update(b"blob %d\0" % found.stat().st_size)
+    with found.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if expected and digest.hexdigest() != expected:
+        found.resolve().unlink()
+        found.unlink(missing_ok=True)
+        raise HubError(
+            f"{path} of {name} has the checksum {digest.hexdigest()}, but the hub says {expected}: the copy was "
+            "removed from the cache; fetch again, and if it stays so, look at the mirror that HF_ENDPOINT names"
+        )
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -16,6 +18,8 @@ from rich.table import Table
 from actors.cli.output import Mistake
 from actors.cli.parameters import Positive, Share, several
 from agent_rl.data.conversations import NoConversation, chat_format_of, conversation
+from agent_rl.data.fetch import Request
+from agent_rl.data.fetch import fetch as fetch_dataset
 from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
 from agent_rl.data.review import Review, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
@@ -24,6 +28,7 @@ from agent_rl.environments.task_files import problem_of
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.results import load_results
 from agent_rl.files.disk import DiskError, whole
+from agent_rl.models.hub import HubError
 from agent_rl.observe.live import SteadyConsole
 
 if TYPE_CHECKING:
@@ -37,6 +42,14 @@ Ids = Annotated[
     Path | None, Parameter(metavar="FILE", help="also write the kept ids, one a line, for stages.N.filter.ids")
 ]
 
+Columns = Annotated[
+    str,
+    Parameter(
+        metavar="NEW=OLD,...",
+        help="rename columns, as in problem=question,answer=extra_info.gold (a dot leads into a column of columns)",
+    ),
+]
+
 
 def subject(make: Callable[Parameters, dict[str, int]]) -> Callable[Parameters, None]:
     """A command of ``agent-rl data``: it makes the file ``out`` and returns the counts that are shown."""
@@ -45,11 +58,12 @@ def subject(make: Callable[Parameters, dict[str, int]]) -> Callable[Parameters, 
     def command(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
         try:
             figures = make(*arguments, **options)
-        except (DataError, TaskError, DiskError, EvaluationError) as error:
+        except (DataError, TaskError, DiskError, EvaluationError, HubError) as error:
             raise Mistake(str(error)) from error
         except OSError as error:
             raise Mistake(f"{error.filename}: {error.strerror}") from error
-        table = Table("rows", "number", title=f"{make.__name__}: {options['out']}", title_justify="left")
+        place = f": {options['out']}" if "out" in options else ""
+        table = Table("rows", "number", title=make.__name__ + place, title_justify="left")
         for name, value in figures.items():
             table.add_row(name.replace("_", " "), f"{value:,}")
         SteadyConsole().print(table)
@@ -59,18 +73,31 @@ def subject(make: Callable[Parameters, dict[str, int]]) -> Callable[Parameters, 
 
 
 @subject
+def fetch(
+    dataset: Annotated[str, Parameter(name="DATASET", help="its name on the hub, as in openai/gsm8k")],
+    /,
+    *,
+    config: Annotated[str, Parameter(help="one of its configurations; left out: its default, or main")] = "",
+    split: Annotated[str, Parameter(help="one of its splits; left out: each, in a file of its own")] = "",
+    revision: Annotated[str, Parameter(help="a branch, tag or commit; left out: the newest")] = "",
+    columns: Columns = "",
+    out: Annotated[Path | None, Parameter(metavar="DIR", help="the folder of the files; left out: data/NAME")] = None,
+) -> dict[str, int]:
+    """Write a data set of the Hugging Face hub as task files."""
+    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", dataset):
+        raise DataError(f"{dataset!r} is no name of a data set on the hub, ORGANISATION/NAME, as in openai/gsm8k")
+    request = Request(dataset, config, split, revision, _columns(columns))
+    folder = out or Path("data") / "-".join(filter(None, (dataset.rpartition("/")[2], config)))
+    return fetch_dataset(request, folder, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+@subject
 def convert(
     files: Files,
     /,
     *,
     out: Out,
-    columns: Annotated[
-        str,
-        Parameter(
-            metavar="NEW=OLD,...",
-            help="rename columns, as in problem=question,answer=extra_info.gold (a dot leads into a column of columns)",
-        ),
-    ] = "",
+    columns: Columns = "",
     model: Annotated[
         str | None, Parameter(help="also count prompts that this model's sequences have no room for")
     ] = None,
