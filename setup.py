@@ -1,9 +1,16 @@
-"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, so that they take no name of their own."""
+"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, so that they take no name of their own.
+
+It also holds the templates of the report.
+"""
 
 from setuptools import find_packages, setup
 
 setup(
     packages=[*find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]), "agent_rl.examples"],
     package_dir={"agent_rl.examples": "examples"},
-    package_data={"agent_rl.examples": ["*.toml", "word_problems/*.jsonl"], "*": ["py.typed"]},
+    package_data={
+        "agent_rl.examples": ["*.toml", "word_problems/*.jsonl"],
+        "agent_rl.observe.report": ["templates/*"],
+        "*": ["py.typed"],
+    },
 )

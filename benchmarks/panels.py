@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from agent_rl.observe.report.scales import Scale, axis_labels, extent, ticks
+from agent_rl.observe.charts.scales import Scale, axis_labels, extent, ticks
 
 PANEL, HEIGHT, GAP = 300, 300, 62
 LEFT, TOP, BOTTOM = 56, 40, 70

@@ -66,5 +66,6 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
     assert found.stdout.count(str(installed)) == 3
     printed = agent_rl(elsewhere, environment, "run", "examples/quickstart.toml", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["steps"] == 1
+    assert "report: " in printed  # made from the templates in the wheel
     printed = agent_rl(elsewhere, environment, "bench", "quickstart", "--seeds", "1", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["seeds"] == 1

@@ -35,6 +35,11 @@ class Share:
         """For whomever."""
         return sum(self.waiting.values())
 
+    def reasons(self) -> list[tuple[str, float]]:
+        """What it waited for most, at most four reasons of a thousandth of its time each."""
+        longest = sorted(self.words.items(), key=lambda item: -item[1])[:4]
+        return [(words, part) for words, part in longest if part >= 0.001]
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agent_rl.groups.statistics import wilson_interval
-from agent_rl.observe.report.charts import Line, Mark, Plot
+from agent_rl.observe.charts.lines import Line, Mark, Plot
+from agent_rl.observe.charts.scales import bins, compact, percent, spread
 from agent_rl.observe.report.records import Fate, Records, figure
-from agent_rl.observe.report.scales import bins, compact, percent, spread
 
 PLACES = 160
 """Places of a chart: more than a phone can tell apart, fewer than a thousand steps."""

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
+from agent_rl.observe.charts.lines import FONT, Size, hits, svg
+from agent_rl.observe.charts.markup import join, number, tag
+from agent_rl.observe.charts.scales import Scale, clock, percent, time_ticks
 from agent_rl.observe.report.activity import ROLES, Activity, Share, Span, binned, load, role_number, totals
-from agent_rl.observe.report.charts import FONT, Size, hits, svg
-from agent_rl.observe.report.markup import Markup, join, number, tag
-from agent_rl.observe.report.scales import Scale, clock, percent, time_ticks
 
 WIDTHS = (Size(920, 0, "wide"), Size(360, 0, "narrow"))
 PLACES = {"wide": 230, "narrow": 110}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,8 @@ TokensToText = Callable[[Sequence[int]], str]
 
 PAIRS_PER_OUTCOME = 2
 SAMPLES_PER_GROUP = 32
+LONG = 1500
+"""Characters of a transcript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,37 @@ class Rollout:
     turns: int
     calls: tuple[ToolCallRecord, ...]
     pieces: tuple[Piece, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether it was judged right."""
+        return (self.reward or 0.0) > 0
+
+    @property
+    def short(self) -> bool:
+        """Whether it can be read at a glance; the transcript of a longer one is closed until it is asked for."""
+        return sum(len(piece.text) for piece in self.pieces) <= LONG
+
+    @property
+    def unread(self) -> list[ToolCallRecord]:
+        """Calls of the last turn whose results the model did not read."""
+        turns = sum(piece.origin == "model" for piece in self.pieces)
+        ended = self.pieces and self.pieces[-1].origin == "model"
+        return [record for record in self.calls if record.turn == turns] if ended else []
+
+    def parts(self) -> Iterator[tuple[Piece, Sequence[Any]]]:
+        """Every piece with its parts: of a turn of the model texts and `Call`, of the rest (response, its call's record or None)."""
+        turn = 0
+        records: list[ToolCallRecord] = []
+        for piece in self.pieces:
+            if piece.origin == "model":
+                turn += 1
+                records = [record for record in self.calls if record.turn == turn]
+                yield piece, calls_in(piece.text)
+            else:
+                told = responses(piece.text)
+                yield piece, list(zip(told, [*records[: len(told)], *[None] * len(told)], strict=False))
+                records = []
 
 
 OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {

@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent_rl.observe.report.markup import Markup, join, number, tag
-from agent_rl.observe.report.scales import Scale, axis_labels, compact, extent, percent, ticks
+from markupsafe import Markup
+
+from agent_rl.observe.charts.markup import join, number, tag
+from agent_rl.observe.charts.scales import Scale, axis_labels, compact, extent, percent, ticks
 
 FONT = 11.0
 """Height of labels in the units of the drawing."""

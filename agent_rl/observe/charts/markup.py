@@ -1,20 +1,13 @@
-"""HTML and SVG as nested calls that escape: what is not markup made here comes out as text, whatever it holds."""
+"""Markup as nested calls that escape: what is not markup made here comes out as text, whatever it holds."""
 
 from __future__ import annotations
 
-import html
 import re
 
-VOID = frozenset({"meta", "br", "hr"})
+from markupsafe import Markup, escape
 
 _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _INVISIBLE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-
-
-class Markup(str):
-    """Text that is HTML already. Only `tag`, `text` and `join` make it."""
-
-    __slots__ = ()
 
 
 def visible(value: str) -> str:
@@ -26,34 +19,28 @@ def visible(value: str) -> str:
 
 
 def text(value: str) -> Markup:
-    """Untrusted text as HTML text, or as an attribute's value."""
-    return Markup(html.escape(visible(value)))
+    """Untrusted text as an element's text, or as an attribute's value. Markup stays as it is."""
+    return value if isinstance(value, Markup) else escape(visible(value))
 
 
 def join(*parts: str | None) -> Markup:
     """Parts one after the other; those that are not markup are text."""
-    return Markup("".join(part if isinstance(part, Markup) else text(part) for part in parts if part))
+    return Markup("").join(text(part) for part in parts if part)
 
 
 def tag(name: str, /, *content: str | None, **attributes: str | float | None) -> Markup:
     """An element. ``class_`` is ``class``, ``stroke_width`` is ``stroke-width``; an attribute that is None is left out."""
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{text(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    if name in VOID:
-        return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{join(*content)}</{name}>")
+    return Markup(f"<{name}{written}>{join(*content)}</{name}>")  # noqa: S704 - every part is escaped
 
 
 def number(value: float) -> str:
     """A coordinate: one decimal is a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _value(value: str | float) -> str:
-    return text(value) if isinstance(value, str) else number(value)
 
 
 def _picture(match: re.Match[str]) -> str:
