@@ -20,6 +20,7 @@ import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
+from actors.filter.compaction import Compaction
 from actors.filter.replay import decided_from, evaluations_within, restore, training_group
 from actors.filter.stored import encode_stored
 from actors.filter.verdicts import Verdicts
@@ -171,6 +172,10 @@ class RoCFilter(Actor):
         self.context.nursery.start_soon(self._watch_journal)
         self.context.nursery.start_soon(self._send_training, training)
         self.context.nursery.start_soon(self._verdicts.run)
+        keep = topology.run.keep_trajectories
+        self._compaction = Compaction(self._journal, keep, self._commit, self.context.in_thread)
+        self._compaction.want()  # go on with one that the last process did not end
+        self.context.nursery.start_soon(self._compaction.run)
         self._trajectories = 0
         self._too_long: set[str] = set()
         stage = self._journal.fact("stage")
@@ -222,8 +227,9 @@ class RoCFilter(Actor):
                 return Recorded()
             case CheckpointSaved():
                 self._records.checkpoint(message.path)
-                self._journal.compact(message.oldest_version)
+                self._journal.keep_from(message.oldest_version)
                 self._commit()
+                self._compaction.want()
                 return Recorded()
             case _:
                 return await super().handle(message)
@@ -317,8 +323,8 @@ class RoCFilter(Actor):
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
                     self._training.send_nowait(group)
-                case Dropped(group, reason, mean_length, success, oldest, order):
-                    self._journal.drop(group, reason, mean_length, success, oldest, order)
+                case Dropped(group, reason, _, success, oldest, order):
+                    self._journal.drop(group, reason, success, oldest, order)
                 case Closed(stage, step, figures):
                     self._journal.close_step(step.version, stage, step.trained, step.decided, figures)
                     self._training.send_nowait(StepReady(stage, step.version, step.trained, figures))
@@ -334,6 +340,7 @@ class RoCFilter(Actor):
                     self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))
                     self._records.interim_evaluation(stage, number, figures, self.context.wall())
                     self._training.send_nowait(EvaluationReady(stage, figures, number))
+                    self._compaction.want()
                 case Evaluated(stage, figures):
                     if stage not in self._journal.evaluations():
                         self._journal.add_evaluation(stage, figures)
@@ -346,6 +353,7 @@ class RoCFilter(Actor):
         while True:
             await trio.sleep(WATCH_SECONDS)
             self._records.look()
+            await self.context.in_thread(self._journal.settle)  # so that the next flush has little to write
 
     async def _commits(self) -> None:
         """Commit what has gathered, then acknowledge it: one commit for all that arrives within ``commit_seconds``."""

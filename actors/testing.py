@@ -28,6 +28,7 @@ from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
 from agent_rl.records.journal import Journal
+from agent_rl.records.opening import open_journal
 from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PushLink, Registry
 
 SUPERVISOR = "supervisor.local"
@@ -167,8 +168,8 @@ async def running(
     stopping = trio.Event()
     journals: list[Journal] = []
 
-    def open_journal() -> Journal:
-        journals.append(Journal(directory / "journal.sqlite"))
+    def keep_open() -> Journal:
+        journals.append(open_journal(directory))
         return journals[-1]
 
     try:
@@ -187,7 +188,7 @@ async def running(
                 rng=random.Random(0),
                 log=structlog.get_logger(actor=name),
                 links=make_links(node, topology, role, cls, settings),
-                open_journal=open_journal,
+                open_journal=keep_open,
                 started_at=0.0,
                 wall=trio.current_time,
                 in_thread=in_place,

@@ -29,7 +29,7 @@ from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.files.leftovers import PREFIX
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
+from agent_rl.records.opening import read_journal
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, RunFailed, running, stage_rows
 
@@ -153,7 +153,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """A finished run's figures, and whether its journal balances."""
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     balance = audit(directory)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = read_journal(directory)
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     return summary | {"balanced": balance.balanced, "trained_twice": len(trained) - len(set(trained))}

@@ -22,7 +22,7 @@ from typing import Any
 from actors.filter.stored import decode_stored
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.environments.arithmetic.problems import overlap
-from agent_rl.records.journal import Journal
+from agent_rl.records.opening import read_journal
 from benchmarks.reporting import print_figures
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
@@ -49,10 +49,12 @@ def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str
 
 def held_out_overlap(directory: Path) -> set[tuple[int, ...]]:
     """Operands that the run both trained and evaluated on, read from its journal; there must be none."""
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = read_journal(directory)
     ids: dict[bool, list[str]] = {True: [], False: []}
-    for opened in journal.opened_groups():
-        group = decode_stored(opened)
+    for name in journal.group_ids():
+        row = journal.group(name)
+        assert row is not None
+        group = decode_stored(row.opened)
         ids[group.purpose == "train"].append(group.problem.id)
     journal.close()
     if not ids[True] or not ids[False]:

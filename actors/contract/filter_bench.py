@@ -22,7 +22,8 @@ from agent_rl.messages import (
     StepTrained,
     Trajectory,
 )
-from agent_rl.records.journal import Journal
+from agent_rl.records.journal import Stored
+from agent_rl.records.opening import read_journal
 from agent_rl.testing import call, trajectory
 
 FILTER = "roc_filter.0"
@@ -101,7 +102,7 @@ def mixed(rng: random.Random, samples: int = 4) -> list[str]:
 
 def journalled(folder: Path) -> set[str]:
     """The names of groups and rollouts that another process finds in the journal."""
-    journal = Journal(folder / "journal.sqlite", read_only=True)
+    journal = read_journal(folder)
     try:
         names = {row.id for row in journal.groups(stage=RL, states=("open", "ready", "dropped", "trained"))}
         rollouts = {f"{name}/{s}/{a}" for name in names for s, a, *_ in journal.trajectories(name)}
@@ -110,9 +111,9 @@ def journalled(folder: Path) -> set[str]:
     return names | rollouts
 
 
-def trajectories(folder: Path, group: str) -> list[tuple[int, int, str, float | None, bytes]]:
+def trajectories(folder: Path, group: str) -> list[Stored]:
     """What the journal holds of a group."""
-    journal = Journal(folder / "journal.sqlite", read_only=True)
+    journal = read_journal(folder)
     try:
         return journal.trajectories(group)
     finally:

@@ -40,7 +40,8 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.logs import open_log
 from agent_rl.records.incarnations import run_clock
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import JournalError
+from agent_rl.records.opening import open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.rollout.prompts import PromptError
 from transport import (
@@ -228,7 +229,7 @@ async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topolo
                 rng=random.Random(f"{topology.run.seed}/{arguments.actor}"),
                 log=log,
                 links=make_links(node, topology, role, cls, settings),
-                open_journal=lambda: Journal(directory / "journal.sqlite"),
+                open_journal=lambda: open_journal(directory),
                 started_at=arguments.started_at,
                 wall=run_clock(arguments.epoch),
             )

@@ -43,6 +43,9 @@ class Run(Part):
     """Seconds between checkpoints within a supervised stage, of which the newest is kept; more where saving takes long, so that
     it takes at most a twentieth of the time."""
     keep_checkpoints: PositiveInt = 3
+    keep_trajectories: Literal["all", "replay"] | PositiveInt = "replay"
+    """Which trajectories of training stay in the journal, for `agent-rl export` and the report: all; those that a restart from the
+    oldest checkpoint may need, and samples; or also those of so many last steps. Those of evaluate stages always stay."""
     log_mib: PositiveFloat = 16.0
     """A log or stderr file of this size is kept as ``.1``, in place of the one before: an actor's take at most four times as much."""
     timeline_mib: PositiveFloat = 64.0

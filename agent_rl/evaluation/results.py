@@ -19,7 +19,8 @@ from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.groups.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
 from agent_rl.groups.statistics import LOST
-from agent_rl.records.journal import Journal
+from agent_rl.records.journal import Stored
+from agent_rl.records.opening import JOURNAL, read_journal
 
 FILE = "results.json"
 GROUPINGS = {"file": "by_file", "subject": "by_subject", "level": "by_level"}
@@ -75,10 +76,10 @@ class ProblemResult:
 
 
 def read_results(
-    journal: Path, asked: Sequence[AskedProblem], samples: int, decode: Callable[[bytes], Any]
+    directory: Path, asked: Sequence[AskedProblem], samples: int, decode: Callable[[bytes], Any]
 ) -> list[ProblemResult]:
     """What the journal of an evaluation holds, one by one in the order asked. Raises EvaluationError when some are missing."""
-    opened = Journal(journal, read_only=True)
+    opened = read_journal(directory)
     try:
         results = [
             _problem_result(asked[row.number], decode(row.opened).problem, opened.trajectories(row.id), samples, decode)
@@ -88,16 +89,15 @@ def read_results(
         opened.close()
     if len(results) != len(asked):
         raise EvaluationError(
-            f"{journal} holds {len(results)} of {len(asked)} problems: the evaluation is not finished"
+            f"{directory / JOURNAL} holds {len(results)} of {len(asked)} problems: the evaluation is not finished"
         )
     return results
 
 
 def _problem_result(
-    asked: AskedProblem, problem: Any, rows: Iterable[tuple[Any, ...]], samples: int, decode: Callable[[bytes], Any]
+    asked: AskedProblem, problem: Any, rows: Iterable[Stored], samples: int, decode: Callable[[bytes], Any]
 ) -> ProblemResult:
-    judged = [(decode(payload), reward) for _, _, status, reward, payload in rows if status not in LOST]
-    judged = [(rollout, reward) for rollout, reward in judged if reward is not None]
+    judged = [(decode(r.payload), r.reward) for r in rows if r.status not in LOST and r.reward is not None]
     rollouts = [rollout for rollout, _ in judged]
     return ProblemResult(
         file=asked.file,

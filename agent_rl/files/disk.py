@@ -15,13 +15,11 @@ import math
 import os
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 BROKEN = frozenset({errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
-_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
 _RUST = re.compile(r"\(os error (\d+)\)")
 """How errors of safetensors and tokenizers end, which have no type for it."""
 
@@ -42,9 +40,6 @@ def disk_errno(error: BaseException) -> int | None:
     number: int | None = None
     if isinstance(error, OSError):
         number = error.errno
-    elif isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", None)  # extended: the low byte is the kind
-        number = None if code is None else _SQLITE.get(code & 0xFF)
     elif match := _RUST.search(str(error)):
         number = int(match[1])
     return number if number in FULL | BROKEN else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import Journal
+from agent_rl.records.opening import read_journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +86,8 @@ def audit_journal(journal: Journal) -> Audit:
 
 def audit(directory: Path) -> Audit:
     """Balance the journal of a run directory. Raises JournalError when there is none."""
-    journal = journal_of(directory)
+    journal = read_journal(directory)
     try:
         return audit_journal(journal)
     finally:
         journal.close()
-
-
-def journal_of(directory: Path) -> Journal:
-    """The journal of a run directory, to be read. Raises JournalError when there is none."""
-    path = directory / "journal.sqlite"
-    if not path.is_file():
-        raise JournalError(f"{path}: no journal here; give the directory of a run")
-    return Journal(path, read_only=True)

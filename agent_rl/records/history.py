@@ -24,11 +24,12 @@ from typing import Any
 from agent_rl.config.topology import Topology
 from agent_rl.records.checkpoint_files import Position, read_state
 from agent_rl.records.continuing import made_with, started_otherwise
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
+from agent_rl.records.opening import JOURNAL, read_journal
 
 MADE_WITH = "made_with"
 """The journal's fact that holds what the run was made with (see continuing.py), as topology.json does."""
-JOURNAL, METRICS, CHECKPOINTS = "journal.sqlite", "metrics.jsonl", "checkpoints"
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 ELSEWHERE = "or start again in another run.directory"
 
 
@@ -158,7 +159,11 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
     rows = _row_count(directory / METRICS)
     saved = checkpoints(directory) if topology.main_host in here else []
     missing = not path.exists()
-    if missing or not path.stat().st_size:
+    try:
+        journal = None if missing or not path.stat().st_size else read_journal(directory)
+    except EmptyJournalError:  # the process that began to make it was killed
+        journal = None
+    if journal is None:
         witnesses = [each.name for each in saved[-1:]] + [f"{rows} rows in {METRICS}"] * (rows > 0)
         if witnesses:
             raise JournalError(
@@ -166,7 +171,6 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
                 f"journal back (with {JOURNAL}-wal, if there is one), {ELSEWHERE}"
             )
         return
-    journal = Journal(path, read_only=True)
     try:
         if hosts is not None:
             journal.check_structure()
@@ -187,7 +191,7 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         if fault is not None and (newest is not None or not _any_folder(directory)):
             raise JournalError(fault)
     # Last, since removing the rows helps only where nothing else is wrong.
-    if recorded is not None and rows > recorded:
+    if rows > recorded:
         raise JournalError(
             f"{_behind(path, rows, recorded)}. Put back the journal as it was then or later, {ELSEWHERE}; or remove {METRICS}, "
             "to go on from the journal and forget what came after"
@@ -201,7 +205,7 @@ def faults_between(directory: Path, journal: Journal) -> list[str]:
     """
     knows, recorded, rows = known(journal), journal.record_count(), _row_count(directory / METRICS)
     faults = [disagreement(knows, each, ()) for each in checkpoints(directory)[-1:]]
-    if recorded is not None and rows > recorded:
+    if rows > recorded:
         faults.append(_behind(journal.path, rows, recorded))
     return [fault for fault in faults if fault is not None]
 

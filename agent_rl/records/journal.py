@@ -1,19 +1,72 @@
 """The journal: the only durable state beside checkpoints, written by the filter's shell alone.
 
 A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason; audit.py proves the balance.
-Payloads are opaque bytes (the wire's encoding), so that what is replayed is what was received. How the file is kept is in
-journal_file.py.
+
+::
+
+    Journal (here)     the rules: what may follow what, what is counted, which trajectories may leave
+      SqliteJournal    rows in a database, payloads in one file a segment (sqlite.py)
+      MemoryJournal    dictionaries, for simulations and tests (memory.py)
+
+A back end stores rows (rows.py) and payloads, nothing else; `contract.JournalContract` holds the tests that every back end passes.
+Payloads are opaque bytes (the wire's encoding, packed), so that what is replayed is what was received.
+
+Payloads are in segments. A group's trajectories are in the segment that was current when the group was opened, and a step that
+closes begins a new segment. So a segment holds about the groups of one step, and leaves as a whole (`compaction`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import secrets
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from agent_rl.records.journal_file import JournalError, JournalFile
+from agent_rl.records.rows import (
+    EvaluationRow,
+    FactRow,
+    GroupRow,
+    RecordRow,
+    Row,
+    SegmentRow,
+    StepRow,
+    TrajectoryRow,
+)
 
-__all__ = ["GroupRow", "Journal", "JournalError", "StepRow", "interim_stage"]
+__all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored", "interim_stage"]
+
+R = TypeVar("R", bound=Row)
+
+LAYOUT = "3"
+"""Which rows there are and what they mean. A journal of another layout is refused."""
+SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
+"""Groups of a stage's first and last step that keep their trajectories."""
+TRAIN, EVALUATE, INTERIM, KEPT = "train", "evaluate", "interim", "kept"
+"""Tracks, each with segments of its own: groups that leave together. ``kept`` holds the samples that compaction spared."""
+GROUPS_AT_ONCE = 32
+"""Groups whose trajectories one piece of a compaction forgets."""
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the message names the file and the remedy."""
+
+
+class EmptyJournalError(JournalError):
+    """The file holds no journal yet: the process that began to make it was killed."""
+
+
+class Stored(NamedTuple):
+    """A trajectory as the journal gives it back. ``reward`` is None until it was judged, and of one that never is."""
+
+    sample: int
+    attempt: int
+    status: str
+    reward: float | None
+    payload: bytes
 
 
 def interim_stage(stage: int) -> int:
@@ -21,141 +74,206 @@ def interim_stage(stage: int) -> int:
     return -1 - stage
 
 
-TRAINED, SKIPPED = 1, 2
-"""What became of a closed step: trained, or skipped as not finite; 0 before the learner has taken it."""
-SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
-"""Groups of a stage's first and last step that keep their trajectories."""
+class Journal(ABC):
+    """What a run has done, by groups, steps and evaluations. Methods change the current transaction: see `commit`."""
 
+    segment_bytes = 1 << 20
+    """A segment with fewer bytes of payload takes the groups of the next step too."""
+    path: Path
+    """What messages call the journal."""
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
-    """A group as the journal holds it. ``kept`` pairs samples with attempts; ``step`` is the version trained at."""
+    def __init__(self) -> None:
+        self._current: dict[str, int] = {}
+        self._fates: Counter[tuple[str, str, str]] | None = None
+        self._filled: dict[int, int] = {}
+        self._taken: Counter[tuple[bool, bool]] | None = None
+        self._records: int | None = None
 
-    id: str
-    stage: int
-    number: int
-    purpose: str
-    opened: bytes
-    state: str
-    reason: str
-    step: int | None
-    kept: tuple[tuple[int, int], ...]
-    rewards: tuple[float, ...]
-    oldest: int
-    decided_order: int
+    # What a back end implements --------------------------------------------------------------------------------------
 
+    @abstractmethod
+    def _get(self, kind: type[R], *key: str | int) -> R | None:
+        """The row of this key. Raises JournalError, as all that read rows, for one that is not what was written."""
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """A closed step, with the filter's and (once trained) the learner's figures."""
+    @abstractmethod
+    def _select(self, kind: type[R], **where: Any) -> list[R]:
+        """The rows whose columns have these values (of a tuple: one of them), in the order of their keys."""
 
-    version: int
-    stage: int
-    trained: bool
-    groups: tuple[str, ...]
-    decided: tuple[str, ...]
-    figures: dict[str, float]
-    learner_figures: dict[str, float]
-    skipped: bool = False
-    """Whether the learner skipped the step as not finite: its groups are dropped, and no replay trains them."""
+    @abstractmethod
+    def _scan(self, kind: type[Row], columns: Sequence[str], **where: Any) -> Iterator[tuple[Any, ...]]:
+        """Some columns of such rows in any order, unchecked: for counts and the like."""
 
+    @abstractmethod
+    def _put(self, row: Row) -> None:
+        """Insert the row, or replace the one of its key."""
 
-class Journal(JournalFile):
-    """What a run has done, by groups, steps and evaluations."""
+    @abstractmethod
+    def _delete(self, kind: type[Row], *key: str | int) -> None:
+        """Delete the rows whose keys begin with these values."""
+
+    @abstractmethod
+    def _append(self, segment: int, payload: bytes) -> int:
+        """Add a payload to a segment, which it makes when there is none; returns where it begins."""
+
+    @abstractmethod
+    def _fetch(self, segment: int, offset: int, size: int) -> bytes | None:
+        """A payload; None when the segment is not there, or does not reach so far."""
+
+    @abstractmethod
+    def _let_go(self, segment: int) -> Callable[[], None]:
+        """What removes a segment's payloads. It may take long, and may be called from any thread."""
+
+    @abstractmethod
+    def commit(self, *, flush: bool = False) -> None:
+        """Make everything since the last commit durable; with ``flush`` also against a loss of power.
+
+        Raises DiskError, and has undone all of it, when the disk is full; JournalError when the file is not ours any more.
+        """
+
+    @property
+    @abstractmethod
+    def dirty(self) -> bool:
+        """Whether something waits for a commit."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Close without committing, as the end of the process would."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Whether the journal is where it was and nobody else wrote into it. Raises JournalError when not."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Bring what was written and committed so far to the disk, from any thread: the next flush then has less to do."""
+
+    @abstractmethod
+    def check_structure(self) -> None:
+        """Whether the store is sound, without reading every row. Raises JournalError."""
+
+    @abstractmethod
+    def verify(self, *, under_way: bool) -> tuple[int, list[str]]:
+        """Read every byte again; how many rows there are, and what is not what was written. ``under_way``: somebody writes."""
+
+    @abstractmethod
+    def _unusable(self, what: str) -> JournalError:
+        """The error for a journal that is damaged, with the remedy."""
 
     # Groups ------------------------------------------------------------------------------------------------------------
 
     def open_group(self, group: str, stage: int, number: int, purpose: str, opened: bytes) -> None:
         """A group exists. Opening it again changes nothing."""
-        self._write(
-            "INSERT OR IGNORE INTO groups (id, stage, number, purpose, opened, state) VALUES (?, ?, ?, ?, ?, 'open')",
-            (group, stage, number, purpose, opened),
-        )
+        if self.group(group) is None:
+            track = TRAIN if purpose == "train" else INTERIM if stage < 0 else EVALUATE
+            self._put_group(GroupRow(group, stage, number, purpose, opened, self._segment(track)))
 
     def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
-        """A trajectory arrived; its reward follows."""
-        self._write(
-            "INSERT OR IGNORE INTO trajectories (group_id, sample, attempt, status, payload, crc) "
-            "VALUES (?1, ?2, ?3, ?4, ?5, row_crc(?1, ?2, ?3, ?4, NULL, ?5))",
-            (group, sample, attempt, status, payload),
-        )
+        """A trajectory of an open group arrived; its reward follows. Another of the same attempt is not added."""
+        row = self.group(group)
+        if row is None or row.state != "open":
+            raise JournalError(f"{self.path}: a trajectory of {group}, which is not open, cannot be added")
+        if self._get(TrajectoryRow, group, sample, attempt) is None:
+            self._put(self._stored(row.segment, TrajectoryRow(group, sample, attempt, status, None, 0, 0, 0), payload))
+
+    def _stored(self, segment: int, row: TrajectoryRow, payload: bytes) -> TrajectoryRow:
+        offset = self._append(segment, payload)
+        self._filled[segment] = offset + len(payload)
+        return replace(row, offset=offset, size=len(payload), checksum=zlib.crc32(payload))
 
     def reward(self, group: str, sample: int, attempt: int, reward: float) -> None:
         """A trajectory was judged."""
-        self._write(
-            "UPDATE trajectories SET reward = ?1, crc = row_crc(group_id, sample, attempt, status, ?1, payload) "
-            "WHERE group_id = ?2 AND sample = ?3 AND attempt = ?4",
-            (float(reward), group, sample, attempt),
-        )
+        row = self._get(TrajectoryRow, group, sample, attempt)
+        if row is not None:
+            self._put(replace(row, reward=float(reward)))
 
     def ready(
         self, group: str, kept: Sequence[tuple[int, int]], rewards: Sequence[float], oldest: int, order: int
     ) -> None:
         """Open -> ready, with the selection made."""
-        self._write(
-            "UPDATE groups SET state = 'ready', kept = ?, rewards = ?, oldest = ?, decided_order = ? "
-            "WHERE id = ? AND state = 'open'",
-            (json.dumps(list(kept)), json.dumps(list(rewards)), oldest, order, group),
-        )
+        chosen, given = tuple(kept), tuple(float(reward) for reward in rewards)
+        self._change(group, "open", state="ready", kept=chosen, rewards=given, oldest=oldest, decided_order=order)
 
-    def drop(self, group: str, reason: str, mean_length: float, success: float, oldest: int, order: int) -> None:
-        """Open -> dropped, for a named reason."""
-        self._write(
-            "UPDATE groups SET state = 'dropped', reason = ?, mean_length = ?, success = ?, oldest = ?, decided_order = ? "
-            "WHERE id = ? AND state = 'open'",
-            (reason, mean_length, success, oldest, order, group),
-        )
+    def drop(self, group: str, reason: str, success: float, oldest: int, order: int) -> None:
+        """Open -> dropped, for a named reason; ``success`` is the share of its rollouts so far that were right."""
+        right = success > 0
+        self._change(group, "open", state="dropped", reason=reason, right=right, oldest=oldest, decided_order=order)
 
     def evaluated(self, group: str) -> None:
         """Open -> evaluated."""
-        self._write("UPDATE groups SET state = 'evaluated' WHERE id = ? AND state = 'open'", (group,))
+        self._change(group, "open", state="evaluated")
 
     def ask_again(self, groups: Sequence[str]) -> None:
         """Evaluated -> open, of those groups that are: no rollout of them counts, and each is to be sampled anew."""
         for group in groups:
-            if self._write("UPDATE groups SET state = 'open' WHERE id = ? AND state = 'evaluated'", (group,)):
-                self._write("DELETE FROM trajectories WHERE group_id = ?", (group,))
+            if self._change(group, "evaluated", state="open"):
+                self._delete(TrajectoryRow, group)
 
     def leave_stages(self, *, but: int, reason: str) -> int:
         """Drop what earlier stages left ready, and forget their closed steps that were not trained; returns how many groups.
 
         Those of later stages stay: the learner went back, to a checkpoint before a damaged one, and will come to them again.
         """
-        self._write("DELETE FROM steps WHERE trained = 0 AND stage < ?", (but,))
-        return self._write(
-            "UPDATE groups SET state = 'dropped', reason = ?, step = NULL "
-            "WHERE (stage >= 0 AND stage < ? OR stage < 0 AND stage > ?) AND state IN ('ready', 'open')",
-            (reason, but, interim_stage(but)),
-        )
-
-    def groups(self, *, stage: int, states: Sequence[str]) -> Iterator[GroupRow]:
-        """The stage's groups in the given states, by number."""
-        marks = ", ".join("?" * len(states))
-        yield from self.rows(
-            "groups", f"WHERE stage = ? AND state IN ({marks}) ORDER BY number", (stage, *states), make=_group_row
-        )
+        for step in self._select(StepRow, trained=False):
+            if step.stage < but:
+                self._delete(StepRow, step.version)
+        left = 0
+        for row in self._select(GroupRow, state=("ready", "open")):
+            if 0 <= row.stage < but or (row.stage < 0 and row.stage > interim_stage(but)):
+                left += 1
+                self._put_group(replace(row, state="dropped", reason=reason, step=None), row)
+        return left
 
     def group(self, group: str) -> GroupRow | None:
         """One group; None when it was never opened."""
-        return next(iter(self.rows("groups", "WHERE id = ?", (group,), make=_group_row)), None)
+        return self._get(GroupRow, group)
 
-    def trajectories(self, group: str) -> list[tuple[int, int, str, float | None, bytes]]:
-        """(sample, attempt, status, reward, payload) of a group, by sample and attempt."""
-        where = "WHERE group_id = ? ORDER BY sample, attempt"
-        return self.rows("trajectories", where, (group,), make=lambda _, *row: row)
+    def groups(self, *, stage: int, states: Sequence[str]) -> list[GroupRow]:
+        """The stage's groups in the given states, by number."""
+        return sorted(self._select(GroupRow, stage=stage, state=tuple(states)), key=lambda row: row.number)
 
-    def opened_groups(self) -> list[bytes]:
-        """How each group was opened, of every stage."""
-        return [bytes(row[0]) for row in self._read("SELECT opened FROM groups ORDER BY stage, number")]
+    def group_ids(self) -> list[str]:
+        """Every group, by stage and number."""
+        return [group for _, _, group in sorted(self._scan(GroupRow, ("stage", "number", "id")))]
+
+    def trajectories(self, group: str) -> list[Stored]:
+        """The trajectories of a group by sample and attempt; none of one whose trajectories have left (`compaction`)."""
+        row = self.group(group)
+        rows = self._select(TrajectoryRow, group_id=group) if row is not None else []
+        found = []
+        for each in rows:
+            assert row is not None
+            payload = self._fetch(row.segment, each.offset, each.size)
+            if payload is None or zlib.crc32(payload) != each.checksum:
+                now = self.group(group)
+                if (now is not None and now.segment != row.segment) or not self._select(TrajectoryRow, group_id=group):
+                    return self.trajectories(group)  # a compaction came between
+                raise self._unusable(f"the payload of {group}, sample {each.sample}, is not what was written")
+            found.append(Stored(each.sample, each.attempt, each.status, each.reward, payload))
+        return found
 
     def opened_count(self, stage: int) -> int:
         """How many group numbers of the stage were opened (numbers are dense)."""
-        return int(self._read("SELECT COALESCE(MAX(number) + 1, 0) FROM groups WHERE stage = ?", (stage,))[0][0])
+        return max((number for (number,) in self._scan(GroupRow, ("number",), stage=stage)), default=-1) + 1
 
     def uncounted(self, stage: int, reason: str) -> int:
         """How many groups of the stage, which no step counts, were dropped for a reason."""
-        query = "SELECT COUNT(*) FROM groups WHERE stage = ? AND state = 'dropped' AND reason = ? AND decided_order = 0"
-        return int(self._read(query, (stage, reason))[0][0])
+        where = {"stage": stage, "state": "dropped", "reason": reason, "decided_order": 0}
+        return sum(1 for _ in self._scan(GroupRow, ("id",), **where))
+
+    def _change(self, group: str, before: str, **values: Any) -> bool:
+        """Change a group that is in the state ``before``; whether it was."""
+        row = self.group(group)
+        if row is None or row.state != before:
+            return False
+        self._put_group(replace(row, **values), row)
+        return True
+
+    def _put_group(self, row: GroupRow, before: GroupRow | None = None) -> None:
+        self._put(row)
+        if self._fates is not None:
+            self._fates[row.purpose, row.state, row.reason] += 1
+            if before is not None:
+                self._fates[before.purpose, before.state, before.reason] -= 1
 
     # Steps -------------------------------------------------------------------------------------------------------------
 
@@ -163,12 +281,15 @@ class Journal(JournalFile):
         self, version: int, stage: int, groups: Sequence[str], decided: Sequence[str], figures: dict[str, float]
     ) -> None:
         """A step was closed with these groups, in training order; all groups it decided remember it."""
-        self._write(
-            "INSERT OR REPLACE INTO steps (version, stage, groups, decided, figures) VALUES (?, ?, ?, ?, ?)",
-            (version, stage, json.dumps(list(groups)), json.dumps(list(decided)), json.dumps(figures)),
+        step = StepRow(
+            version, stage, trained=False, skipped=False, groups=tuple(groups), decided=tuple(decided), figures=figures
         )
+        self._put(step)
         for group in decided:
-            self._write("UPDATE groups SET step = ? WHERE id = ?", (version, group))
+            row = self.group(group)
+            if row is not None:
+                self._put_group(replace(row, step=version), row)
+        self._begin_segment(TRAIN)
 
     def step_trained(self, version: int, figures: dict[str, float], *, dropped_for: str = "") -> bool:
         """The learner took the step: its groups are trained, or dropped for a reason when it skipped them.
@@ -176,206 +297,312 @@ class Journal(JournalFile):
         A replay may end otherwise than the first time, and is what counts then, since the weights are now of it; a step once
         skipped is not trained by a replay. False when the step was recorded before.
         """
-        found = self.steps(from_version=version)
-        if not found or found[0].version != version:
+        step = self.step(version)
+        if step is None:
             raise JournalError(f"step at version {version} was reported trained but never closed")
-        step = found[0]
         if step.skipped:
             return False
-        self._write(
-            "UPDATE steps SET trained = ?, learner_figures = ? WHERE version = ?",
-            (SKIPPED if dropped_for else TRAINED, json.dumps(figures), version),
-        )
-        state = "dropped" if dropped_for else "trained"
+        self._put(replace(step, trained=True, skipped=bool(dropped_for), learner_figures=figures))
+        if self._taken is not None:
+            self._taken[not step.groups, bool(dropped_for)] += 1
+            if step.trained:
+                self._taken[not step.groups, step.skipped] -= 1
         for group in step.groups:
-            self._write(
-                "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state IN ('ready', 'trained')",
-                (state, dropped_for, group),
-            )
+            row = self.group(group)
+            if row is not None and row.state in {"ready", "trained"}:
+                state = "dropped" if dropped_for else "trained"
+                self._put_group(replace(row, state=state, reason=dropped_for), row)
         return not step.trained
 
-    def steps(self, *, stage: int | None = None, from_version: int = 0) -> list[StepRow]:
+    def step(self, version: int) -> StepRow | None:
+        """The step that brings the policy from ``version`` to the next; None when it was not closed."""
+        return self._get(StepRow, version)
+
+    def steps(self, *, stage: int | None = None) -> list[StepRow]:
         """Closed steps by version."""
-        where = "WHERE version >= ? AND (? IS NULL OR stage = ?) ORDER BY version"
-        return self.rows("steps", where, (from_version, stage, stage), make=_step_row)
+        return self._select(StepRow) if stage is None else self._select(StepRow, stage=stage)
 
     def last_step(self) -> int:
         """The version of the last step that was trained; -1 before the first."""
-        return int(self._read("SELECT COALESCE(MAX(version), -1) FROM steps WHERE trained > 0")[0][0])
+        return max((version for (version,) in self._scan(StepRow, ("version",), trained=True)), default=-1)
 
     def step_counts(self) -> tuple[int, int, int]:
         """How many steps the learner took, and how many of them had no groups, or were skipped as not finite."""
-        query = "SELECT COUNT(*), TOTAL(groups = '[]'), TOTAL(trained = ?) FROM steps WHERE trained > 0"
-        steps, empty, skipped = self._read(query, (SKIPPED,))[0]
-        return int(steps), int(empty), int(skipped)
+        if self._taken is None:
+            taken = self._scan(StepRow, ("groups", "skipped"), trained=True)
+            self._taken = Counter((not groups, bool(skipped)) for groups, skipped in taken)
+        counts = self._taken
+        empty, skipped = (sum(n for key, n in counts.items() if key[place]) for place in (0, 1))
+        return counts.total(), empty, skipped
 
-    def compact(self, before_version: int) -> None:
-        """Forget the payloads that no replay can need: of groups settled in steps before ``before_version``, or dropped.
+    # Retention ---------------------------------------------------------------------------------------------------------
 
-        The samples stay, for the report. From now on no replay can start before ``before_version``.
+    def keep_from(self, version: int) -> None:
+        """No replay starts before ``version`` any more: `compaction` may forget the trajectories that only such a replay needs."""
+        self.set_fact("kept_from", str(version))
+
+    def compaction(self, steps: int = 0) -> Iterator[Callable[[], None] | None]:
+        """Forget the trajectories that no replay needs and that are not among the last ``steps`` steps, segment by segment.
+
+        Those of groups that were dropped or trained before then leave, and those of evaluations within an rl stage that are
+        complete; evaluate stages and `samples` stay. Each turn of the iterator is a bounded piece of work. The caller commits
+        after it. A turn that yields a function has finished a segment: the caller calls `settle`, then the function, both in a
+        thread, to remove the payloads. Wherever a process dies in between, the next compaction or start goes on.
         """
-        self.set_fact("kept_from", str(before_version))
-        self._write(
-            "DELETE FROM trajectories WHERE group_id IN (SELECT id FROM groups WHERE state = 'dropped' "
-            "AND (step IS NULL OR step < ?) OR state = 'trained' AND step < ?) "
-            "AND group_id NOT IN (SELECT value FROM json_each(?))",
-            (before_version, before_version, json.dumps(self.samples())),
-        )
+        before = int(self.fact("kept_from") or 0)
+        if steps:
+            before = min(before, self.last_step() + 1 - steps)
+        samples = set(self.samples())
+        complete: dict[int, list[range]] = {}
+        for row in self._select(EvaluationRow):
+            complete.setdefault(interim_stage(row.stage), []).append(range(row.first, row.end))
+        self._current.pop(KEPT, None)
+        waiting: set[str] = set()
+        for segment in self._select(SegmentRow):
+            if segment.track in waiting:
+                continue  # what was opened later is needed longer
+            groups = list(self._scan(GroupRow, ("id", "state", "step", "stage", "number"), segment=segment.number))
+            if segment.track == KEPT:
+                if any(group in samples for group, *_ in groups):
+                    continue
+            elif not all(_spent(*rest, before=before, complete=complete) for _, *rest in groups):
+                waiting.add(segment.track)
+                continue
+            if self._current.get(segment.track) == segment.number:
+                del self._current[segment.track]
+            for start in range(0, len(groups), GROUPS_AT_ONCE):
+                for group, *_ in groups[start : start + GROUPS_AT_ONCE]:
+                    if group in samples:
+                        self._spare(group)
+                    else:
+                        self._delete(TrajectoryRow, group)
+                yield None
+            self._delete(SegmentRow, segment.number)
+            yield self._let_go(segment.number)
+
+    def _spare(self, group: str) -> None:
+        """Copy the payloads of a group into a segment that stays."""
+        row = self.group(group)
+        assert row is not None
+        kept = self._segment(KEPT)
+        for each in self._select(TrajectoryRow, group_id=group):
+            payload = self._fetch(row.segment, each.offset, each.size)
+            if payload is None:  # the file is of a later time than this journal, which was put back
+                self._delete(TrajectoryRow, group)
+                return
+            self._put(self._stored(kept, each, payload))
+        self._put_group(replace(row, segment=kept), row)
 
     def samples(self) -> list[str]:
         """Groups whose trajectories are kept for people to read: of each stage's first and last trained step a few.
 
         They are the first ones the step decided: `SAMPLES_TRAINED` that it trained, `SAMPLES_DROPPED` that it dropped.
         """
-        ends = self._read("SELECT MIN(version), MAX(version) FROM steps WHERE trained > 0 GROUP BY stage")
+        versions: dict[int, list[int]] = {}
+        for stage, version in self._scan(StepRow, ("stage", "version"), trained=True):
+            versions.setdefault(stage, []).append(version)
         found: list[str] = []
-        for version in sorted({version for pair in ends for version in pair}):
-            (step,) = self.rows("steps", "WHERE version = ?", (version,), make=_step_row)
+        for version in sorted({end for each in versions.values() for end in (min(each), max(each))}):
+            step = self.step(version)
+            assert step is not None
             found += step.groups[:SAMPLES_TRAINED]
             found += [group for group in step.decided if group not in set(step.groups)][:SAMPLES_DROPPED]
         return found
+
+    def _segment(self, track: str) -> int:
+        """The segment that new groups of a track go to."""
+        if track not in self._current:
+            number = max((number for (number,) in self._scan(SegmentRow, ("number",))), default=-1) + 1
+            self._put(SegmentRow(number, track))
+            self._current[track] = number
+        return self._current[track]
+
+    def _begin_segment(self, track: str) -> None:
+        """Let later groups of a track go to another segment, unless this one is small."""
+        if self._filled.get(self._current.get(track, -1), 0) >= self.segment_bytes:
+            self._filled.pop(self._current.pop(track))
+
+    def forget_lost(self, ends: Mapping[int, int]) -> None:
+        """Undo what rests on payloads that a loss of power took; ``ends`` are the bytes there are, by segment.
+
+        A flush writes payloads before it commits their rows, so only what followed the last flush can be lost: no step that
+        was trained. Each rollout that is missing is asked for again.
+        """
+        segments = dict(self._scan(GroupRow, ("id", "segment")))
+        columns = ("group_id", "sample", "attempt", "offset", "size")
+        places = list(self._scan(TrajectoryRow, columns))
+        lost = [row for row in places if row[3] + row[4] > ends.get(segments[row[0]], 0)]
+        for group, sample, attempt, *_ in lost:
+            self._delete(TrajectoryRow, group, sample, attempt)
+        rows = [row for row in map(self.group, {group for group, *_ in lost}) if row is not None]
+        asked_again = {row.id for row in rows if row.state in {"ready", "evaluated"}}
+        untrained = self._select(StepRow, trained=False)
+        affected = [step.version for step in untrained if asked_again.intersection(step.decided)]
+        for step in untrained if affected else ():
+            if step.version >= min(affected):  # no step may be missing between others
+                self._delete(StepRow, step.version)
+                rows += [row for row in map(self.group, step.decided) if row is not None]
+        for row in rows:
+            fresh = GroupRow(row.id, row.stage, row.number, row.purpose, row.opened, row.segment)
+            self._put_group(fresh if row.id in asked_again else replace(row, step=None), self.group(row.id))
 
     # Evaluations -------------------------------------------------------------------------------------------------------
 
     def add_evaluation(self, stage: int, figures: dict[str, float]) -> None:
         """The result of an evaluation stage."""
-        self._write("INSERT OR REPLACE INTO evaluations (stage, figures) VALUES (?, ?)", (stage, json.dumps(figures)))
+        self._put(EvaluationRow(stage, 0, figures))
 
     def evaluations(self) -> dict[int, dict[str, float]]:
         """Results by stage."""
-        return dict(self.rows("evaluations", "ORDER BY stage", make=lambda stage, text: (int(stage), json.loads(text))))
+        return {row.stage: row.figures for row in self._select(EvaluationRow, number=0)}
 
     def add_interim_evaluation(self, stage: int, number: int, figures: dict[str, float], groups: range) -> None:
-        """The result of an evaluation within an rl stage; what its ``groups`` wrote is of no more use."""
-        self._write(
-            "INSERT OR REPLACE INTO interim_evaluations (stage, number, figures) VALUES (?, ?, ?)",
-            (stage, number, json.dumps(figures)),
-        )
-        self._write(
-            "DELETE FROM trajectories WHERE group_id IN "
-            "(SELECT id FROM groups WHERE stage = ? AND number >= ? AND number < ?)",
-            (interim_stage(stage), groups.start, groups.stop),
-        )
+        """The result of an evaluation within an rl stage; the trajectories of its ``groups`` may leave."""
+        self._put(EvaluationRow(stage, number, figures, groups.start, groups.stop))
+        self._begin_segment(INTERIM)
 
     def interim_evaluations(self, stage: int) -> dict[int, dict[str, float]]:
         """Results of the evaluations within an rl stage, by number."""
-        where = "WHERE stage = ? ORDER BY number"
-        return dict(
-            self.rows("interim_evaluations", where, (stage,), make=lambda _, number, text: (number, json.loads(text)))
-        )
+        return {row.number: row.figures for row in self._select(EvaluationRow, stage=stage) if row.number}
 
-    # Records -----------------------------------------------------------------------------------------------------------
+    # Records and facts -------------------------------------------------------------------------------------------------
 
     def add_record(self, row: str) -> None:
         """A row of metrics.jsonl, which is written once it is committed."""
-        self._write("INSERT INTO records (row) VALUES (?)", (row,))
+        self._put(RecordRow(self.record_count(), row))
+        self._records = self.record_count() + 1
 
     def records(self) -> list[str]:
         """The rows of metrics.jsonl, in order."""
-        return self.rows("records", "ORDER BY number", make=lambda _, row: str(row))
+        return [record.row for record in self._select(RecordRow)]
 
-    def record_count(self) -> int | None:
-        """How many rows there are; None in a file that is no journal yet."""
-        return int(self._read("SELECT COUNT(*) FROM records")[0][0]) if self._columns["records"] else None
+    def record_count(self) -> int:
+        """How many rows there are."""
+        if self._records is None:
+            self._records = sum(1 for _ in self._scan(RecordRow, ("number",)))
+        return self._records
 
-    # For people ----------------------------------------------------------------------------------------------------------
+    def fact(self, key: str) -> str | None:
+        """A named fact, such as the epoch."""
+        row = self._get(FactRow, key)
+        return None if row is None else row.value
+
+    def set_fact(self, key: str, value: str) -> None:
+        """Set a named fact."""
+        self._put(FactRow(key, value))
+
+    # For people --------------------------------------------------------------------------------------------------------
 
     def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
         """Training groups by (step, state, reason, whether any rollout of a dropped group was right), and how many."""
-        rows = self._read(
-            "SELECT step, state, reason, success > 0, COUNT(*) FROM groups WHERE purpose = 'train' GROUP BY 1, 2, 3, 4"
-        )
-        return [(step, state, reason, bool(right), count) for step, state, reason, right, count in rows]
+        columns = ("step", "state", "reason", "right")
+        counted = Counter(self._scan(GroupRow, columns, purpose="train"))
+        return [(step, state, reason, bool(right), count) for (step, state, reason, right), count in counted.items()]
 
     def kept_rewards(self) -> dict[int, float]:
         """Mean reward of the rollouts that each step trained on, by version."""
-        query = "SELECT step, AVG(value) FROM groups, json_each(rewards) WHERE state = 'trained' GROUP BY step"
-        return {int(step): float(mean) for step, mean in self._read(query)}
+        found: dict[int, list[float]] = {}
+        for step, rewards in self._scan(GroupRow, ("step", "rewards"), state="trained"):
+            found.setdefault(step, []).extend(rewards)
+        return {step: sum(rewards) / len(rewards) for step, rewards in found.items() if rewards}
 
     def judged(self, stage: int) -> dict[str, float]:
         """The sum of the rewards of each evaluated group of a stage."""
-        query = (
-            "SELECT id, SUM(COALESCE(trajectories.reward, 0)) FROM groups LEFT JOIN trajectories ON group_id = id "
-            "WHERE stage = ? AND state = 'evaluated' GROUP BY id"
-        )
-        return {str(group): float(total or 0.0) for group, total in self._read(query, (stage,))}
+        return {
+            group: sum(reward or 0.0 for (reward,) in self._scan(TrajectoryRow, ("reward",), group_id=group))
+            for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
+        }
 
     # Balance -----------------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[tuple[str, str, str], int]:
         """Number of groups by (purpose, state, reason)."""
-        rows = self._read("SELECT purpose, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3")
-        return {(purpose, state, reason): count for purpose, state, reason, count in rows}
+        if self._fates is None:
+            self._fates = Counter(self._scan(GroupRow, ("purpose", "state", "reason")))
+        return {fate: count for fate, count in self._fates.items() if count}
 
     def lost_steps(self) -> list[str]:
         """What says that rows of steps are gone: the learner would wait for such a step for ever."""
-        gaps = self._read("SELECT stage, MIN(version), MAX(version), COUNT(*) FROM steps GROUP BY stage")
+        versions: dict[int, list[int]] = {}
+        for stage, version in self._scan(StepRow, ("stage", "version")):
+            versions.setdefault(stage, []).append(version)
         faults = [
-            f"stage {stage} has {count} steps at versions {first} to {last}"
-            for stage, first, last, count in gaps
-            if count != last - first + 1
+            f"stage {stage} has {len(each)} steps at versions {min(each)} to {max(each)}"
+            for stage, each in sorted(versions.items())
+            if len(each) != max(each) - min(each) + 1
         ]
-        found = "step IS NOT NULL AND step NOT IN (SELECT version FROM steps)"
-        query = f"SELECT id, step FROM groups WHERE {found} ORDER BY step LIMIT 1"  # noqa: S608 - constants above
+        there = {None, *(version for each in versions.values() for version in each)}
+        lost = ((step, group) for group, step in self._scan(GroupRow, ("id", "step")) if step not in there)
         return faults + [
-            f"{group} is in the step at version {at}, which is not there" for group, at in self._read(query)
+            f"{group} is in the step at version {step}, which is not there" for step, group in sorted(lost)[:1]
         ]
 
     def faults(self) -> Iterator[str]:
         """Everything that contradicts the journal's own rules, group by group."""
-        for row in self._read("SELECT stage, COUNT(*), MAX(number) + 1 FROM groups GROUP BY stage"):
-            if row[1] != row[2]:
-                yield f"stage {row[0]}: {row[1]} groups recorded, but numbers reach {row[2]}"
-        queries: Iterable[tuple[str, str]] = (
-            ("trained without a step", "state = 'trained' AND step IS NULL"),
-            ("dropped without a reason", "state = 'dropped' AND reason = ''"),
-            ("a training group marked evaluated", "state = 'evaluated' AND purpose = 'train'"),
-            ("an evaluation group marked trained", "state = 'trained' AND purpose != 'train'"),
-            ("open, yet in a step", "state = 'open' AND step IS NOT NULL"),
-        )
-        for what, condition in queries:
-            for (group,) in self._read(f"SELECT id FROM groups WHERE {condition}"):  # noqa: S608 - constants above
-                yield f"{group}: {what}"
+        numbers: dict[int, list[int]] = {}
+        settled: dict[str, tuple[str, int]] = {}
+        for group, stage, number, purpose, state, reason, step in self._scan(
+            GroupRow, ("id", "stage", "number", "purpose", "state", "reason", "step")
+        ):
+            numbers.setdefault(stage, []).append(number)
+            if step is not None:
+                settled[group] = state, step
+            contradictions = (
+                ("trained without a step", state == "trained" and step is None),
+                ("dropped without a reason", state == "dropped" and not reason),
+                ("a training group marked evaluated", state == "evaluated" and purpose == "train"),
+                ("an evaluation group marked trained", state == "trained" and purpose != "train"),
+                ("open, yet in a step", state == "open" and step is not None),
+            )
+            yield from (f"{group}: {what}" for what, found in contradictions if found)
+        for stage, each in sorted(numbers.items()):
+            if len(each) != max(each) + 1:
+                yield f"stage {stage}: {len(each)} groups recorded, but numbers reach {max(each) + 1}"
         seen: dict[str, int] = {}
-        for step in self.steps():
-            for group in step.groups:
+        for row in self.steps():
+            expected = "dropped" if row.skipped else "trained" if row.trained else "ready"
+            for group in row.groups:
                 if group in seen:
-                    yield f"{group}: in the steps at versions {seen[group]} and {step.version}"
-                seen[group] = step.version
-                query = "SELECT state, step FROM groups WHERE id = ?"
-                state, at = next(iter(self._read(query, (group,))), ("missing", None))
-                expected = "dropped" if step.skipped else "trained" if step.trained else "ready"
-                if state != expected or at != step.version:
-                    yield f"{group}: in the step at version {step.version}, but {state} (step {at})"
-        for (group,) in self._read("SELECT id FROM groups WHERE state = 'trained'"):
-            if group not in seen:
+                    yield f"{group}: in the steps at versions {seen[group]} and {row.version}"
+                seen[group] = row.version
+                state, at = settled.get(group, ("missing or in no step", None))
+                if (state, at) != (expected, row.version):
+                    yield f"{group}: in the step at version {row.version}, but {state} (step {at})"
+        for group, (state, _) in settled.items():
+            if state == "trained" and group not in seen:
                 yield f"{group}: trained, but in no step"
 
+    # Opening and closing -----------------------------------------------------------------------------------------------
 
-def _group_row(
-    group: str,
-    stage: int,
-    number: int,
-    purpose: str,
-    opened: bytes,
-    state: str,
-    reason: str,
-    step: int | None,
-    kept: str,
-    rewards: str,
-    oldest: int,
-    decided_order: int,
-    *_: float,
-) -> GroupRow:
-    chosen = tuple((int(sample), int(attempt)) for sample, attempt in json.loads(kept))
-    given = tuple(float(reward) for reward in json.loads(rewards))
-    return GroupRow(
-        group, stage, number, purpose, bytes(opened), state, reason, step, chosen, given, oldest, decided_order
-    )
+    def _begin(self) -> None:
+        """Make an empty store a journal."""
+        self.set_fact("layout", LAYOUT)
+        self.set_fact("run", secrets.token_hex(8))
+
+    def _refuse_other_layouts(self) -> None:
+        """Raises JournalError for a journal of another version. What is read is not checked: its columns may be others."""
+        layout = next((value for (value,) in self._scan(FactRow, ("value",), key="layout")), None)
+        if layout != LAYOUT:
+            raise JournalError(
+                f"{self.path} was written by another version of agent_rl (layout {layout}, this version reads {LAYOUT}): "
+                "use that version, or start again in another run.directory"
+            )
+
+    def close(self) -> None:
+        """Commit and close."""
+        self.commit()
+        self.abandon()
 
 
-def _step_row(version: int, stage: int, trained: int, *texts: str) -> StepRow:
-    groups, decided, figures, learner_figures = map(json.loads, texts)
-    return StepRow(
-        version, stage, trained > 0, tuple(groups), tuple(decided), figures, learner_figures, trained == SKIPPED
-    )
+def _spent(
+    state: str, step: int | None, stage: int, number: int, *, before: int, complete: Mapping[int, Sequence[range]]
+) -> bool:
+    """Whether a group's trajectories are needed no more, when replays start at the version ``before``."""
+    match state:
+        case "dropped":
+            return step is None or step < before
+        case "trained":
+            return step is not None and step < before
+        case "evaluated":
+            return any(number in groups for groups in complete.get(stage, ()))
+    return False

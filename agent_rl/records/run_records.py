@@ -15,10 +15,11 @@ from typing import Any
 
 from agent_rl.config.topology import RlStage, Topology
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
-from agent_rl.records.audit import audit_journal, journal_of
+from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
 from agent_rl.records.history import MADE_WITH, METRICS
 from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.opening import read_journal
 from agent_rl.records.run_directory import add_end, read_end
 from agent_rl.records.summary import summarise
 
@@ -66,7 +67,8 @@ class RunRecords:
     def step(self, version: int, wall: float) -> None:
         """A step was trained."""
         self.spent(wall)
-        row = self._journal.steps(from_version=version)[0]
+        row = self._journal.step(version)
+        assert row is not None
         spec = self._topology.stages[row.stage]
         figures: dict[str, float | None] = {**row.figures, **row.learner_figures}
         step = version - int(self._journal.fact("stage_version") or 0) + 1
@@ -196,7 +198,7 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
 
 def rebuild(directory: Path) -> None:
     """Make ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
-    journal = journal_of(directory)
+    journal = read_journal(directory)
     try:
         settings = journal.fact(MADE_WITH)
         if settings is None:

@@ -26,7 +26,7 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
+from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
 from tests.actors.topologies import micro
 
@@ -188,7 +188,7 @@ def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
                 await enter(stage, 1, 0, 0)
                 await train_a_step(stage, 0, 1, 0)
-                actor._journal._write("DELETE FROM trajectories")  # type: ignore[attr-defined]
+                actor._journal._db.execute("DELETE FROM trajectories")  # type: ignore[attr-defined]
                 await enter(stage, 1, 0, 0)  # one of its own, which names no run
                 await trio.sleep(1.0)
 
@@ -240,7 +240,7 @@ def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
                 await enter(stage, 0, 0, 0)
                 await train_a_step(stage, 0, 0, 0)
-                journal = Journal(tmp_path / "journal.sqlite", read_only=True)
+                journal = SqliteJournal(tmp_path / "journal.sqlite", read_only=True)
                 assert journal.last_step() == 0
                 assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
                 journal.close()

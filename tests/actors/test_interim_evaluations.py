@@ -15,7 +15,8 @@ from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Interim, RlStage, Topology
 from agent_rl.messages import EvaluationReady, GroupsUnfinished, StageEntered, UnfinishedGroups
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal, interim_stage
+from agent_rl.records.journal import interim_stage
+from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.scheduling.ids import interim_id
 from tests import builders
 from tests.actors.test_roc_filter import FILTER, RL, enter
@@ -72,7 +73,7 @@ def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tm
                 await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
                 assert await stage["learner"].receive(EvaluationReady) == told
         assert audit(tmp_path).balanced
-        opened = Journal(tmp_path / "journal.sqlite")
+        opened = SqliteJournal(tmp_path / "journal.sqlite")
         assert opened.opened_count(interim_stage(RL)) == 2
         assert opened.trajectories(interim_id(RL, 0)) == []  # read, and of no more use
         opened.close()

@@ -32,7 +32,7 @@ from agent_rl.messages import (
     Verdict,
 )
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
+from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk
@@ -223,7 +223,7 @@ def test_a_checker_that_is_not_there_is_asked_on_and_one_that_dies_of_an_answer_
                 await stage["learner"].receive(TrainingGroup)
                 assert len(checks) == attempts
                 assert actor.status()[1]["checks_failed"] == min(attempts, 7)
-        journal = Journal(tmp_path / "journal.sqlite")
+        journal = SqliteJournal(tmp_path / "journal.sqlite")
         rewards = {sample: given for sample, _, _, given, _ in journal.trajectories("s2-g000000")}
         journal.close()
         assert rewards == {0: reward, 1: 1.0, 2: 0.0, 3: 0.0}
@@ -273,7 +273,7 @@ def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
                 assert done.figures["success_before_sampled"] == 1.0
                 assert done.figures["success_before_greedy"] == 1 / 3
         assert audit(tmp_path).evaluated == 6
-        journal = Journal(tmp_path / "journal.sqlite")
+        journal = SqliteJournal(tmp_path / "journal.sqlite")
         assert journal.evaluations()[1]["success_before_sampled"] == 1.0
         journal.close()
 
@@ -358,7 +358,10 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_go
         with pytest.raises(BaseExceptionGroup) as caught:
             simulate(until_full, disk)
         message = str(disk_error(caught.value, disk))
-        assert "/small/run/journal.sqlite cannot be written: No space left on device; make room on its disk" in message
+        assert (
+            "/small/run/journal.trajectories/00000000 cannot be written: No space left on device; make room on its disk"
+            in message
+        )
         assert acknowledged
         (disk / "filler").unlink()
         simulate(again, disk)
@@ -500,7 +503,7 @@ def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(main)
     assert "too few rollouts of the last 6 groups" in (user_mistake(caught.value) or "")
-    journal = Journal(tmp_path / "journal.sqlite")
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
     assert journal.evaluations() == {}
     assert len(list(journal.groups(stage=evaluation, states=("open",)))) == 6
     journal.close()

@@ -18,8 +18,8 @@ from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_
 from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory, Transcript
 from agent_rl.observe.report import make_report
 from agent_rl.records.continuing import remember
-from agent_rl.records.journal import Journal
 from agent_rl.records.run_records import RunRecords
+from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
 from tests.builders import evaluate_stage
@@ -86,7 +86,7 @@ class SyntheticRun:
         remember(topology, self.directory)
         (self.directory / "model").mkdir()
         byte_tokenizer().save(str(self.directory / "model" / "tokenizer.json"))
-        self.journal = Journal(self.directory / "journal.sqlite")
+        self.journal = SqliteJournal(self.directory / "journal.sqlite")
         self.records = RunRecords(self.directory, self.journal, topology, BEGAN, BEGAN)
         self.wall = BEGAN
         self.version = 0
@@ -114,7 +114,7 @@ class SyntheticRun:
                 trained.append(group.group)
                 self.journal.ready(group.group, [(sample, 0) for sample in range(len(of))], of, self.version, 1)
             else:
-                self.journal.drop(group.group, "equal_rewards", 1.0, of[0], self.version, 1)
+                self.journal.drop(group.group, "equal_rewards", of[0], self.version, 1)
         step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained))
         self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
         self.wall += 1.0

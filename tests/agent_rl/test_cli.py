@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from actors.cli.main import command_line, main
-from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.sqlite import SqliteJournal
 from transport import BindError, CurveKeys
 
 ACTORS = "from actors.base import Actor\n\nclass Idle(Actor):\n    pass\n"
@@ -232,7 +232,7 @@ def test_audit_says_whether_the_journal_balances(tmp_path, capsys):
     assert "there is no run directory" in capsys.readouterr().err
     assert main(["audit", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-    Journal(tmp_path / "journal.sqlite").close()
+    SqliteJournal(tmp_path / "journal.sqlite").close()
     assert main(["audit", str(tmp_path)]) == 0
     assert capsys.readouterr().out
 

@@ -16,8 +16,9 @@ import pytest
 from actors.cli.main import main
 from agent_rl.records.checkpoint_files import CheckpointError, checksum_of_state, read_state, verify
 from agent_rl.records.deep_audit import deep_audit
-from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.journal_file import KEYS
+from agent_rl.records.journal import JournalError
+from agent_rl.records.rows import ROWS, FactRow
+from agent_rl.records.sqlite import SqliteJournal
 from tests.agent_rl.report_runs import SyntheticRun
 
 STATES = ("open", "ready", "trained", "evaluated", "dropped")
@@ -26,16 +27,16 @@ STATES = ("open", "ready", "trained", "evaluated", "dropped")
 def content(path: Path) -> Any:
     """All that can be read from a journal, by whole tables and by the queries a run asks; None when it cannot be read."""
     try:
-        journal = Journal(path, read_only=True)
+        journal = SqliteJournal(path, read_only=True)
     except JournalError:
         return None
     try:
-        tables = [journal._read(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}") for table, keys in KEYS.items()]
+        tables = [journal._select(kind) for kind in ROWS]
         groups = [list(journal.groups(stage=stage, states=STATES)) for stage in range(4)]
         by_name = [journal.group(row.id) for rows in groups for row in rows]
         rollouts = [journal.trajectories(row.id) for rows in groups for row in rows]
         figures = [journal.counts(), journal.fates(), journal.samples(), journal.steps(), journal.records()]
-        facts = [journal.fact(str(row[0])) for row in tables[5]]
+        facts = [journal.fact(str(row[0])) for row in journal._scan(FactRow, ("key",))]
     except (JournalError, sqlite3.Error, IndexError):
         return None
     finally:
@@ -65,10 +66,11 @@ def a_flip(draw: random.Random, whole: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("flips", [60, pytest.param(2000, marks=pytest.mark.slow)])
-def test_each_flipped_byte_of_the_journal_that_changes_content_is_found(directory: Path, flips: int) -> None:
-    path = directory / "journal.sqlite"
+@pytest.mark.parametrize("name", ["journal.sqlite", "journal.trajectories/00000001"])
+def test_each_flipped_byte_of_the_journal_that_changes_content_is_found(directory: Path, flips: int, name: str) -> None:
+    path, journal = directory / name, directory / "journal.sqlite"
     whole = path.read_bytes()
-    true = content(path)
+    true = content(journal)
     assert not found(directory)
     draw = random.Random(7)
     changed = without = 0
@@ -76,7 +78,7 @@ def test_each_flipped_byte_of_the_journal_that_changes_content_is_found(director
     for _ in range(flips):
         flipped = a_flip(draw, whole)
         path.write_bytes(flipped)
-        if content(path) != true:
+        if content(journal) != true:
             changed += 1
             if not found(directory):
                 missed.append(next(at for at in range(len(whole)) if whole[at] != flipped[at]))
@@ -84,7 +86,7 @@ def test_each_flipped_byte_of_the_journal_that_changes_content_is_found(director
             without += 1
     assert missed == []
     assert changed > flips // 3
-    assert without > 0  # room between rows: nothing there is content
+    assert without > 0 or name != "journal.sqlite"  # room between rows: nothing there is content
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ def test_the_command_names_what_was_changed(directory: Path, capsys: pytest.Capt
 
 def checkpoint(directory: Path) -> Path:
     """A checkpoint of the run, after its last step."""
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
     run, step = journal.fact("run"), journal.last_step()
     journal.close()
     folder = directory / "checkpoints" / f"version-{step + 1:06d}-stage-02"

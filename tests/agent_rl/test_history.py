@@ -14,12 +14,14 @@ import pytest
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
-from agent_rl.records import journal_file
+from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.continuing import remember
+from agent_rl.records.contract import forget
 from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.sqlite import SqliteJournal
 from tests.agent_rl.report_runs import SyntheticRun
 from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 
@@ -73,7 +75,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         made = SyntheticRun(folder).whole()
-        made.journal.compact(3)
+        made.journal.keep_from(3)
+        forget(made.journal)
         self.run = str(made.journal.fact("run"))
         self.directory = made.close()
         self.file = folder / "micro.toml"
@@ -124,7 +127,7 @@ def empty_journal(run: Run) -> None:
 
 def new_journal(run: Run) -> None:
     run.journal.unlink()
-    Journal(run.journal).close()
+    SqliteJournal(run.journal).close()
 
 
 def missing_without_checkpoints(run: Run) -> None:
@@ -247,7 +250,7 @@ def test_a_damaged_journal_is_refused(run: Run, damage: Callable[[Path], None]) 
 
 
 def test_a_locked_journal_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_file, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
     with locked(run.journal), pytest.raises(JournalError, match="is locked by another program"):
         run.check()
 

@@ -19,7 +19,8 @@ from agent_rl.messages import ToolCallRecord
 from agent_rl.observe.report import ReportError, make_report, write_report
 from agent_rl.observe.report.samples import Call, calls_in, responses, split
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
+from agent_rl.records.contract import forget
+from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
 from tests.agent_rl.report_runs import AFTER, BEFORE, RL, SFT, Page, SyntheticRun, metrics, report, trajectory
 from tests.agent_rl.test_report_drawing import HOSTILE
@@ -36,7 +37,7 @@ def whole(folder: Path) -> Path:
 def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     directory = whole(tmp_path)
     page = report(directory)
-    journal = Journal(directory / "journal.sqlite")
+    journal = SqliteJournal(directory / "journal.sqlite")
     shown = {row[0]: row[1:] for row in page.rows()}
     for name, figures in zip(("before", "after"), journal.evaluations().values(), strict=True):
         for way in ("sampled", "greedy"):
@@ -117,7 +118,8 @@ def test_the_groups_of_the_first_and_last_step_say_what_was_kept(tmp_path: Path)
 
 def test_samples_outlive_compaction(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path).whole()
-    run.journal.compact(before_version=run.version)
+    run.journal.keep_from(run.version)
+    forget(run.journal)
     headings = report(run.close()).texts("h3")
     assert "Groups of the first RL step (rl, step 1 of the run)" in headings
     assert "Groups of the last RL step (rl, step 3 of the run)" in headings

@@ -9,13 +9,14 @@ import pytest
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
+from agent_rl.records.memory import MemoryJournal
 from agent_rl.records.summary import summarise
 from tests.builders import evaluate_stage
 
 
 @pytest.fixture
 def journal():
-    made = Journal(None)
+    made = MemoryJournal()
     yield made
     made.close()
 
@@ -31,7 +32,7 @@ def a_step(
         if number < trained:
             journal.ready(name, [(0, 0)], [1.0], version, first + number + 1)
         else:
-            journal.drop(name, "equal_rewards", 100.0, 0.0, version, first + number + 1)
+            journal.drop(name, "equal_rewards", 0.0, version, first + number + 1)
     figures = {"rollouts": 8.0 * len(names), "success": correct, "response_tokens": 100.0}
     figures |= {"staleness_mean": float(trained), "staleness_max": 2.0 * trained}
     journal.close_step(version, 0, names[:trained], names, figures)

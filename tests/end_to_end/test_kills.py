@@ -15,7 +15,7 @@ import pytest
 from actors.filter.stored import decode_stored
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.load import load_topology
-from agent_rl.records.journal import Journal
+from agent_rl.records.sqlite import SqliteJournal
 from tests.end_to_end.processes import (
     Traces,
     check_finished,
@@ -38,7 +38,7 @@ def temporary() -> Iterator[Path]:
 
 
 def check_trained_once(directory: Path) -> None:
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     assert len(trained) == len(set(trained))
@@ -99,7 +99,7 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temp
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert len(steps) == 8
     assert all(row["rollouts_failed"] == row["tool_error_share"] == 0 for row in steps)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
     calls = [
         [call.outcome for call in decode_stored(payload).transcript.calls]
         for step in journal.steps()

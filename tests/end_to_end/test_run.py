@@ -13,7 +13,7 @@ import pytest
 from agent_rl.config.addresses import runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
+from agent_rl.records.sqlite import SqliteJournal
 from tests.end_to_end.processes import (
     check_finished,
     finish,
@@ -64,14 +64,14 @@ def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> 
     assert done < 40
     assert audit(directory).balanced
     assert processes_of(path) == []
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
     trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
     journal.close()
 
     code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
     assert code == 0, out + err
     check_finished(path, directory, out, steps=done + 2)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
     steps = journal.steps()
     assert journal.fact("epoch") == "2"
     journal.close()

@@ -27,7 +27,7 @@ from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
+from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.rollout.prompts import PYTHON_TOOL
 from agent_rl.scheduling.placement import EngineRoom, Waiting
@@ -282,7 +282,7 @@ def test_all_five_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> N
     versions = [int(line.split(",")[1]) for line in (tmp_path / "when.csv").read_text().splitlines()]
     assert versions == sorted(versions)
     assert versions[-1] == 5  # the supervised stage, and four steps
-    journal = Journal(tmp_path / "journal.sqlite")
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
     calls = 0
     looked_at = 0
     for group in journal.groups(stage=2, states=("trained",)):

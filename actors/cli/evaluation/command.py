@@ -39,13 +39,13 @@ from agent_rl.evaluation.topology import (
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.groups.measures import compare as compare_shares
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import JournalError
+from agent_rl.records.opening import JOURNAL, read_journal
 
 ASKED = "evaluation.json"
 TOPOLOGY = "evaluation.toml"
 OPTIONS = ("stages", "tasks", "run.directory", "run.seed", "model.path")
 """Keys that an evaluation sets itself."""
-JOURNAL = "journal.sqlite"
 DIRECTORY = Path("evaluations")
 
 
@@ -141,15 +141,14 @@ def _evaluate(
     tables = evaluation_topology(asked, directory.absolute(), base)
     settings = _settings(tables, problems.content, overrides)
     file = _prepare(directory, tables, settings).absolute()
-    journal = directory / JOURNAL
-    if not _finished(journal):
+    if not _finished(directory):
         topology = sound_topology(file, overrides)
         again = shlex.join(["agent-rl", *sys.argv[1:]])
         if code := supervise(topology, file, overrides, None, EvaluationView, again):
             return code
-        if not _finished(journal):
+        if not _finished(directory):
             return INTERRUPTED
-    results = read_results(journal, problems.asked, _stage(tables)["samples"], decode_stored)
+    results = read_results(directory, problems.asked, _stage(tables)["samples"], decode_stored)
     found = write_results(directory / FILE, settings, results)
     with showing(directory / FILE):
         print_results(name, found, results if show_problems else ())
@@ -206,10 +205,10 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
     return topology
 
 
-def _finished(journal: Path) -> bool:
-    if not journal.exists():
+def _finished(directory: Path) -> bool:
+    if not (directory / JOURNAL).exists():
         return False
-    opened = Journal(journal, read_only=True)
+    opened = read_journal(directory)
     try:
         return bool(opened.evaluations())
     finally:

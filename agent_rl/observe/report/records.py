@@ -15,10 +15,11 @@ from agent_rl.files.reading_json import read_json
 from agent_rl.records.audit import Audit, audit_journal
 from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.opening import JOURNAL, read_journal
 from agent_rl.records.run_directory import read_end
 from agent_rl.records.timeline import FILE as TIMELINE
 
-JOURNAL, METRICS = "journal.sqlite", "metrics.jsonl"
+METRICS = "metrics.jsonl"
 LARGEST = 1e100
 WAYS = ("sampled", "greedy")
 
@@ -130,7 +131,7 @@ def read_records(directory: Path) -> Records:
         records.notes.append(f"There is no {JOURNAL}: what became of the groups, and trajectories, cannot be shown.")
         return records
     try:
-        journal = Journal(directory / JOURNAL, read_only=True)
+        journal = read_journal(directory)
         try:
             _read_journal(journal, records)
         finally:

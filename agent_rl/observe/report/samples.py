@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from agent_rl.messages import GroupOpened, Problem, ToolCallRecord, Trajectory
-from agent_rl.observe.report.records import JOURNAL, WAYS, Records
+from agent_rl.observe.report.records import WAYS, Records
 from agent_rl.records.journal import GroupRow, Journal, JournalError
+from agent_rl.records.opening import JOURNAL, read_journal
 from agent_rl.rollout.parsing import CLOSING, OPENING
 
 Decode = Callable[[bytes], Any]
@@ -147,7 +148,7 @@ def read_samples(directory: Path, records: Records, decode: Decode) -> Samples:
     if to_text is None:
         samples.notes.append("The run's tokenizer was not found: trajectories show only what the model wrote.")
     try:
-        journal = Journal(directory / JOURNAL, read_only=True)
+        journal = read_journal(directory)
         try:
             samples.comparison = _compare(journal, records, decode, to_text)
             samples.first, samples.last = _ends(journal, records, decode, to_text)
@@ -224,8 +225,7 @@ def _only_rollout(journal: Journal, group: str, decode: Decode, to_text: TokensT
     stored = journal.trajectories(group)
     if not stored:
         return None
-    _, _, _, reward, payload = stored[-1]
-    return rollout_of(decode(payload), reward, to_text)
+    return rollout_of(decode(stored[-1].payload), stored[-1].reward, to_text)
 
 
 # The first and the last RL step ----------------------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def _sample_group(
         return None
     opened: GroupOpened = decode(row.opened)
     rollouts = tuple(
-        rollout_of(decode(payload), reward, to_text, kept=(sample, attempt) in row.kept if row.kept else None)
-        for sample, attempt, _, reward, payload in stored[:SAMPLES_PER_GROUP]
+        rollout_of(decode(s.payload), s.reward, to_text, kept=(s.sample, s.attempt) in row.kept if row.kept else None)
+        for s in stored[:SAMPLES_PER_GROUP]
     )
     stage = records.stages[row.stage].name if row.stage < len(records.stages) else ""
     return SampleGroup(stage, step, opened.problem, row.reason or row.state, rollouts)

@@ -21,7 +21,7 @@ from agent_rl.evaluation.results import (
     read_results,
     write_results,
 )
-from agent_rl.records.journal import Journal
+from agent_rl.records.sqlite import SqliteJournal
 from tests.builders import call, opened, trajectory
 
 
@@ -50,9 +50,8 @@ def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any
 
 
 def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Path:
-    """A journal of an evaluation: per problem, each rollout's answer and status."""
-    path = folder / "journal.sqlite"
-    journal = Journal(path)
+    """The directory of an evaluation: per problem, each rollout's answer and status."""
+    journal = SqliteJournal(folder / "journal.sqlite")
     for number, rollouts in enumerate(rows):
         group = opened(number, samples=len(rollouts), purpose="evaluate_sampled")
         journal.open_group(group.group, 0, number, group.purpose, encode_stored(group))
@@ -63,7 +62,7 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
                 journal.reward(group.group, sample, 0, float(answer == "4"))
         journal.evaluated(group.group)
     journal.close()
-    return path
+    return folder
 
 
 def write_data(folder: Path, rows: int) -> Path:
@@ -74,9 +73,11 @@ def write_data(folder: Path, rows: int) -> Path:
 
 
 def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: Path) -> None:
-    journal = write_journal(tmp_path, [[("4", "finished"), ("5", "truncated")], [(None, "finished"), ("4", "failed")]])
+    directory = write_journal(
+        tmp_path, [[("4", "finished"), ("5", "truncated")], [(None, "finished"), ("4", "failed")]]
+    )
     asked = chosen_problems([str(write_data(tmp_path, 2))], None, None).asked
-    first, second = read_results(journal, asked, 2, decode_stored)
+    first, second = read_results(directory, asked, 2, decode_stored)
     assert (first.correct, first.answers, first.truncated, first.lost) == (1, ("4", "5"), 1, 0)
     assert (first.subject, first.level, first.file) == ("a", "3", "data.jsonl")
     assert (second.correct, second.answers, second.samples, second.lost) == (0, (None,), 2, 1)
@@ -95,9 +96,9 @@ def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: 
 
 
 def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path: Path) -> None:
-    journal = write_journal(tmp_path, [[("4", "finished")]])
+    directory = write_journal(tmp_path, [[("4", "finished")]])
     with pytest.raises(EvaluationError, match="holds 1 of 2 problems"):
-        read_results(journal, chosen_problems([str(write_data(tmp_path, 2))], None, None).asked, 1, decode_stored)
+        read_results(directory, chosen_problems([str(write_data(tmp_path, 2))], None, None).asked, 1, decode_stored)
 
 
 def test_wrong_answers_that_are_the_same_vote_together() -> None:

@@ -1,0 +1,403 @@
+"""What every back end of the journal must fulfil, as a suite of tests for pytest: derive from it and say how a journal is opened.
+
+::
+
+    class TestMyJournal(JournalContract):
+        def open(self, folder): return MyJournal(folder / "journal")
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent_rl.records.audit import audit_journal
+from agent_rl.records.journal import Journal, JournalError, interim_stage
+
+PAYLOAD = bytes(range(256)) * 8
+STATES = ("open", "ready", "trained", "evaluated", "dropped")
+
+
+@contextmanager
+def raises(words: str) -> Iterator[None]:
+    """The code within must raise a JournalError that says so."""
+    try:
+        yield
+    except JournalError as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    assert words in said, f"{said} does not say {words!r}"
+
+
+def open_groups(journal: Journal, numbers: int | range, *, stage: int = 0, purpose: str = "train") -> list[str]:
+    """Groups with a rollout each."""
+    names = []
+    for number in range(numbers) if isinstance(numbers, int) else numbers:
+        names.append(f"s{stage}-g{number:06d}")
+        journal.open_group(names[-1], stage, number, purpose, b"opened")
+        journal.add_trajectory(names[-1], 0, 0, "finished", PAYLOAD + names[-1].encode())
+    return names
+
+
+def train(
+    journal: Journal, version: int, groups: Sequence[str], dropped: Sequence[str] = (), *, stage: int = 0
+) -> None:
+    """Make a step of groups that were opened, and train it."""
+    for group in groups:
+        journal.ready(group, [(0, 0)], [1.0], 0, 1)
+    for group in dropped:
+        journal.drop(group, "equal_rewards", 1.0, 0, 1)
+    journal.close_step(version, stage, groups, [*groups, *dropped], {})
+    journal.step_trained(version, {})
+
+
+def forget(journal: Journal, *, keep: int = 0, pieces: int | None = None) -> int:
+    """Carry out a compaction, or its first ``pieces``; returns how many there were."""
+    done = 0
+    for remove in journal.compaction(keep):
+        journal.commit()
+        if remove is not None:
+            journal.settle()
+            remove()
+        done += 1
+        if done == pieces:
+            break
+    return done
+
+
+def readable(journal: Journal, groups: Sequence[str]) -> list[str]:
+    """Those of the groups whose trajectories are there, to the last byte."""
+    found = []
+    for group in groups:
+        for stored in journal.trajectories(group):
+            assert stored.payload == PAYLOAD + group.encode(), f"the payload of {group} is another one"
+            found.append(group)
+    return found
+
+
+class JournalContract(ABC):
+    """The whole contract."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> Journal:
+        """The journal of a folder: a new one, or what was committed there."""
+
+    def made(self, folder: Path) -> Journal:
+        """A journal in which every step begins a new segment."""
+        journal = self.open(folder)
+        journal.segment_bytes = 1
+        return journal
+
+    # Groups and steps --------------------------------------------------------------------------------------------------
+
+    def test_a_groups_life_balances_at_every_moment(self, tmp_path: Path) -> None:
+        """Opened, decided, closed, trained: every figure follows."""
+        journal = self.open(tmp_path)
+        trained, equal, late, still = open_groups(journal, 4)
+        opened = {"groups_opened": 4, "groups_trained": 0, "groups_dropped": 0, "groups_open": 4}
+        assert audit_journal(journal).figures() == opened
+        journal.ready(trained, [(0, 0), (2, 1)], [1.0, 0.0], oldest=3, order=1)
+        journal.drop(equal, "equal_rewards", 1.0, 0, order=2)
+        journal.drop(late, "stale", 0.5, 0, order=0)
+        journal.close_step(7, 0, [trained], [trained, equal], {"success": 0.5})
+        assert audit_journal(journal).balanced
+        assert journal.step_trained(7, {"loss": 0.1}) is True
+        assert journal.step_trained(7, {"loss": 0.1}) is False  # a replay
+        balance = audit_journal(journal)
+        assert balance.balanced, balance.faults
+        assert (balance.opened, balance.trained, balance.open) == (4, 1, 1)
+        assert balance.dropped == {"equal_rewards": 1, "stale": 1}
+        row, step = journal.group(trained), journal.step(7)
+        assert row is not None
+        assert (row.state, row.step, row.kept, row.rewards) == ("trained", 7, ((0, 0), (2, 1)), (1.0, 0.0))
+        assert step is not None
+        assert (step.figures, step.learner_figures) == ({"success": 0.5}, {"loss": 0.1})
+        assert [each.id for each in journal.groups(stage=0, states=("open", "dropped"))] == [equal, late, still]
+        assert (journal.opened_count(0), journal.opened_count(1), journal.uncounted(0, "stale")) == (4, 0, 1)
+        journal.close()
+
+    def test_a_settled_group_does_not_change_again(self, tmp_path: Path) -> None:
+        """Whatever comes late."""
+        journal = self.open(tmp_path)
+        (group,) = open_groups(journal, 1)
+        journal.drop(group, "stale", 0.0, 0, 0)
+        journal.ready(group, [(0, 0)], [1.0], 0, 1)
+        journal.evaluated(group)
+        journal.open_group(group, 0, 0, "train", b"again")
+        row = journal.group(group)
+        assert row is not None
+        assert (row.state, row.opened) == ("dropped", b"opened")
+        for name in (group, "s0-g000009"):
+            with raises("is not open"):
+                journal.add_trajectory(name, 1, 0, "finished", b"")
+        journal.close()
+
+    def test_the_first_trajectory_of_an_attempt_counts(self, tmp_path: Path) -> None:
+        """A message that comes twice changes nothing; rewards and later attempts are kept."""
+        journal = self.open(tmp_path)
+        (group,) = open_groups(journal, 1)
+        journal.reward(group, 0, 0, 0.5)
+        journal.reward(group, 7, 0, 0.5)  # of none
+        journal.add_trajectory(group, 0, 0, "failed", b"twice")
+        journal.add_trajectory(group, 0, 1, "failed", b"")
+        first, second = journal.trajectories(group)
+        assert first == (0, 0, "finished", 0.5, PAYLOAD + group.encode())
+        assert second == (0, 1, "failed", None, b"")
+        journal.close()
+
+    def test_the_audit_names_groups_that_break_the_rules(self, tmp_path: Path) -> None:
+        """An open group in a step, a missing number, a group in two steps, a training group that was evaluated."""
+        journal = self.open(tmp_path)
+        a, b, c = open_groups(journal, 3)
+        journal.ready(a, [(0, 0)], [1.0], 0, 1)
+        for version in (0, 1):
+            journal.close_step(version, 0, [a, b], [a, b], {})
+            journal.step_trained(version, {})
+        journal.evaluated(c)
+        journal.open_group("s0-g000007", 0, 7, "train", b"")
+        faults = "\n".join(audit_journal(journal).faults)
+        for fault in (
+            f"{b}: open, yet in a step",
+            f"{a}: in the steps at versions 0 and 1",
+            f"{c}: a training group marked evaluated",
+            "stage 0: 4 groups recorded, but numbers reach 8",
+        ):
+            assert fault in faults, faults
+        assert "NOT BALANCED" in audit_journal(journal).lines()
+        assert journal.lost_steps() == []
+        journal.close()
+
+    def test_other_stages_leave_nothing_ready_behind(self, tmp_path: Path) -> None:
+        """What an earlier stage left is dropped; what a later one holds stays."""
+        journal = self.open(tmp_path)
+        a, b = open_groups(journal, 2)
+        (interim,) = open_groups(journal, 1, stage=interim_stage(0), purpose="evaluate_sampled")
+        (later,) = open_groups(journal, 1, stage=1)
+        for order, group in enumerate((a, b, later)):
+            journal.ready(group, [(0, 0)], [1.0], 0, order + 1)
+        journal.close_step(0, 0, [a], [a], {})
+        assert journal.leave_stages(but=1, reason="stage_boundary") == 3
+        balance = audit_journal(journal)
+        assert balance.balanced, balance.faults
+        assert balance.dropped == {"stage_boundary": 2}
+        assert [row.state for row in map(journal.group, (a, interim, later)) if row] == ["dropped", "dropped", "ready"]
+        assert journal.steps() == []
+        journal.close()
+
+    def test_a_skipped_step_drops_its_groups_and_a_replay_counts_as_it_ends(self, tmp_path: Path) -> None:
+        """Skipped stays skipped; trained may become skipped."""
+        journal = self.open(tmp_path)
+        for version, first in enumerate((0, 2)):
+            names = open_groups(journal, range(first, first + 2))
+            for group in names:
+                journal.ready(group, [(0, 0)], [1.0], 0, 1)
+            journal.close_step(version, 0, names, names, {})
+        assert journal.step_trained(0, {"skipped": 1.0}, dropped_for="not_finite") is True
+        assert journal.step_trained(0, {}) is False  # followed by a restarted learner: still skipped
+        assert journal.step_trained(1, {}) is True
+        assert audit_journal(journal).skipped_steps == 1
+        assert journal.step_trained(1, {}, dropped_for="not_finite") is False
+        balance = audit_journal(journal)
+        assert balance.balanced, balance.faults
+        assert (balance.trained, balance.dropped, balance.steps, balance.skipped_steps) == (0, {"not_finite": 4}, 2, 2)
+        assert (journal.last_step(), [step.skipped for step in journal.steps(stage=0)]) == (1, [True, True])
+        with raises("never closed"):
+            journal.step_trained(9, {})
+        journal.close()
+
+    def test_what_people_are_told(self, tmp_path: Path) -> None:
+        """Fates, mean rewards, the verdicts of an evaluation, and rows."""
+        journal = self.open(tmp_path)
+        a, b, right, wrong = open_groups(journal, 4)
+        journal.ready(a, [(0, 0), (1, 0)], [1.0, 0.0], 0, 1)
+        journal.ready(b, [(0, 0), (1, 0)], [1.0, 1.0], 0, 2)
+        journal.drop(right, "equal_rewards", 1.0, 0, 3)
+        journal.drop(wrong, "equal_rewards", 0.0, 0, 4)
+        journal.close_step(7, 0, [a, b], [a, b, right, wrong], {})
+        assert journal.kept_rewards() == {}
+        journal.step_trained(7, {})
+        assert journal.kept_rewards() == {7: 0.75}
+        dropped = [(7, "dropped", "equal_rewards", False, 1), (7, "dropped", "equal_rewards", True, 1)]
+        assert sorted(journal.fates()) == [*dropped, (7, "trained", "", False, 2)]
+        asked = open_groups(journal, 3, stage=1, purpose="evaluate_greedy")
+        for group, reward in zip(asked, (1.0, 0.0), strict=False):
+            journal.reward(group, 0, 0, reward)
+        for group in asked:
+            journal.evaluated(group)
+        assert journal.judged(1) == dict(zip(asked, (1.0, 0.0, 0.0), strict=True))
+        journal.add_evaluation(1, {"success": 0.25})
+        journal.add_interim_evaluation(0, 3, {"success": 0.5}, range(4))
+        assert (journal.evaluations(), journal.interim_evaluations(0)) == (
+            {1: {"success": 0.25}},
+            {3: {"success": 0.5}},
+        )
+        balance = audit_journal(journal)
+        assert (balance.opened, balance.evaluated, balance.balanced) == (4, 3, True)
+        journal.ask_again([asked[0], a])
+        assert (journal.trajectories(asked[0]), readable(journal, asked)) == ([], asked[1:])
+        for row in ("one", "two"):
+            journal.add_record(row)
+        assert (journal.records(), journal.record_count()) == (["one", "two"], 2)
+        assert journal.group_ids() == [a, b, right, wrong, *asked]
+        journal.close()
+
+    # Commits -----------------------------------------------------------------------------------------------------------
+
+    def test_what_is_committed_survives_and_what_is_not_does_not(self, tmp_path: Path) -> None:
+        """After the end of the process, at whatever moment."""
+        first = self.open(tmp_path)
+        run = first.fact("run")
+        (group,) = open_groups(first, 1)
+        assert first.dirty
+        first.commit(flush=True)
+        assert not first.dirty
+        open_groups(first, range(1, 3))
+        first.drop(group, "stale", 0.0, 0, 0)
+        first.set_fact("epoch", "5")
+        first.abandon()
+        second = self.open(tmp_path)
+        assert [row.id for row in second.groups(stage=0, states=STATES)] == readable(second, [group]) == [group]
+        assert (second.fact("epoch"), second.fact("run"), second.counts()) == (None, run, {("train", "open", ""): 1})
+        assert readable(second, open_groups(second, range(1, 3))) == ["s0-g000001", "s0-g000002"]
+        second.close()
+
+    def test_counts_are_kept_up_as_they_are_counted(self, tmp_path: Path) -> None:
+        """A journal that counts along says what one that is opened anew counts."""
+        journal, draw = self.open(tmp_path), random.Random(3)
+        journal.counts(), journal.step_counts()
+        for version in range(12):
+            names = open_groups(journal, range(4 * version, 4 * version + 4))
+            train(journal, version, names[: draw.randrange(4)], names[3:])
+            if draw.random() < 0.3:
+                journal.step_trained(version, {}, dropped_for="not_finite")
+        journal.leave_stages(but=1, reason="stage_boundary")
+        counts, steps = journal.counts(), journal.step_counts()
+        journal.close()
+        again = self.open(tmp_path)
+        assert (again.counts(), again.step_counts()) == (counts, steps)
+        assert audit_journal(again).balanced
+        again.close()
+
+    def test_what_rests_on_payloads_that_a_loss_of_power_took_is_undone(self, tmp_path: Path) -> None:
+        """Trained steps stay, since a flush wrote their payloads; what was decided after it is asked for again."""
+        journal = self.open(tmp_path)
+        train(journal, 0, open_groups(journal, 2))
+        lost, whole = open_groups(journal, range(2, 4))
+        for group in (lost, whole):
+            journal.ready(group, [(0, 0)], [1.0], 0, 1)
+        journal.close_step(1, 0, [lost, whole], [lost, whole], {})
+        row = journal.group(lost)
+        assert row is not None
+        size = len(PAYLOAD) + len(lost)
+        journal.forget_lost({row.segment: 4 * size, 99: 0})
+        assert len(journal.steps()) == 2
+        journal.forget_lost({row.segment: 2 * size})
+        balance = audit_journal(journal)
+        assert balance.balanced, balance.faults
+        assert [step.version for step in journal.steps()] == [0]
+        assert (balance.trained, [each.id for each in journal.groups(stage=0, states=("open",))]) == (2, [lost, whole])
+        journal.close()
+
+    # Compaction --------------------------------------------------------------------------------------------------------
+
+    def test_compaction_forgets_only_what_no_replay_needs(self, tmp_path: Path) -> None:
+        """And from the first and the last step a few groups for people to read."""
+        journal = self.made(tmp_path)
+        names = []
+        for version in range(4):
+            groups = open_groups(journal, range(5 * version, 5 * version + 5))
+            train(journal, version, groups[:3], groups[3:])
+            names += groups
+        open_ones = open_groups(journal, range(20, 22))
+        journal.keep_from(2)
+        assert journal.fact("kept_from") == "2"
+        forget(journal)
+        sampled = [names[0], names[1], names[3]]
+        assert readable(journal, names) == sampled + names[10:]
+        journal.keep_from(4)
+        forget(journal)
+        kept = [*sampled, names[15], names[16], names[18]]
+        assert readable(journal, names) == kept == journal.samples()
+        assert readable(journal, open_ones) == open_ones
+        assert audit_journal(journal).balanced
+        train(journal, 4, open_ones)
+        journal.keep_from(5)
+        forget(journal)
+        assert readable(journal, [*names, *open_ones]) == sampled + open_ones
+        journal.close()
+
+    def test_more_steps_can_be_kept_for_reading(self, tmp_path: Path) -> None:
+        """``keep`` counts the last steps trained; a replay's trajectories stay in any case."""
+        journal = self.made(tmp_path)
+        groups = []
+        for version in range(6):
+            groups += open_groups(journal, range(version, version + 1))
+            train(journal, version, groups[-1:])
+        journal.keep_from(6)
+        forget(journal, keep=3)
+        assert readable(journal, groups) == [groups[0], *groups[3:]]
+        journal.keep_from(2)
+        forget(journal, keep=3)
+        assert readable(journal, groups) == [groups[0], *groups[3:]]
+        journal.close()
+
+    def test_evaluations_leave_when_they_are_complete_within_an_rl_stage_alone(self, tmp_path: Path) -> None:
+        """Those of evaluate stages stay, to be read."""
+        journal = self.made(tmp_path)
+        stays = open_groups(journal, 2, stage=1, purpose="evaluate_greedy")
+        inner = interim_stage(2)
+        first = open_groups(journal, 2, stage=inner, purpose="evaluate_sampled")
+        for group in (*stays, *first):
+            journal.evaluated(group)
+        journal.add_evaluation(1, {})
+        journal.add_interim_evaluation(2, 1, {}, range(2))
+        second = open_groups(journal, range(2, 4), stage=inner, purpose="evaluate_sampled")
+        journal.evaluated(second[0])
+        forget(journal)
+        assert readable(journal, [*stays, *first, *second]) == [*stays, *second]
+        journal.close()
+
+    def test_a_compaction_that_was_cut_short_anywhere_is_ended_by_the_next(self, tmp_path: Path) -> None:
+        """No sample is lost, and nothing else stays."""
+        for cut in range(1, 99):
+            folder = tmp_path / str(cut)
+            folder.mkdir()
+            journal = self.made(folder)
+            names = []
+            for version in range(3):
+                names += open_groups(journal, range(4 * version, 4 * version + 4))
+                train(journal, version, names[-4:])
+            journal.keep_from(3)
+            journal.commit()
+            done = forget(journal, pieces=cut)
+            journal.abandon()
+            again = self.made(folder)
+            forget(again)
+            assert readable(again, names) == again.samples() == [names[0], names[1], names[8], names[9]]
+            again.close()
+            if done < cut:
+                return
+        raise AssertionError("a compaction of three steps does not end")
+
+    def test_the_filter_goes_on_while_trajectories_leave(self, tmp_path: Path) -> None:
+        """Whatever is written between two pieces of a compaction."""
+        journal = self.made(tmp_path)
+        names = open_groups(journal, 4)
+        train(journal, 0, names)
+        names += open_groups(journal, range(4, 8))
+        train(journal, 1, names[4:])
+        journal.keep_from(2)
+        number = 8
+        for remove in journal.compaction():
+            names += open_groups(journal, range(number, number + 1))
+            number += 1
+            journal.commit()
+            if remove is not None:
+                remove()
+        assert readable(journal, names) == [names[0], names[1], names[4], names[5], *names[8:]]
+        assert number == 12
+        journal.close()

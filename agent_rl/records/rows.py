@@ -1,0 +1,126 @@
+"""The rows of a journal, by type. A back end stores them; `KEY` names a row, `INDEXES` are the columns it is looked for by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row. Columns are numbers, text, bytes, truth values, or what JSON holds (tuples for lists)."""
+
+    TABLE: ClassVar[str]
+    KEY: ClassVar[tuple[str, ...]]
+    INDEXES: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow(Row):
+    """A group. ``kept`` pairs samples with attempts; ``step`` is the version of the step that decided the group.
+
+    ``segment`` holds the payloads of its trajectories; ``right``: of a dropped group, whether any rollout was.
+    """
+
+    TABLE: ClassVar[str] = "groups"
+    KEY: ClassVar[tuple[str, ...]] = ("id",)
+    INDEXES: ClassVar[tuple[tuple[str, ...], ...]] = (("state", "stage"), ("segment",))
+    id: str
+    stage: int
+    number: int
+    purpose: str
+    opened: bytes
+    segment: int
+    state: str = "open"
+    reason: str = ""
+    step: int | None = None
+    kept: tuple[tuple[int, int], ...] = ()
+    rewards: tuple[float, ...] = ()
+    oldest: int = 0
+    decided_order: int = 0
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow(Row):
+    """A trajectory: ``size`` bytes of payload from byte ``offset`` on of its group's segment, with their CRC-32."""
+
+    TABLE: ClassVar[str] = "trajectories"
+    KEY: ClassVar[tuple[str, ...]] = ("group_id", "sample", "attempt")
+    group_id: str
+    sample: int
+    attempt: int
+    status: str
+    reward: float | None
+    offset: int
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow(Row):
+    """A segment of payloads, and the track whose groups it holds."""
+
+    TABLE: ClassVar[str] = "segments"
+    KEY: ClassVar[tuple[str, ...]] = ("number",)
+    number: int
+    track: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow(Row):
+    """A closed step, with the filter's and (once trained) the learner's figures.
+
+    ``skipped``: the learner took the step and found it not finite. Its groups are dropped, and no replay trains them.
+    """
+
+    TABLE: ClassVar[str] = "steps"
+    KEY: ClassVar[tuple[str, ...]] = ("version",)
+    version: int
+    stage: int
+    trained: bool
+    skipped: bool
+    groups: tuple[str, ...]
+    decided: tuple[str, ...]
+    figures: dict[str, float]
+    learner_figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow(Row):
+    """The result of an evaluation. ``number`` is 0 for an evaluate stage, from 1 for those within an rl stage.
+
+    ``first`` and ``end`` bound the numbers of the groups of an evaluation within an rl stage.
+    """
+
+    TABLE: ClassVar[str] = "evaluations"
+    KEY: ClassVar[tuple[str, ...]] = ("stage", "number")
+    stage: int
+    number: int
+    figures: dict[str, float]
+    first: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FactRow(Row):
+    """A named fact, such as the epoch."""
+
+    TABLE: ClassVar[str] = "facts"
+    KEY: ClassVar[tuple[str, ...]] = ("key",)
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow(Row):
+    """A row of metrics.jsonl."""
+
+    TABLE: ClassVar[str] = "records"
+    KEY: ClassVar[tuple[str, ...]] = ("number",)
+    number: int
+    row: str
+
+
+ROWS: tuple[type[Row], ...] = (GroupRow, TrajectoryRow, SegmentRow, StepRow, EvaluationRow, FactRow, RecordRow)
+"""Every type of row."""
