@@ -1,6 +1,6 @@
 """A tool executor with one tool more: a calculator that needs no sandbox, since it runs no code.
 
-One changed line of a topology beside it chooses it; what it declares is what the model is told of in its prompt::
+Two lines of a topology beside it choose it; what it declares is what the model is told of in its prompt::
 
     [actors.tool_executor]
     class = "calculator_executor:CalculatorExecutor"

@@ -7,7 +7,7 @@
                  print(6 * 7)                                     ```
                  ```
 
-One changed line of a topology beside it chooses it, for the learner's demonstrations too::
+Two lines of a topology beside it choose it, for the learner's demonstrations too::
 
     [actors.rollout_generator]
     class = "fenced_generator:FencedGenerator"

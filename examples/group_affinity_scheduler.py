@@ -1,6 +1,6 @@
 """A scheduler that keeps a group's rollouts on one engine, whose prefix cache then holds their common prompt once.
 
-One changed line of a topology beside it chooses it::
+Two lines of a topology beside it choose it::
 
     [actors.kv_scheduler]
     class = "group_affinity_scheduler:GroupAffinityScheduler"

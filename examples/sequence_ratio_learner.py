@@ -1,6 +1,6 @@
 """A learner with another loss: the importance ratio of whole responses, as in GSPO (arXiv 2507.18071), not of tokens.
 
-One changed line of a topology beside it chooses it::
+Two lines of a topology beside it choose it::
 
     [actors.learner]
     class = "sequence_ratio_learner:SequenceRatioLearner"

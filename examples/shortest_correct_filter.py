@@ -1,6 +1,6 @@
 """A filter that keeps the shortest of the correct rollouts, whatever their tool calls were like.
 
-One changed line of a topology beside it chooses it::
+Two lines of a topology beside it choose it::
 
     [actors.roc_filter]
     class = "shortest_correct_filter:ShortestCorrectFilter"

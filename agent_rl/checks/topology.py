@@ -175,7 +175,7 @@ def _find_actor(topology: Topology, role: str, source: Source, faults: list[Faul
     try:
         settings = actor_class.Settings.model_validate(entry.settings)
     except ValidationError as error:
-        faults += validation_faults(error, actor_class.Settings, source, ("actors", role, "settings"))
+        faults += validation_faults(error, actor_class.Settings, source, entry.settings, ("actors", role, "settings"))
     return CheckedActor(role, entry, actor_class, settings)
 
 

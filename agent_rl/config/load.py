@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from agent_rl.config.standard import STANDARD, completed
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest_line
 from agent_rl.config.topology import Topology
@@ -64,13 +65,14 @@ def load_topology(path: Path, overrides: Sequence[str] = ()) -> Topology:
     """
     source = Source.read(path, overrides)
     faults = list(source.faults)
+    data = completed(source.data)
     topology = None
     try:
-        topology = Topology.model_validate(source.data)
+        topology = Topology.model_validate(data)
     except ValidationError as error:
-        faults += validation_faults(error, Topology, source)
-    faults += _reference_faults(source)
-    faults += _number_faults(source.data, (), source)
+        faults += validation_faults(error, Topology, source, data)
+    faults += _reference_faults(data, source)
+    faults += _number_faults(data, (), source)
     if faults or topology is None:
         raise TopologyError(path, sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0)))
     return topology
@@ -169,12 +171,9 @@ def parse_value(text: str) -> Any:
 
 
 def validation_faults(
-    error: ValidationError, model: type[BaseModel], source: Source, prefix: KeyPath = ()
+    error: ValidationError, model: type[BaseModel], source: Source, data: Any, prefix: KeyPath = ()
 ) -> list[Fault]:
-    """Say what pydantic found in words of the file; ``prefix`` is where the validated table stands in it."""
-    data: Any = source.data
-    for part in prefix:
-        data = data.get(part, {}) if isinstance(data, dict) else data[part]
+    """Say what pydantic found in words of the file; ``prefix`` is where ``data``, the validated table, stands in it."""
     messages: dict[KeyPath, Fault] = {}
     everything = error.errors(include_url=False)
     for found in everything:
@@ -320,8 +319,8 @@ def _names(annotation: Any, data: Mapping[str, Any], path: KeyPath) -> list[str]
         return [field.alias or name for name, field in model.model_fields.items()]
     annotation = _plain(annotation)
     if get_origin(annotation) is dict and _model(get_args(annotation)[1], {}) is not None:
-        field = Topology.model_fields.get(dotted_key(path))
-        return list(data or (field.default if field is not None and isinstance(field.default, dict) else ()))
+        standing = STANDARD if path == ("actors",) else () if data else Topology.model_fields[str(path[0])].default
+        return list(dict.fromkeys([*data, *standing]))
     return None
 
 
@@ -366,13 +365,12 @@ def _trains(data: Mapping[str, Any]) -> bool:
     )
 
 
-def _reference_faults(source: Source) -> list[Fault]:
+def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:
     """What no type can say: either-or keys, and names that must exist elsewhere in the file.
 
     Looks at raw values, so that it reports these beside faults of type.
     """
     faults: list[Fault] = []
-    data = source.data
     for table, first, second in (("model", "path", "initialise"), ("tasks", "generator", "files")):
         value = data.get(table)
         if isinstance(value, dict):

@@ -316,7 +316,7 @@ class ActorEntry(Part):
     restarts: NonNegativeInt = 3
     """Within ``restart_window_seconds``; and so many in a row of a process that ends by itself before it did anything."""
     restart_window_seconds: PositiveFloat = 60.0
-    silent_seconds: PositiveFloat = 120.0
+    silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
     """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""
 
     def targets(self, link: str) -> tuple[str, ...]:
@@ -336,6 +336,7 @@ class Topology(Part):
     hosts: dict[str, Host] = {"local": Host()}
     security: Security = Security()
     actors: dict[str, ActorEntry] = Field(min_length=1)
+    """By role. A file may leave out roles, classes and links that are the standard ones (`agent_rl.config.standard`)."""
 
     @model_validator(mode="after")
     def _evaluations_have_names_of_their_own(self) -> Self:

@@ -1,4 +1,4 @@
-"""The topology of an evaluation: embedded defaults, or the actors of a topology file, with one evaluate stage and no training."""
+"""The topology of an evaluation: the standard actors, or those of a topology file, with one evaluate stage and no training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.load import Source
+from agent_rl.config.standard import completed
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.files.reading_json import read_json
 from agent_rl.models.hub import HubError, is_hub_name, model_files
@@ -19,35 +20,6 @@ from agent_rl.rollout.chat_templates import OURS
 EVALUATOR = "actors.evaluator:Evaluator"
 LEARNER = "learner"
 STAGE = "evaluation"
-
-ACTORS: dict[str, Any] = {
-    "kv_scheduler": {
-        "class": "actors.kv_scheduler:KVScheduler",
-        "links": {
-            "groups": "roc_filter",
-            "requests": "rollout_generator",
-            "unwanted": "rollout_generator",
-            "journal": "roc_filter",
-        },
-    },
-    "rollout_generator": {
-        "class": "actors.rollout_generator:RolloutGenerator",
-        "links": {"trajectories": "roc_filter", "tools": "tool_executor", "load": "kv_scheduler"},
-    },
-    "tool_executor": {"class": "actors.tool_executor:ToolExecutor"},
-    "roc_filter": {
-        "class": "actors.roc_filter:RoCFilter",
-        "links": {"checks": "tool_executor", "training": LEARNER, "progress": "kv_scheduler"},
-    },
-    LEARNER: {
-        "links": {
-            "policy": ["kv_scheduler", "rollout_generator"],
-            "stages": "roc_filter",
-            "steps": "roc_filter",
-            "checkpoints": "roc_filter",
-        }
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +110,7 @@ def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dic
     Raises EvaluationError when the file's actors cannot evaluate, TopologyError when it cannot be read.
     """
     found = Source.read(file).data if file is not None else {}
-    actors = copy.deepcopy(found.get("actors", ACTORS))
+    actors = copy.deepcopy(completed(found).get("actors"))
     if not isinstance(actors, dict) or not isinstance(actors.get(LEARNER), dict):
         raise EvaluationError(f"{file} has no actor named {LEARNER!r}, whose place the evaluator takes")
     kept = {key: value for key, value in actors[LEARNER].items() if key in {"host", "links"}}

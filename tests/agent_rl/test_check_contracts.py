@@ -104,14 +104,24 @@ REFUSED = [
         "filter",
         """
         from agent_rl.messages import PolicyPublished
-        from actors.base import Announce
+        from actors.base import Push
         class Mine(Base):
-            receives = (*Base.receives, Announce(PolicyPublished))
+            receives = (*Base.receives, Push(PolicyPublished))
         """,
-        "receives PolicyPublished by announce, and nobody sends it",
+        "receives PolicyPublished by push, and nobody sends it",
         "required=False",
     ),
-    ("filter", "class Mine(Base):\n    links = {'x': Base.links['progress']}", "the link 'x' leads nowhere", "x = "),
+    (
+        "filter",
+        """
+        from agent_rl.messages import PolicyPublished
+        from actors.base import Push
+        class Mine(Base):
+            links = {**Base.links, 'x': Push(PolicyPublished)}
+        """,
+        "the link 'x' leads nowhere",
+        "x = ",
+    ),
     # How it can be called.
     (
         "filter",
@@ -271,16 +281,15 @@ def test_two_roles_that_tell_the_model_different_things_are_refused(folder: Path
         "class Other(ToolExecutor):\n    tools = ({'function': {'name': 'x', 'parameters': {}}},)\n"
     )
     path = folder / "two.toml"
-    text = QUICKSTART.read_text().replace('tools = "tool_executor"', 'tools = ["tool_executor", "second"]')
-    path.write_text(text + '\n[actors.second]\nclass = "other_tools:Other"\n')
+    path.write_text(QUICKSTART.read_text() + '\n[actors.tool_executor]\n[actors.second]\nclass = "other_tools:Other"\n')
     (fault,) = check_topology(load_topology(path), path)
     assert "other_tools:Other declares other tools than tool_executor does" in fault.message
 
 
 def test_an_executor_for_tools_and_one_for_answers_are_sound(folder: Path) -> None:
     path = folder / "two.toml"
-    text = QUICKSTART.read_text().replace('checks = "tool_executor"', 'checks = "checker"')
-    path.write_text(text + '\n[actors.checker]\nclass = "actors.tool_executor:ToolExecutor"\n')
+    more = '[actors.tool_executor]\n[actors.checker]\nclass = "actors.tool_executor:ToolExecutor"\n[actors.roc_filter]\nlinks = { checks = "checker" }\n'
+    path.write_text(QUICKSTART.read_text() + more)
     assert check_topology(load_topology(path), path) == []
 
 
@@ -304,7 +313,7 @@ def test_the_command_says_it_in_one_line_without_a_traceback(tmp_path: Path) -> 
     (tmp_path / "mine.py").write_text(
         "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter):\n    def select(self, group): return ()\n"
     )
-    (tmp_path / "run.toml").write_text(QUICKSTART.read_text().replace("actors.roc_filter:RoCFilter", "mine:Mine"))
+    (tmp_path / "run.toml").write_text(QUICKSTART.read_text() + '[actors.roc_filter]\nclass = "mine:Mine"\n')
     command = [sys.executable, "-m", "actors.cli", "run", str(tmp_path / "run.toml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

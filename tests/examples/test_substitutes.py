@@ -38,7 +38,7 @@ from examples.sequence_ratio_learner import SequenceRatioLearner
 from examples.shortest_correct_filter import ShortestCorrectFilter
 from tests import builders
 from tests.end_to_end.processes import SECONDS, rows
-from tests.examples.guide import FILES, LINES, with_changes
+from tests.examples.guide import FILES, LINES, played
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
@@ -205,21 +205,19 @@ def test_the_loss_clips_responses_not_tokens() -> None:
 
 
 @pytest.mark.parametrize("role", SUBSTITUTES)
-def test_one_changed_line_chooses_it(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_class_in_a_topology_chooses_it(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(QUICKSTART.parent)
-    before = QUICKSTART.read_text()
-    after = before.replace(f'"{PRODUCTION[role]}"', f'"{SUBSTITUTES[role]}"')
-    changed = [pair for pair in zip(before.splitlines(), after.splitlines(), strict=True) if pair[0] != pair[1]]
-    assert len(changed) == 1
     path = tmp_path / "mine.toml"
-    path.write_text(after)
-    assert check_topology(load_topology(path), path) == []
+    path.write_text(played(QUICKSTART.read_text(), role, SUBSTITUTES[role]))
+    topology = load_topology(path)
+    assert topology.actors[role].class_path == SUBSTITUTES[role]
+    assert check_topology(topology, path) == []
 
 
 def test_modules_beside_the_topology_are_found_from_anywhere_without_torch(tmp_path: Path) -> None:
     text = QUICKSTART.read_text()
     for role, substitute in SUBSTITUTES.items():
-        text = text.replace(f'"{PRODUCTION[role]}"', f'"{substitute}"')
+        text = played(text, role, substitute)
         shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
     path = tmp_path / "mine.toml"
     path.write_text(text)
@@ -276,7 +274,7 @@ def test_all_five_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> N
     for substitute in SUBSTITUTES.values():
         shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
     path = tmp_path / "mine.toml"
-    path.write_text(with_changes(QUICKSTART.read_text(), LINES[1]))
+    path.write_text(QUICKSTART.read_text() + LINES[1])
     (tmp_path / "policy_log.py").write_text(FILES["policy_log.py"])
     run_short(tmp_path, list(SUBSTITUTES), "actors.rollout_generator.replicas=2", path=path)
     versions = [int(line.split(",")[1]) for line in (tmp_path / "when.csv").read_text().splitlines()]
@@ -321,7 +319,7 @@ def test_a_broken_loss_is_refused_before_anything_is_trained(tmp_path: Path) -> 
         "        return -loss, sums\n"
     )
     path = tmp_path / "mine.toml"
-    path.write_text(QUICKSTART.read_text().replace("actors.learner:Learner", "backwards:Backwards"))
+    path.write_text(played(QUICKSTART.read_text(), "learner", "backwards:Backwards"))
     command = [sys.executable, "-m", "actors.cli", "run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False

@@ -1,0 +1,124 @@
+"""What a topology need not say: the standard class of each role, and where links lead that the file does not lead anywhere.
+
+A file may name the five roles, some of them, or none. A role without ``class`` has its standard class. A link that the class
+must have and the file does not lead anywhere leads to every role that receives what it carries. A standard role that the file
+does not name is added where another role needs it: as the one that receives what a link carries, or as the one that sends what
+must be received. So nothing is added to a file that says all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent_rl.config.plugins import ALIASES, PluginError, resolve
+
+STANDARD = ALIASES["actor"]
+"""The class of each role, ``module:Class``."""
+
+Entries = dict[str, dict[str, Any]]
+
+
+def completed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a topology file with all actors and links. What is of the wrong type stays as it is, for validation to name."""
+    actors = data.get("actors", {})
+    if not isinstance(actors, dict) or not all(isinstance(entry, dict) for entry in actors.values()):
+        return dict(data)
+    entries: Entries = {role: dict(entry) for role, entry in (actors or {key: {} for key in STANDARD}).items()}
+    classes = {role: _actor_class(role, entry) for role, entry in entries.items()}
+    while lacking := _lacking(entries, classes):
+        entries |= {role: {} for role in lacking}
+        entries = {role: entries[role] for role in sorted(entries, key=_place)}
+        classes = {role: _actor_class(role, entry) for role, entry in entries.items()}
+    for role, entry in entries.items():
+        if role in STANDARD:
+            entries[role] = {"class": STANDARD[role], **entry}
+        leads = dict(_unwritten(role, entry, classes))
+        if leads:
+            entries[role]["links"] = {**entry.get("links", {}), **leads}
+    return {**data, "actors": entries}
+
+
+def _place(role: str) -> int:
+    """Where a role stands among others: the standard ones in their order, then those of the user's own."""
+    return list(STANDARD).index(role) if role in STANDARD else len(STANDARD)
+
+
+def _actor_class(role: str, entry: Mapping[str, Any]) -> Any:
+    """The class that says what a role sends and receives; None when there is none to go by."""
+    own = _declaring(entry.get("class"))
+    return own or _declaring(STANDARD.get(role))  # `agent-rl check` names a class that cannot be had
+
+
+def _declaring(path: Any) -> Any:
+    """The class of that path, if it is one that declares links; None otherwise."""
+    try:
+        cls = resolve("actor", path) if isinstance(path, str) else None
+    except PluginError:
+        return None
+    declares = isinstance(getattr(cls, "links", None), Mapping) and isinstance(
+        getattr(cls, "receives", None), tuple | list
+    )
+    return cls if declares else None
+
+
+def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
+    """Standard roles that the file does not name and a role of it needs; actors of the user's own need some where they are alone."""
+    absent = [role for role in STANDARD if role not in entries]
+    if not absent:
+        return []
+    standard = {role: _actor_class(role, {}) for role in absent}
+    for role in [role for role in entries if role in STANDARD] or list(entries):
+        cls, links = classes[role], entries[role].get("links", {})
+        if "class" in entries[role] and _declaring(entries[role]["class"]) is None:
+            continue
+        named = [
+            target for leads_to in (links.values() if isinstance(links, dict) else ()) for target in _names(leads_to)
+        ]
+        found = [other for other in absent if other in named]
+        for _, declared in _required(cls, links):
+            if not any(_receives(other, declared) for name, other in classes.items() if name != role):
+                found += [other for other in absent if _receives(standard[other], declared)]
+        for received in getattr(cls, "receives", ()):
+            if role in STANDARD or getattr(received, "required", True):
+                for message in getattr(received, "messages", ()):
+                    if not any(_sends(other, received.kind, message) for other in classes.values()):
+                        found += [other for other in absent if _sends(standard[other], received.kind, message)]
+        if found:
+            return list(dict.fromkeys(found))
+    return []
+
+
+def _unwritten(
+    role: str, entry: Mapping[str, Any], classes: Mapping[str, Any]
+) -> Iterator[tuple[str, str | list[str]]]:
+    """The links that must lead somewhere and are not in the file, and where they lead."""
+    for link, declared in _required(classes[role], entry.get("links", {})):
+        others = {other: cls for other, cls in classes.items() if other != role}
+        targets = [other for other, cls in others.items() if _receives(cls, declared)]
+        # Where nobody receives it, check says so of the role that should.
+        targets = targets or [each for each in others if _receives(_declaring(STANDARD.get(each)), declared)]
+        if targets:
+            yield link, targets[0] if len(targets) == 1 else targets
+
+
+def _required(cls: Any, written: Any) -> Iterator[tuple[str, Any]]:
+    """The links that a class must have and the file does not write."""
+    if isinstance(written, dict):
+        for link, declared in getattr(cls, "links", {}).items():
+            if link not in written and declared.messages and getattr(declared, "required", True):
+                yield link, declared
+
+
+def _receives(cls: Any, declared: Any) -> bool:
+    same = [each for each in getattr(cls, "receives", ()) if getattr(each, "kind", None) == declared.kind]
+    return set(declared.messages) <= {message for each in same for message in each.messages}
+
+
+def _sends(cls: Any, kind: str, message: type) -> bool:
+    links = getattr(cls, "links", {}).values()
+    return any(getattr(each, "kind", None) == kind and message in each.messages for each in links)
+
+
+def _names(leads_to: Any) -> tuple[Any, ...]:
+    return tuple(leads_to) if isinstance(leads_to, list) else (leads_to,)

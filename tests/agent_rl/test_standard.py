@@ -1,0 +1,181 @@
+"""What a topology need not say: actors, classes and links that are the standard ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.standard import STANDARD, completed
+from agent_rl.config.topology import Topology
+from tests.end_to_end.topologies import MICRO
+
+FIRST = """\
+[run]
+name = "first"
+directory = "{directory}"
+
+[model.initialise]
+hidden_size = 64
+layers = 2
+
+[tasks]
+generator = "arithmetic"
+
+[algorithm]
+groups_per_step = 4
+samples = 8
+keep = 4
+
+[[stages]]
+kind = "sft"
+steps = 20
+
+[[stages]]
+kind = "rl"
+steps = 10
+max_response_tokens = 64
+max_turns = 2
+"""
+LINKS = {
+    "kv_scheduler": {
+        "groups": "roc_filter",
+        "requests": "rollout_generator",
+        "unwanted": "rollout_generator",
+        "journal": "roc_filter",
+    },
+    "rollout_generator": {
+        "trajectories": "roc_filter",
+        "tools": "tool_executor",
+        "load": ("kv_scheduler", "learner"),
+    },
+    "tool_executor": {},
+    "roc_filter": {"checks": "tool_executor", "training": "learner", "progress": "kv_scheduler"},
+    "learner": {
+        "policy": ("kv_scheduler", "rollout_generator"),
+        "stages": "roc_filter",
+        "steps": "roc_filter",
+        "checkpoints": "roc_filter",
+    },
+}
+
+
+@pytest.fixture
+def first(tmp_path: Path):
+    """Load the first topology with tables more; its file is beside it."""
+
+    def write(more: str = "", overrides=()) -> Topology:
+        path = tmp_path / "first.toml"
+        path.write_text(FIRST.format(directory=tmp_path / "run") + more)
+        topology = load_topology(path, overrides)
+        assert [fault.render(path) for fault in check_topology(topology, path, overrides)] == []
+        return topology
+
+    return write
+
+
+def links(topology: Topology) -> dict[str, dict]:
+    return {role: dict(entry.links) for role, entry in topology.actors.items()}
+
+
+def test_a_first_topology_is_short_and_has_all_actors_and_links(first) -> None:
+    assert len(FIRST.splitlines()) <= 25
+    topology = first()
+    assert {role: entry.class_path for role, entry in topology.actors.items()} == dict(STANDARD)
+    assert list(topology.actors) == list(STANDARD)
+    assert links(topology) == LINKS
+
+
+def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "standard_filter.py").write_text(
+        "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    topology = first(
+        '[actors.learner]\nsettings = { threads = 2 }\n[actors.roc_filter]\nclass = "standard_filter:Mine"\n'
+    )
+    assert topology.actors["learner"].settings == {"threads": 2}
+    assert topology.actors["roc_filter"].class_path == "standard_filter:Mine"
+    assert list(topology.actors) == list(STANDARD)
+    assert links(topology) == LINKS
+
+
+def test_the_executor_alone_brings_all_others(first) -> None:
+    assert links(first("[actors.tool_executor]\nreplicas = 2\n")) == LINKS
+
+
+def test_overrides_reach_actors_that_the_file_does_not_name(first) -> None:
+    topology = first("", ["actors.learner.settings.threads=2", "actors.tool_executor.replicas=3"])
+    assert topology.actors["learner"].settings == {"threads": 2}
+    assert topology.actors["tool_executor"].replicas == 3
+    assert links(topology) == LINKS
+
+
+def test_an_actor_of_the_users_own_hears_what_it_receives(first, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "standard_log.py").write_text(
+        "from actors.base import Actor, Announce\nfrom agent_rl.messages import PolicyPublished\n"
+        "class PolicyLog(Actor):\n    receives = (Announce(PolicyPublished),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    topology = first('[actors.policy_log]\nclass = "standard_log:PolicyLog"\n')
+    assert topology.actors["learner"].links["policy"] == ("kv_scheduler", "rollout_generator", "policy_log")
+    assert list(topology.actors) == [*STANDARD, "policy_log"]
+
+
+def test_a_link_that_is_written_stays_as_it_is(first) -> None:
+    weights = 'links = { weights = "learner", load = ["learner", "kv_scheduler"] }'
+    topology = first(f"[actors.rollout_generator]\n{weights}\n")
+    assert topology.actors["rollout_generator"].links == {
+        "weights": "learner",
+        "load": ("learner", "kv_scheduler"),
+        "trajectories": "roc_filter",
+        "tools": "tool_executor",
+    }
+
+
+def test_nothing_is_added_to_a_file_that_says_all(tmp_path: Path) -> None:
+    import tomllib
+
+    data = tomllib.loads(MICRO.format(directory=tmp_path / "run", steps=1, hosts="", a="local", b="local"))
+    assert completed(data) == data
+    alone = {"actors": {"learner": {"class": "actors.base:Actor"}, "x": {"class": "not.there:X"}}}
+    assert completed(alone) == alone
+
+
+@pytest.mark.parametrize(
+    "actors",
+    [
+        "3",
+        "[]",
+        "{ learner = 3 }",
+        "{ learner = { class = 3 } }",
+        "{ learner = { links = 3 } }",
+        "{ learner = { links = { policy = [{}] } } }",
+    ],
+)
+def test_what_is_of_the_wrong_type_is_named_and_nothing_is_raised(tmp_path: Path, actors: str) -> None:
+    path = tmp_path / "first.toml"
+    path.write_text(f"actors = {actors}\n" + FIRST.format(directory=tmp_path / "run"))
+    with pytest.raises(TopologyError) as caught:
+        load_topology(path)
+    assert all(fault.line == 1 and fault.key.startswith("actors") for fault in caught.value.faults), caught.value.faults
+
+
+def test_an_actor_of_a_name_of_its_own_needs_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "first.toml"
+    path.write_text(FIRST.format(directory=tmp_path / "run") + "[actors.mine]\nreplicas = 2\n")
+    with pytest.raises(TopologyError, match=r"first.toml:26: actors.mine.class: is missing; add it"):
+        load_topology(path)
+
+
+def test_an_actor_is_never_silent_too_long_where_the_file_says_inf(first) -> None:
+    topology = first("[actors.learner]\nsilent_seconds = inf\n")
+    assert topology.actors["learner"].silent_seconds == float("inf")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-inf", "0"])
+def test_silent_seconds_are_above_zero(first, seconds: str) -> None:
+    with pytest.raises(TopologyError, match=r"actors.learner.silent_seconds: must be greater than 0"):
+        first(f"[actors.learner]\nsilent_seconds = {seconds}\n")
