@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from html.parser import HTMLParser
-from importlib.resources import files
 
 import pytest
 from hypothesis import assume, given
@@ -27,6 +26,7 @@ from agent_rl.observe.charts.scales import (
     ticks,
     time_ticks,
 )
+from agent_rl.observe.charts.standalone import style
 from agent_rl.observe.report.activity import activity, binned, load, totals
 from agent_rl.observe.report.curves import FATES
 from tests.agent_rl.report_runs import Page
@@ -253,8 +253,7 @@ def test_a_chart_says_in_words_what_it_draws() -> None:
 
 
 def test_text_can_be_read_and_curves_be_told_from_the_page_in_both_colour_schemes() -> None:
-    style = files("agent_rl.observe.report").joinpath("templates", "report.css").read_text()
-    schemes = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)
+    schemes = re.findall(r":root \{(.*?)\}", style(), flags=re.DOTALL)
     light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", scheme)) for scheme in schemes[:2])
     assert light.keys() == dark.keys()
     for colours in (light, dark):

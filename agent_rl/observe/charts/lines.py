@@ -41,6 +41,7 @@ class Line:
     colour: int
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    faint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,8 @@ def _curve(line: Line, centres: Sequence[float], y: Scale) -> Markup:
         for run in runs
         if len(run) == 1
     ]
-    return join(tag("path", d=curves, class_=f"curve c{line.colour}"), *alone)
+    class_ = f"curve c{line.colour}" + (" faint" if line.faint else "")
+    return join(tag("path", d=curves, class_=class_), *alone)
 
 
 def _mark(mark: Mark, frame: _Frame) -> Markup:

@@ -26,6 +26,7 @@ from markupsafe import Markup
 from agent_rl.observe.charts.lines import NARROW, SMALL, WIDE, Plot, Size, line_chart
 from agent_rl.observe.charts.markup import join, visible
 from agent_rl.observe.charts.scales import clock, compact, percent, spread
+from agent_rl.observe.charts.standalone import style as chart_style
 from agent_rl.observe.report.activity import ROLES, Activity, activity, load, role_number, supervised_losses, totals
 from agent_rl.observe.report.curves import (
     PLACES,
@@ -84,7 +85,7 @@ class Figure(NamedTuple):
 def page(records: Records, samples: Samples) -> str:
     """The whole report."""
     active = activity(records.timeline)
-    style, script = _source("report.css"), _source("report.js")
+    style, script = chart_style() + _source("report.css"), _source("report.js")
     return (
         _environment()
         .get_template("report.html")
