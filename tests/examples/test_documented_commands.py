@@ -1,0 +1,62 @@
+"""Commands and topologies in README and documents are ones that this version reads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from actors.cli.main import command_line
+from agent_rl.config.topology import SftStage, Topology
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+
+
+def commands(text: str) -> list[str]:
+    """Lines of blocks, and words set as code, that call ``agent-rl``."""
+    block = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    lines = [line for found in block.findall(text) for line in re.sub(r"\\\n\s*", "", found).splitlines()]
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", block.sub("", text))]
+    called = (re.fullmatch(r"\s*(?:\$ )?(?:\S+/)?agent-rl (\w.*?)(?:\s+#.*)?", line) for line in lines + inline)
+    return [match[1] for match in called if match]
+
+
+CASES = sorted({(page, command) for page, text in TEXTS.items() for command in commands(text)})
+
+
+@pytest.mark.parametrize(("page", "command"), CASES, ids=[f"{page}: {command[:60]}" for page, command in CASES])
+def test_a_documented_command_is_understood(page: str, command: str) -> None:
+    """A whole command is parsed; of one that is only named, as in `agent-rl data`, the name is looked up."""
+    plain = re.sub(r"\[[^]]*\]|\.\.\.", "", command)
+    words = ["3" if word == "N" else word for word in shlex.split(plain) if word != "SUBJECT"]
+    app = command_line()
+    if words[0] == "bench":
+        assert not words[1:] or (ROOT / "benchmarks" / f"bench_{words[1]}.py").is_file()
+        return
+    _, _, rest = app.parse_commands(words)
+    if rest and words[:2] != ["data", "FILE"]:
+        app.parse_args(words)
+    else:
+        assert rest == [] or words[1] == "FILE"
+        assert words[0] in app
+
+
+def test_the_recipe_of_the_paper_is_two_topologies() -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```$", TEXTS["docs/reproduction.md"], re.MULTILINE | re.DOTALL)
+    first, second = map(tomllib.loads, blocks)
+    actors = tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text())["actors"]
+    topology = Topology.model_validate({**first, "actors": actors})
+    last = Topology.model_validate({**first, **second, "actors": actors})
+    sft, *rl = topology.stages
+    assert isinstance(sft, SftStage)
+    assert sft.steps == round(3 * (165_000 + 30_000 + 27_000) / sft.batch)
+    assert sft.warmup_steps == round(0.04 * sft.steps)
+    assert [stage.steps for stage in (*rl, *last.stages)] == [300, 85, 125]
+    algorithm = topology.algorithm
+    assert (algorithm.groups_per_step, algorithm.samples, algorithm.keep) == (512, 32, 16)
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coefficient) == (0.2, 0.28, 0)
