@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from actors.cli.main import command_line
-from agent_rl.config.topology import SftStage, Topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import SftStage
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -46,12 +48,15 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
         assert words[0] in app
 
 
-def test_the_recipe_of_the_paper_is_two_topologies() -> None:
+def test_the_recipe_of_the_paper_is_two_topologies(tmp_path: Path) -> None:
     blocks = re.findall(r"^```toml\n(.*?)^```$", TEXTS["docs/reproduction.md"], re.MULTILINE | re.DOTALL)
     first, second = map(tomllib.loads, blocks)
-    actors = tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text())["actors"]
-    topology = Topology.model_validate({**first, "actors": actors})
-    last = Topology.model_validate({**first, **second, "actors": actors})
+    loaded = []
+    for tables in (first, first | second):
+        path = tmp_path / "recipe.toml"
+        path.write_text(tomli_w.dumps(tables))
+        loaded.append(load_topology(path))
+    topology, last = loaded
     sft, *rl = topology.stages
     assert isinstance(sft, SftStage)
     assert sft.steps == round(3 * (165_000 + 30_000 + 27_000) / sft.batch)
