@@ -38,13 +38,6 @@ class Panel:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    label: str
-    name: str
-    colour: int
-
-
 def learning_curve(records: Records) -> Plot:
     """Success on training problems, step by step, and on held-out ones, where it was evaluated."""
     places = bins(len(records.steps), PLACES)
@@ -113,9 +106,9 @@ def panels(records: Records) -> list[Panel]:
             span=(0.0, 1.0),
         )
     ]
-    for name, figures, note, share, unit in _PANELS:
-        curves = [(each.label, [figure(row, each.name) for row in steps], each.colour) for each in figures]
-        found.append(_panel(records, name, curves, note, share=share, unit=unit))
+    for name, unit, note, names in _PANELS:
+        curves = [(label, [figure(row, key) for row in steps], n) for n, (label, key) in enumerate(names.items(), 1)]
+        found.append(_panel(records, name, curves, note, share=unit == "share", unit=unit.removeprefix("share")))
     seconds = [figure(row, "seconds") for row in steps]
     between = [math.nan, *(later - earlier for earlier, later in pairwise(seconds))]
     training = [figure(row, "train_seconds") for row in steps]
@@ -124,70 +117,48 @@ def panels(records: Records) -> list[Panel]:
     return [panel for panel in found if any(math.isfinite(v) for line in panel.plot.lines for v in line.values)]
 
 
-_PANELS: Sequence[tuple[str, Sequence[_Figure], str, bool, str]] = (
+_PANELS = (
     (
         "Tool errors",
-        [
-            _Figure("of all calls", "tool_error_share", 1),
-            _Figure("of those in correct rollouts", "tool_error_share_correct", 2),
-        ],
+        "share",
         "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
-        True,
-        "",
+        {"of all calls": "tool_error_share", "of those in correct rollouts": "tool_error_share_correct"},
     ),
     (
         "Response length",
-        [_Figure("mean", "response_tokens", 1)],
-        "Tokens after the prompt, tool responses included.",
-        False,
         "tokens",
+        "Tokens after the prompt, tool responses included.",
+        {"mean": "response_tokens"},
     ),
-    (
-        "Turns and tool calls",
-        [_Figure("turns", "turns", 1), _Figure("tool calls", "tool_calls", 2)],
-        "Means over rollouts.",
-        False,
-        "",
-    ),
-    ("Truncated rollouts", [_Figure("share", "truncated_share", 1)], "Rollouts that ran out of tokens.", True, ""),
-    (
-        "Entropy",
-        [_Figure("of the policy", "entropy", 1)],
-        "Mean over trained tokens, at the rollouts' temperature.",
-        False,
-        "nats",
-    ),
+    ("Turns and tool calls", "", "Means over rollouts.", {"turns": "turns", "tool calls": "tool_calls"}),
+    ("Truncated rollouts", "share", "Rollouts that ran out of tokens.", {"share": "truncated_share"}),
+    ("Entropy", "nats", "Mean over trained tokens, at the rollouts' temperature.", {"of the policy": "entropy"}),
     (
         "Staleness",
-        [_Figure("mean", "staleness_mean", 1), _Figure("highest", "staleness_max", 2)],
-        "How many versions a group's oldest token is behind the policy that trains on it.",
-        False,
         "versions",
+        "How many versions a group's oldest token is behind the policy that trains on it.",
+        {"mean": "staleness_mean", "highest": "staleness_max"},
     ),
     (
         "Clipped tokens",
-        [
-            _Figure("by the ratio's bounds", "clip_share", 1),
-            _Figure("by the correction's cap", "correction_capped_share", 2),
-        ],
+        "share",
         "Share of trained tokens whose gradient was cut.",
-        True,
-        "",
+        {"by the ratio's bounds": "clip_share", "by the correction's cap": "correction_capped_share"},
     ),
     (
         "Policy and engine",
-        [
-            _Figure("whole gap of log-probabilities", "policy_gap", 1),
-            _Figure("engine against learner, same weights", "mismatch_gap", 2),
-            _Figure("staleness", "staleness_gap", 3),
-        ],
-        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample of the step.",
-        False,
         "nats",
+        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample of the step.",
+        {
+            "whole gap of log-probabilities": "policy_gap",
+            "engine against learner, same weights": "mismatch_gap",
+            "staleness": "staleness_gap",
+        },
     ),
-    ("Gradient norm", [_Figure("before clipping", "gradient_norm", 1)], "Mean over a step's updates.", False, ""),
-    ("Learning rate", [_Figure("rate", "learning_rate", 1)], "Warm-up and schedule of the stage.", False, ""),
+    ("Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
+    ("Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
 )
+"""Name, unit (or share), note, and the figures of a step by label, in the order of the colours."""
 
 
 def _panel(

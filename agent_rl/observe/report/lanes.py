@@ -72,10 +72,14 @@ def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Size) -> M
     return svg(join(*parts, columns), size, _describe(activity, shares))
 
 
-def _lane(name: str, share: Share, spans: Sequence[Span], x: Scale, base: float) -> Markup:
-    said = f"busy {percent(share.busy)}, waiting {percent(share.waiting_in_all)}"
+def _ground(name: str, said: str, x: Scale, base: float) -> Markup:
+    """A lane's words and its empty ground."""
     label = tag("text", tag("tspan", name, class_="strong"), "  ", said, x=x.start, y=base - LANE - 5, class_="lane")
-    ground = tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground")
+    return join(label, tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground"))
+
+
+def _lane(name: str, share: Share, spans: Sequence[Span], x: Scale, base: float) -> Markup:
+    ground = _ground(name, f"busy {percent(share.busy)}, waiting {percent(share.waiting_in_all)}", x, base)
     y = Scale(0.0, 1.0, base, base - LANE)
     busy = []
     waiting: dict[int, list[str]] = {}
@@ -92,7 +96,7 @@ def _lane(name: str, share: Share, spans: Sequence[Span], x: Scale, base: float)
             waiting.setdefault(role_number(role), []).append(_box(left, right, top, above))
             top = above
     areas = [tag("path", d="".join(boxes), class_=f"wait w{index}") for index, boxes in sorted(waiting.items())]
-    return join(label, ground, *areas, tag("path", d="".join(busy), class_=f"bar c{role_number(name)}"))
+    return join(ground, *areas, tag("path", d="".join(busy), class_=f"bar c{role_number(name)}"))
 
 
 def _processor(activity: Activity, spans: Sequence[Span], x: Scale, base: float) -> Markup:
@@ -103,14 +107,11 @@ def _processor(activity: Activity, spans: Sequence[Span], x: Scale, base: float)
     mean = load(activity.spans)
     of = f" of {activity.cores}" if activity.cores else ""
     said = f"{mean:.2f}{of} cores on average" if math.isfinite(mean) else "not recorded"
-    label = tag(
-        "text", tag("tspan", "all processors", class_="strong"), "  ", said, x=x.start, y=base - LANE - 5, class_="lane"
-    )
-    ground = tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground")
+    ground = _ground("all processors", said, x, base)
     boxes = [
         _box(x(span.start), x(span.end), base, y(value)) for span, value in zip(spans, spent, strict=True) if value > 0
     ]
-    return join(label, ground, tag("path", d="".join(boxes), class_="bar load"))
+    return join(ground, tag("path", d="".join(boxes), class_="bar load"))
 
 
 def _stage_strip(stages: Sequence[StageSpan], x: Scale) -> Markup:
