@@ -23,11 +23,12 @@ from actors.generation.serving import ServedPolicy
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.weights import transfer
 from actors.weights.files import model_directory
-from agent_rl.checks.declared import declared_tools, format_faults
+from agent_rl.checks.declared import format_faults
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_tasks
+from agent_rl.environments.toolboxes import tools_of
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
@@ -139,6 +140,7 @@ class RolloutGenerator(Actor):
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
         directory = await self.context.in_thread(model_directory, topology, self.context.directory)
+        self._toolboxes = tools_of(topology, self.context.base)
         self._chat = await self.context.in_thread(self._make_format, directory)
         for difference in self._chat.differences():
             self.log.warning("conversations are not as the chat template writes them", where=difference)
@@ -155,7 +157,7 @@ class RolloutGenerator(Actor):
         self._acks: dict[str, list[Callable[[], None]]] = {}
         self._served = ServedPolicy(self.context, self._engine, self.log)
         self._tally = RolloutTally()
-        self._tools = ToolCaller(self.context, self._tally)
+        self._tools = ToolCaller(self.context, self._tally, self._toolboxes)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
@@ -169,7 +171,8 @@ class RolloutGenerator(Actor):
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
-        return self.chat_format(tokenizer, topology.tasks.prompt, declared_tools(topology))
+        schemas = [tool.schema for tool in next(iter(self._toolboxes.values())).values()]
+        return self.chat_format(tokenizer, topology.tasks.prompt, schemas)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""
@@ -251,7 +254,7 @@ class RolloutGenerator(Actor):
                 if not scopes:
                     self._scopes.pop(request.group, None)
                 self._engine.release(request.rollout)
-                self._tools.end(request.rollout)
+                self._tools.end(request)
         if scope.cancelled_caught:
             failure = ("cancelled", "nobody wants its group any more")
         trajectory = episode.trajectory(

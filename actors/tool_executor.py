@@ -1,24 +1,49 @@
-"""The tool executor: runs the model's Python and judges answers, each in a forked child of a warm interpreter."""
+"""The tool executor: runs the tools of the run's environments and judges answers.
+
+::
+
+    ToolCall --> the environment's Tool.call, within its deadline --Context--> sandbox, functions, checkers, threads --> ToolResult
+
+What a model wrote runs in forked children of warm interpreters alone. What is wrong with a call, or with its tool, is an outcome that
+the model reads.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
+from actors.execution.context import ExecutorContext, Services, session_name
+from actors.execution.deadlines import DeadlineError, NoThreadError, Threads
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.functions import FunctionSandbox
 from actors.sandbox.owner.interpreter import Scratch
-from agent_rl.checks.declared import tool_faults
-from agent_rl.config.topology import Topology
-from agent_rl.messages import Metric, ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
+from actors.sandbox.owner.pool import Pool
+from agent_rl.config.plugins import defined_at, place_of
+from agent_rl.environments.base import (
+    SNAPSHOT_BYTES,
+    BadArgumentError,
+    CheckError,
+    CheckUnavailableError,
+    Tool,
+    ToolOutput,
+)
+from agent_rl.environments.maths.rewards import check as maths_check
+from agent_rl.environments.toolboxes import toolbox, tools_of
+from agent_rl.environments.tools import as_output, bounded
+from agent_rl.messages import Metric, Problem, ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
 from agent_rl.observe.metrics import Histogram, counter, gauge
 from agent_rl.observe.rates import Rate
-from agent_rl.rollout.prompts import JUPYTER_TOOL, JUPYTER_TOOLS, PYTHON_TOOL, TOOLS
+
+MATHS_CHECK = f"{maths_check.__module__}:{maths_check.__name__}"
 
 
 class ToolExecutorSettings(Settings):
@@ -35,7 +60,7 @@ class ToolExecutorSettings(Settings):
     """Modules imported before forking, for code that names them. Each has interpreters of its own, and so have the first two,
     the first three and so on; they are started when the first code comes that names all of these."""
     wall_seconds: PositiveFloat = 4.0
-    """The most a call may take; its argument ``timeout`` may ask for less."""
+    """The most a call may take: the model's code in the sandbox, and a tool's own code on the host unless the tool says otherwise."""
     cpu_seconds: PositiveFloat = 4.0
     memory_mib: PositiveInt = 512
     """Address space of each process of a call, beyond the interpreter's."""
@@ -55,36 +80,29 @@ class ToolExecutorSettings(Settings):
     scratch_mib: PositiveInt = 64
     """Size of a call's /tmp, which is memory."""
     sessions: PositiveInt = 64
-    """Live sessions of the notebook tool; the one idle longest is ended to make room."""
+    """Live notebooks; the one idle longest is ended to make room."""
     code_bytes: PositiveInt = 1 << 20
-    """Larger code, or input, is refused."""
+    """A call whose arguments are larger, as JSON, is refused."""
+    threads: PositiveInt = 32
+    """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
     check_seconds: PositiveFloat = 10.0
 
 
-class BadArgumentError(Exception):
-    """What is wrong with a call's arguments, in words for the model."""
-
-
 class ToolExecutor(Actor):
-    """Any number of calls at once, bounded by the sandbox's children; without state between the calls of a rollout."""
+    """Any number of calls at once, bounded by the sandbox's children and the threads; without state between the calls of a rollout."""
 
     concurrency = 4096
     drain_order = 40
     Settings = ToolExecutorSettings
     receives = (Call(ToolCall, ToolResult, required=False), Call(VerifyAnswer, Verdict, required=False))
     links: ClassVar = {}
-    tools: ClassVar[tuple[dict[str, Any], ...]] = TOOLS
-    """What the model is told it may call, as JSON schemas: an executor with another tool adds it here, and to `execute`."""
-
-    @classmethod
-    def probe(cls, topology: Topology, settings: ToolExecutorSettings) -> list[str]:
-        """Look at the tools it declares."""
-        del topology, settings
-        return tool_faults(cls.tools)
 
     async def start(self) -> None:
         """Warm the interpreters up."""
         settings: ToolExecutorSettings = self.context.settings
+        self._toolboxes = tools_of(self.context.topology, self.context.base)
+        tools = [tool for box in self._toolboxes.values() for tool in box.values()]
+        self._stateful = any(tool.stateful for tool in tools)
         limits = ExecutionLimits(
             wall_seconds=settings.wall_seconds,
             cpu_seconds=settings.cpu_seconds,
@@ -93,42 +111,38 @@ class ToolExecutor(Actor):
             file_bytes=settings.file_mib * 2**20,
             processes=settings.processes,
         )
-        self._tools = Sandbox(
+        self._sandbox = Sandbox(
             interpreters=settings.interpreters,
             children=settings.children,
             warm_modules=settings.warm_modules,
             limits=limits,
             isolation=settings.isolation,
-            sessions=settings.sessions if JUPYTER_TOOL in self._known() else 0,
+            sessions=settings.sessions if self._stateful else 0,
             scratch=Scratch(settings.scratch_mib * 2**20),
             control_groups=settings.control_groups,
             memory_bytes=settings.calls_memory_mib and settings.calls_memory_mib * 2**20,
             weight=settings.calls_weight,
         )
-        self._limits = limits
-        checks = ExecutionLimits(
+        await self.context.nursery.start(self._sandbox.run)
+        check_limits = ExecutionLimits(
             wall_seconds=settings.check_seconds, cpu_seconds=settings.check_seconds, memory_bytes=2**30
         )
-        await self.context.nursery.start(self._tools.run)
-        assert self._tools.level is not None
-        memory_bytes = self._tools.groups.memory_bytes
-        self._checks = Sandbox(
-            interpreters=settings.checkers,
-            children=settings.children,
-            limits=checks,
-            checker=True,
-            isolation=self._tools.level,
-            control_groups=settings.control_groups,
-            memory_bytes=memory_bytes and memory_bytes // 2,
-            weight=settings.calls_weight,
-        )
+        self._checks = self._function_sandbox((MATHS_CHECK,), settings.checkers, check_limits)
         await self.context.nursery.start(self._checks.run)
-        log = self.log.info if self._tools.level == "strong" else self.log.warning
-        groups = self._tools.groups
+        self._functions = None
+        if apart := [function for tool in tools if tool.runs == "sandbox" for function in functions_of(tool)]:
+            # What comes back holds the tool's state besides its texts.
+            limits = dataclasses.replace(limits, output_bytes=4 * settings.output_bytes + 2 * SNAPSHOT_BYTES)
+            self._functions = self._function_sandbox(apart, settings.interpreters, limits)
+            await self.context.nursery.start(self._functions.run)
+        self._threads = Threads(settings.threads, self.context.in_thread)
+        self._services = Services(self._sandbox, self._checks, self._functions, self._threads)
+        log = self.log.info if self._sandbox.level == "strong" else self.log.warning
+        groups = self._sandbox.groups
         log(
             "isolation of model code",
-            level=self._tools.level,
-            stronger_levels_lack=self._tools.reasons,
+            level=self._sandbox.level,
+            stronger_levels_lack=self._sandbox.reasons,
             control_groups=groups.limits,
             control_groups_lack=groups.lacking,
         )
@@ -138,69 +152,123 @@ class ToolExecutor(Actor):
         self._busy = 0.0
         self._rate = Rate(self.context.now)
 
+    def _function_sandbox(
+        self, functions: Sequence[str], interpreters: int, limits: ExecutionLimits
+    ) -> FunctionSandbox:
+        settings: ToolExecutorSettings = self.context.settings
+        assert self._sandbox.level is not None
+        memory_bytes = self._sandbox.groups.memory_bytes
+        return FunctionSandbox(
+            functions,
+            interpreters=interpreters,
+            children=settings.children,
+            limits=limits,
+            isolation=self._sandbox.level,
+            control_groups=settings.control_groups,
+            memory_bytes=memory_bytes and memory_bytes // 2,
+            weight=settings.calls_weight,
+        )
+
     async def handle(self, message: Any) -> ToolResult | Verdict:
         """Run a call or judge an answer."""
-        if isinstance(message, ToolCall) and message.ends:
-            self._tools.end_session(message.session)
-            return refused(message, "success", "")
-        if isinstance(message, ToolCall):
-            result = await self.execute(message)
-            self._outcomes[result.outcome] += 1
-            self._queued.observe(result.queue_seconds)
-            self._ran.observe(result.run_seconds)
-            self._busy += result.run_seconds
-            return result
-        if isinstance(message, VerifyAnswer):
-            check = await self._checks.check(message.gold, message.prediction, name=message.group)
-            self._judged["failed" if check.failure else check.method] += 1
-            self._checked.observe(check.seconds)
-            return Verdict(message.check, check.equal, check.method, check.failure, check.seconds)
+        match message:
+            case ToolCall(ends=True):
+                for name in toolbox(self._toolboxes, message.problem.environment):
+                    self._sandbox.end_session(session_name(message.rollout, name))
+                return refused(message, "success", "")
+            case ToolCall():
+                result = await self.execute(message)
+                self._outcomes[result.outcome] += 1
+                self._queued.observe(result.queue_seconds)
+                self._ran.observe(result.run_seconds)
+                self._busy += result.run_seconds
+                return result
+            case VerifyAnswer():
+                return await self._verify(message)
         raise TypeError(f"ToolExecutor does not handle {type(message).__name__}")
 
     async def execute(self, call: ToolCall) -> ToolResult:
-        """Run one call. What is wrong with it is an outcome for the model to read, never an exception."""
-        known = self._known()
-        if call.tool not in known or call.tool not in (PYTHON_TOOL, JUPYTER_TOOL):
-            return refused(call, "unknown_tool", f"there is no tool {call.tool!r:.100}; there is {', '.join(known)}")
-        try:
-            code, stdin, limits = self._read(call.arguments)
-        except BadArgumentError as error:
-            return refused(call, "malformed", str(error))
-        if call.tool == JUPYTER_TOOL:
-            done = await self._tools.run_cell(call.session, call.cell, code, call.earlier, limits=limits)
-        else:
-            done = await self._tools.execute(code, stdin, limits=limits, name=call.session)
+        """Run one call. What is wrong with it, or with its tool, is an outcome for the model to read, never an exception."""
+        settings: ToolExecutorSettings = self.context.settings
+        tools = toolbox(self._toolboxes, call.problem.environment)
+        tool = tools.get(call.tool)
+        if tool is None:
+            there = f"there is {', '.join(tools)}" if tools else "there are none"
+            return refused(call, "unknown_tool", f"there is no tool {call.tool!r:.100}; {there}")
+        if len(json.dumps(call.arguments, ensure_ascii=False).encode()) > settings.code_bytes:
+            return refused(call, "malformed", f"the arguments are larger than {settings.code_bytes} bytes")
+        context = self.make_context(
+            call.problem,
+            call.rollout,
+            call.seed,
+            seconds=tool.seconds or settings.wall_seconds,
+            name=tool.name,
+            key=call.call,
+        )
+        began = self.context.now()
+        output = await self._run(tool, call, context)
+        seconds = self.context.now() - began
+        ran = output.run_seconds or seconds - context.queue_seconds
         return ToolResult(
             call=call.call,
-            outcome=done.outcome,
-            stdout=done.stdout,
-            stderr=done.stderr,
-            value=done.value,
-            queue_seconds=done.queue_seconds,
-            run_seconds=done.run_seconds,
-            kept=done.kept,
-            note=done.note,
+            outcome=output.outcome,
+            stdout=output.stdout,
+            stderr=output.stderr,
+            value=output.value,
+            queue_seconds=max(0.0, seconds - ran),
+            run_seconds=max(0.0, ran),
+            state=output.state,
+            note=output.note,
         )
 
-    def _read(self, arguments: dict[str, Any]) -> tuple[str, str, ExecutionLimits]:
-        """Code, standard input and limits of a call. Raises BadArgumentError."""
+    async def _run(self, tool: Tool, call: ToolCall, context: ExecutorContext) -> ToolOutput:
         settings: ToolExecutorSettings = self.context.settings
-        code, stdin = arguments.get("code"), arguments.get("input", "")
-        if not isinstance(code, str) or not isinstance(stdin, str):
-            raise BadArgumentError('the arguments must be {"code": string, "input": string (optional)}')
-        for name, text in (("code", code), ("input", stdin)):
-            if len(text) > settings.code_bytes or len(text.encode("utf-8", "replace")) > settings.code_bytes:
-                raise BadArgumentError(f'"{name}" is larger than {settings.code_bytes} bytes')
-        if arguments.get("language", "python") != "python":
-            raise BadArgumentError(f"there is no language {arguments['language']!r:.100}; there is python")
-        timeout = arguments.get("timeout", settings.wall_seconds)
-        if (
-            isinstance(timeout, bool)
-            or not isinstance(timeout, int | float)
-            or not 0 < timeout <= settings.wall_seconds
-        ):
-            raise BadArgumentError(f'"timeout" must be a number of seconds up to {settings.wall_seconds:g}')
-        return code, stdin, dataclasses.replace(self._limits, wall_seconds=float(timeout))
+        try:
+            with context.enforced():
+                returned = await tool.call(call.arguments, call.state, context)
+            return bounded(as_output(returned), settings.output_bytes, stateful=tool.stateful)
+        except BadArgumentError as error:
+            return ToolOutput("malformed", stderr=str(error))
+        except DeadlineError as error:
+            hung = f"{len(self._threads.hung)} of {self._threads.most} threads"
+            context.log.warning("a tool was given up at its deadline", call=call.call, where=str(error), hung=hung)
+            return ToolOutput("timeout", run_seconds=tool.seconds or settings.wall_seconds)
+        except NoThreadError as error:
+            context.log.error("no thread for a tool", call=call.call, why=str(error))  # noqa: TRY400  it says all there is
+            return ToolOutput("unavailable", stderr=str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything: the model reads it
+            where = place_of(error) or defined_at(getattr(tool, "function", type(tool)))
+            said = f"{type(error).__name__}: {error}"
+            context.log.warning("a tool failed", call=call.call, error=said, where=where)
+            return bounded(ToolOutput("error", stderr=said), settings.output_bytes, stateful=False)
+
+    def make_context(
+        self, problem: Problem, rollout: str, seed: int, *, seconds: float, name: str, key: str
+    ) -> ExecutorContext:
+        """What code of the environment called ``name`` is offered; it must be run within ``context.enforced()``.
+
+        ``seconds`` is its deadline. Under the same ``key`` a cell runs once.
+        """
+        log = self.log.bind(code=name, rollout=rollout)
+        return ExecutorContext(
+            self._services, rollout=rollout, problem=problem, seed=seed, seconds=seconds, log=log, name=name, key=key
+        )
+
+    async def _verify(self, message: VerifyAnswer) -> Verdict:
+        began, method, equal, failure = self.context.now(), "symbolic", False, ""
+        try:
+            equal = (
+                await self._checks.check(MATHS_CHECK, message.gold, message.prediction, name=message.group) == "equal"
+            )
+        except CheckError as error:
+            method = str(error)
+        except CheckUnavailableError as error:
+            failure = str(error)
+            method = failure.partition(":")[0]
+        seconds = self.context.now() - began
+        self._judged["failed" if failure else method] += 1
+        self._checked.observe(seconds)
+        return Verdict(message.check, equal, method, failure, seconds)
 
     def busy_seconds(self) -> float:
         """Seconds of all children, shared among the places for them: 1 s is a second in which every place was taken."""
@@ -209,16 +277,17 @@ class ToolExecutor(Actor):
 
     def cpu_seconds(self) -> float:
         """With that of the interpreters and of the calls they ran."""
-        return super().cpu_seconds() + self._tools.cpu_seconds() + self._checks.cpu_seconds()
+        return super().cpu_seconds() + sum(pool.cpu_seconds() for pool in self._pools())
 
     def detail(self) -> str:
         """How model code is isolated."""
-        return f"isolation {self._tools.level}"
+        hung = len(self._threads.hung)
+        return f"isolation {self._sandbox.level}" + (f", {hung} of {self._threads.most} threads hang" if hung else "")
 
     def status(self) -> tuple[str, dict[str, float]]:
         """Rates of the last seconds, what is alive now, outcomes since the start."""
         calls, checks = self._outcomes.total(), self._judged.total()
-        rates, tools = self._rate({"calls": calls, "checks": checks, "busy": self._busy}), self._tools.figures
+        rates, tools = self._rate({"calls": calls, "checks": checks, "busy": self._busy}), self._sandbox.figures
         figures = {
             "calls_per_s": rates["calls"],
             "checks_per_s": rates["checks"],
@@ -230,13 +299,13 @@ class ToolExecutor(Actor):
             "checks_failed": float(self._judged["failed"]),
             "checks_timed_out": float(self._judged["timeout"]),
         }
-        if JUPYTER_TOOL in self._known():
+        if self._stateful:
             figures |= {name: tools[name] for name in ("sessions", "sessions_evicted", "sessions_rebuilt")}
         return "running", figures | {f"outcome_{name}": float(count) for name, count in self._outcomes.items()}
 
     def metrics(self) -> tuple[Metric, ...]:
         """Calls and checks by how they ended, how long they waited and ran, and what there is of processes."""
-        tools, checks = self._tools.figures, self._checks.figures
+        tools, checks = self._sandbox.figures, self._checks.figures
         calls_help, checks_help = "Tool calls answered, by outcome.", "Answers judged, by method or why not."
         return (
             *(
@@ -249,7 +318,8 @@ class ToolExecutor(Actor):
             self._checked.metric("answer_check_seconds", "Waiting and judging of an answer."),
             gauge("tool_calls_waiting", tools["waiting"], "Calls that wait for a place."),
             gauge("tool_children", tools["children"], "Processes that run a call or hold a session."),
-            gauge("tool_sessions", tools["sessions"], "Live sessions of the notebook tool."),
+            gauge("tool_threads_hung", len(self._threads.hung), "Threads taken by calls that hang."),
+            gauge("tool_sessions", tools["sessions"], "Live notebooks."),
             counter("tool_sessions_evicted_total", tools["sessions_evicted"], "Sessions ended to make room."),
             counter("tool_sessions_rebuilt_total", tools["sessions_rebuilt"], "Sessions whose cells were run again."),
             *(
@@ -261,7 +331,7 @@ class ToolExecutor(Actor):
                 for pool, runs in ((tools, "code"), (checks, "checks"))
             ),
             counter("tool_calls_retried_total", tools["retries"], "Calls run again after their interpreter died."),
-            gauge("tool_isolation", 1, "How model code is isolated.", level=str(self._tools.level)),
+            gauge("tool_isolation", 1, "How model code is isolated.", level=str(self._sandbox.level)),
             *(
                 gauge(
                     "tool_control_group_limit",
@@ -269,18 +339,24 @@ class ToolExecutor(Actor):
                     "Of all calls: bytes, tasks, weight.",
                     controller=one.controller,
                 )
-                for one in self._tools.groups.groups
+                for one in self._sandbox.groups.groups
             ),
         )
 
-    def _known(self) -> list[str]:
-        return [tool["function"]["name"] for tool in self.tools]
+    def _pools(self) -> Iterator[Pool]:
+        yield from (self._sandbox, self._checks)
+        if self._functions is not None:
+            yield self._functions
 
 
-class JupyterExecutor(ToolExecutor):
-    """Its tool is a notebook instead: the cells of a rollout share their variables."""
+JupyterExecutor = ToolExecutor
+"""Its former name where the tool was a notebook, for topologies that have it."""
 
-    tools: ClassVar[tuple[dict[str, Any], ...]] = JUPYTER_TOOLS
+
+def functions_of(tool: Tool) -> tuple[str, ...]:
+    """What of a tool that runs in the sandbox is loaded there beforehand: where it is written, and where its class is."""
+    written = getattr(tool, "function", type(tool))
+    return f"{written.__module__}:{written.__name__}", f"{type(tool).__module__}:{type(tool).__name__}"
 
 
 def refused(call: ToolCall, outcome: ToolOutcome, reason: str) -> ToolResult:

@@ -237,18 +237,19 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Run a tool. ``arguments`` is the JSON object the model wrote; ``session`` is the rollout, ``cell`` counts its calls.
+    """Run a tool of the environment that ``problem`` is of. ``arguments`` is the JSON object the model wrote.
 
-    For a tool with state, ``earlier`` is the code of the cells that the session's state consists of: an executor that does
-    not have the session runs them again first. ``ends`` says that the session is over: nothing is run, and nothing kept.
+    ``state`` is the snapshot that the rollout's last call of a tool with state left; empty before the first. ``seed`` is the
+    rollout's. ``ends`` says that the rollout is over: nothing is run, and nothing of it kept.
     """
 
     call: str
-    session: str
-    cell: int
+    rollout: str
     tool: str
     arguments: dict[str, Any]
-    earlier: tuple[str, ...] = ()
+    problem: Problem
+    seed: int
+    state: bytes = b""
     ends: bool = False
 
 
@@ -256,7 +257,8 @@ class ToolCall:
 class ToolResult:
     """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code.
 
-    ``kept``: the tool has state, and the call has become part of it. ``note`` is what the model is told of that state in any case.
+    ``state`` is the snapshot for the rollout's next call of the tool; None leaves it as it was. ``note`` is what the model is told of that
+    state in any case.
     """
 
     call: str
@@ -266,7 +268,7 @@ class ToolResult:
     value: str
     queue_seconds: float
     run_seconds: float
-    kept: bool = False
+    state: bytes | None = None
     note: str = ""
 
 

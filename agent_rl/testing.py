@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -15,6 +16,7 @@ from agent_rl.messages import (
     Problem,
     RolloutRequest,
     Sampling,
+    ToolCall,
     ToolCallRecord,
     TrainingGroup,
     Trajectory,
@@ -53,6 +55,19 @@ def opened(
 def call(outcome: Any = "success", turn: int = 1) -> ToolCallRecord:
     """The record of a tool call."""
     return ToolCallRecord(turn, "python_code_with_standard_io", outcome, 0.001, 0.002)
+
+
+def tool_call(
+    arguments: dict[str, Any],
+    tool: str = PYTHON_TOOL,
+    *,
+    rollout: str = "s0-g000000/0/0",
+    number: str = "1.0",
+    state: bytes = b"",
+    ends: bool = False,
+) -> ToolCall:
+    """A generator's call of a tool."""
+    return ToolCall(f"{rollout}/{number}", rollout, tool, arguments, problem(), 7, state, ends)
 
 
 def trajectory(

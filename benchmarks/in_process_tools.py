@@ -13,10 +13,10 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
-from actors.tool_executor import BadArgumentError, ToolExecutor, refused
+from actors.tool_executor import ToolExecutor
 from agent_rl.environments.maths.rewards import answers_equal
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
-from agent_rl.rollout.prompts import PYTHON_TOOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,9 @@ class InProcessExecutor(ToolExecutor):
 
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call in this process."""
-        if call.tool != PYTHON_TOOL:
+        code, stdin = call.arguments.get("code"), call.arguments.get("input", "")
+        if call.tool != PYTHON_TOOL or not isinstance(code, str) or not isinstance(stdin, str):
             return await super().execute(call)
-        try:
-            code, stdin, _ = self._read(call.arguments)
-        except BadArgumentError as error:
-            return refused(call, "malformed", str(error))
         ran = run_python(code, stdin)
         return ToolResult(call.call, ran.outcome, ran.stdout, ran.stderr, ran.value, 0.0, ran.seconds)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from actors.sandbox.inside.child import run_code
 from actors.sandbox.inside.warm_up import collapse_into_huge_pages, warm_up
 
 OWN_PASSES = 15
@@ -30,7 +31,7 @@ def main() -> None:
     sys.stdin.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    warm_up(config["modules"], checker=False)
+    warm_up(config["modules"], run_code)
     collapse_into_huge_pages(os.open("/proc", os.O_PATH | os.O_DIRECTORY))
     gc.collect()
     gc.freeze()

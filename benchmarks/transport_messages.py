@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.messages import ToolCall, ToolCallRecord, ToolResult, Trajectory, Transcript
+from agent_rl.messages import Problem, ToolCall, ToolCallRecord, ToolResult, Trajectory, Transcript
 from transport import Registry, encode
 from transport.codec import size_of
 
@@ -96,4 +96,5 @@ def trajectories(size: Size) -> list[Trajectory]:
 def question(seed: int) -> ToolCall:
     """A tool call with a few lines of code."""
     rng = random.Random(seed)
-    return ToolCall(f"{seed}/0", f"stage2/{seed}/3/0", 0, "python", {"code": random_text(rng, 200)})
+    problem = Problem(f"p{seed}", random_text(rng, 200), "42")
+    return ToolCall(f"{seed}/0", f"stage2/{seed}/3/0", "python", {"code": random_text(rng, 200)}, problem, seed)

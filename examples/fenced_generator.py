@@ -19,8 +19,9 @@ import re
 from collections.abc import Sequence
 
 from actors.rollout_generator import RolloutGenerator
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
-from agent_rl.rollout.prompts import PYTHON_TOOL, ChatFormat
+from agent_rl.rollout.prompts import ChatFormat
 
 OPENING, CLOSING = "```python\n", "```"
 SYSTEM = """You solve problems by reasoning step by step, with Python where it helps.

@@ -15,8 +15,10 @@ import trio
 
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
-from agent_rl.messages import ToolCall, ToolResult, Verdict, VerifyAnswer
-from agent_rl.rollout.prompts import PYTHON_TOOL
+from agent_rl.environments.python_tools import PYTHON_TOOL
+from agent_rl.environments.toolboxes import tools_of
+from agent_rl.messages import ToolResult, Verdict, VerifyAnswer
+from agent_rl.testing import tool_call
 
 EXECUTOR = "tool_executor.0"
 PATIENCE = 30.0
@@ -56,7 +58,7 @@ class ExecutorContract(RoleContract):
 
     async def call(self, stage: Stage, number: int, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The generator calls a tool."""
-        message = ToolCall(f"s0-g000000/{number}/0/1.0", f"s0-g000000/{number}/0", 1, tool, arguments)
+        message = tool_call(arguments, tool, rollout=f"s0-g000000/{number}/0")
         link = stage["rollout_generator"].call("tools", EXECUTOR, timeout=PATIENCE)
         answer: ToolResult = await link(message)
         assert isinstance(answer, ToolResult), f"a tool call was answered with {type(answer).__name__}"
@@ -110,15 +112,15 @@ class ExecutorContract(RoleContract):
 
         self.run(main)
 
-    def test_the_tools_it_declares_are_the_tools_it_runs(self, tmp_path: Path) -> None:
+    def test_it_runs_the_tools_of_the_environments(self, tmp_path: Path) -> None:
         """What the model is told of in its prompt is there, and the examples are of tools it is told of."""
-        declared = [tool["function"]["name"] for tool in getattr(self.actor, "tools", ())]
+        declared = {name for box in tools_of(self.topology(tmp_path), tmp_path).values() for name in box}
         used = {tool for tool, _, _ in self.examples}
-        assert used <= set(declared), f"not declared in {self.actor.__name__}.tools: {sorted(used - set(declared))}"
+        assert used <= declared, f"no environment of the topology has {sorted(used - declared)}"
 
         async def main() -> None:
             async with self.among_peers(tmp_path) as stage:
-                for number, tool in enumerate(declared):
+                for number, tool in enumerate(sorted(declared)):
                     answer = await self.call(stage, number, tool, {})
                     assert answer.outcome != "unknown_tool", f"{tool} is declared and unknown"
 

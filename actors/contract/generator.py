@@ -41,7 +41,7 @@ class GeneratorContract(GeneratorBench):
             others = trio.Event()
 
             async def reply(call: ToolCall) -> ToolResult:
-                if call.session == sample(0)["rollout"]:
+                if call.rollout == sample(0)["rollout"]:
                     await others.wait()
                 return result(call)
 
@@ -157,7 +157,7 @@ class GeneratorContract(GeneratorBench):
                     f"calls: {made.transcript.calls}"
                 )
                 assert len({call.call for call in calls}) == 2, "two calls have one name"
-                assert {call.session for call in calls} == {made.rollout}, "the session of a call is its rollout"
+                assert {call.rollout for call in calls} == {made.rollout}, "a call does not say its rollout"
                 text = self.tool_text(bench, made)
                 assert "one" in text, f"the first result is missing in {text!r}"
                 assert text.index("one") < text.index("two"), f"results are not in the order of their calls: {text!r}"
@@ -191,7 +191,7 @@ class GeneratorContract(GeneratorBench):
 
         async def main() -> None:
             def reply(call: ToolCall) -> ToolResult:
-                return result(call, "unavailable" if call.session.endswith("/0/0") else "success")
+                return result(call, "unavailable" if call.rollout.endswith("/0/0") else "success")
 
             def script(number: int, turn: Any) -> Any:
                 return EngineError("it does not fit") if turn.rollout.endswith("/1/0") else self.two_turns(number, turn)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from actors.base import Actor
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import (
     RolloutRequest,
     Sampling,
@@ -19,7 +20,6 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from agent_rl.rollout.prompts import PYTHON_TOOL
 from agent_rl.testing import published, request
 
 if TYPE_CHECKING:

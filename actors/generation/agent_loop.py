@@ -17,8 +17,7 @@ import trio
 from actors.engines.base import EngineError, TurnRequest
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from agent_rl.messages import ToolCallRecord
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, tool_response_text
-from agent_rl.rollout.prompts import SESSION_TOOLS
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
@@ -81,10 +80,9 @@ class AgentLoop:
                 failed.append(error)
                 nursery.cancel_scope.cancel()
 
-        in_session = any(isinstance(call, ParsedCall) and call.name in SESSION_TOOLS for call in calls)
-        at_once = (
-            1 if in_session else self._context.settings.tool_calls_at_once
-        )  # each cell may build on the one before
+        tools = [self._tools.tool(episode.request, call.name) for call in calls if isinstance(call, ParsedCall)]
+        builds = any(tool is not None and tool.stateful for tool in tools)  # each call may build on the one before
+        at_once = 1 if builds else self._context.settings.tool_calls_at_once
         async with trio.open_nursery() as nursery:
             for _ in range(min(at_once, len(calls))):
                 nursery.start_soon(work)
@@ -95,26 +93,13 @@ class AgentLoop:
 
     async def call(self, episode: Episode, index: int, call: ParsedCall | MalformedCall) -> tuple[str, ToolCallRecord]:
         """What the model reads of one call, and the record of it. Raises ToolsUnavailableError."""
-        settings = self._context.settings
         turn = episode.turns
         if isinstance(call, MalformedCall):
             return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
         started = self._context.now()
-        result = await self._tools.call(episode.request.rollout, f"{turn}.{index}", turn, call)
+        result = await self._tools.call(episode.request, f"{turn}.{index}", call)
         seconds = self._context.now() - started
-        stderr = result.stderr
-        if result.outcome == "error" and settings.error_detail == "last_line":
-            stderr = stderr.rstrip().rpartition("\n")[2]
-        text = tool_response_text(
-            result.outcome,
-            stdout=result.stdout,
-            stderr=stderr,
-            value=result.value,
-            note=result.note,
-            run_seconds=result.run_seconds,
-            max_chars=None,
-        )
-        shown = cut_middle(text, settings.tool_response_chars)
-        cut = len(shown) < len(text)
         times = (result.run_seconds, seconds)
-        return shown, ToolCallRecord(turn, call.name, result.outcome, *times, cut, call.arguments, shown)
+        return result.text, ToolCallRecord(
+            turn, call.name, result.outcome, *times, result.cut, call.arguments, result.text
+        )

@@ -1,85 +1,120 @@
-"""A generator's side of tool calls: whose turn it is, which executor runs a call, what becomes of a lost one's, sessions.
+"""A generator's side of tool calls: whose turn it is, which executor runs a call, what becomes of a lost one's, states, and the text.
 
 ::
 
-    ToolCaller.call --> a place, in turn --> the executor with the fewest calls, or the session's --> ToolResult
+    ToolCaller.call --> a place, in turn --> the executor with the fewest calls, or the rollout's --> ToolResult --> response
                                                  |  lost, silent, or without an interpreter
                                                  `--> another, up to tool_attempts --> ToolsUnavailableError
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from actors.fair_queue import FairQueue
-from agent_rl.messages import ToolCall, ToolResult
-from agent_rl.rollout.parsing import ParsedCall
-from agent_rl.rollout.prompts import JUPYTER_TOOL, SESSION_TOOLS
+from agent_rl.config.plugins import described
+from agent_rl.environments.base import ToolOutput
+from agent_rl.environments.toolboxes import Toolboxes, toolbox
+from agent_rl.environments.tools import rendered
+from agent_rl.messages import RolloutRequest, ToolCall, ToolOutcome, ToolResult
+from agent_rl.rollout.parsing import ParsedCall, cut_middle, harmless
 from transport import CallFailed, CallTimeout, PeerLost
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
+    from agent_rl.environments.base import Tool
     from agent_rl.rollout.episode import RolloutTally
 
-END_SESSION_SECONDS = 30.0
-"""How long it is tried to tell an executor that a session is over."""
+END_SECONDS = 30.0
+"""How long it is tried to tell an executor that a rollout is over."""
 
 
 class ToolsUnavailableError(Exception):
     """The tool service could not run a call: the infrastructure's failure, not the model's."""
 
 
-@dataclass
-class ToolSession:
-    """A rollout's calls of a tool with state: how many there were, and the code of those that its state consists of."""
+@dataclass(frozen=True, slots=True)
+class ToolResponse:
+    """What the model reads of a call, and what became of it. ``cut``: its text was longer."""
 
-    calls: int = 0
-    kept: list[str] = field(default_factory=list)
-
-    def next_cell(self) -> int:
-        """The number of the next call."""
-        self.calls += 1
-        return self.calls
+    text: str
+    outcome: ToolOutcome
+    run_seconds: float
+    cut: bool
 
 
 class ToolCaller:
     """The calls of all rollouts of a generator, over its link ``tools``."""
 
-    def __init__(self, context: ActorContext, tally: RolloutTally) -> None:
+    def __init__(self, context: ActorContext, tally: RolloutTally, toolboxes: Toolboxes) -> None:
         roles = context.topology.actors
         executors = sum(roles[role].replicas for role in roles[context.role].targets("tools"))
         self._context = context
         self._tally = tally
+        self._toolboxes = toolboxes
         self._places = FairQueue(context.settings.tool_calls_outstanding * executors)
-        self._sessions: dict[str, ToolSession] = {}
+        self.states: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        """The snapshots of the rollouts that called tools with state, by tool: what another generator could go on from."""
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a place."""
         return self._places.waiting
 
-    async def call(self, rollout: str, number: str, turn: int, call: ParsedCall) -> ToolResult:
-        """What became of a call, ``number`` within its rollout; waits for its turn. Raises ToolsUnavailableError."""
-        session = self._sessions.setdefault(rollout, ToolSession()) if call.name in SESSION_TOOLS else None
-        request = ToolCall(
+    def tool(self, request: RolloutRequest, name: str) -> Tool | None:
+        """The tool of that name that the rollout's environment has."""
+        return toolbox(self._toolboxes, request.problem.environment).get(name)
+
+    async def call(self, request: RolloutRequest, number: str, call: ParsedCall) -> ToolResponse:
+        """What became of a call, ``number`` within its rollout; waits for its turn. Raises ToolsUnavailableError.
+
+        Calls of a tool with state are made one after the other.
+        """
+        tool, rollout = self.tool(request, call.name), request.rollout
+        stateful = tool is not None and tool.stateful
+        message = ToolCall(
             call=f"{rollout}/{number}",
-            session=rollout,
-            cell=turn if session is None else session.next_cell(),
+            rollout=rollout,
             tool=call.name,
             arguments=call.arguments,
-            earlier=() if session is None else tuple(session.kept),
+            problem=request.problem,
+            seed=request.seed,
+            state=self.states[rollout].get(call.name, b"") if stateful else b"",
         )
         async with self._places.place(rollout):
-            result = await self._ask(request, None if session is None else rollout)
-        if session is not None and result.kept:
-            session.kept.append(call.arguments["code"])
-        return result
+            result = await self._ask(message, rollout if stateful else None)
+        if stateful and result.state is not None:
+            self.states[rollout][call.name] = result.state
+        return self._response(tool, result)
 
-    def end(self, rollout: str) -> None:
-        """The rollout has ended: its session is over."""
-        if self._sessions.pop(rollout, None) is not None:
-            self._context.nursery.start_soon(self._end_session, rollout)
+    def end(self, request: RolloutRequest) -> None:
+        """The rollout has ended: what is kept for it may go."""
+        if self.states.pop(request.rollout, None) is not None:
+            self._context.nursery.start_soon(self._end, request)
+
+    def _response(self, tool: Tool | None, result: ToolResult) -> ToolResponse:
+        settings = self._context.settings
+        output = ToolOutput(
+            outcome=result.outcome,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            value=result.value,
+            note=result.note,
+            run_seconds=result.run_seconds,
+        )
+        if output.outcome == "error" and settings.error_detail == "last_line":
+            output = replace(output, stderr=output.stderr.rstrip().rpartition("\n")[2])
+        outcome = output.outcome
+        try:
+            text = harmless((rendered if tool is None else tool.render)(output))
+        except Exception as error:  # noqa: BLE001  the user's code: the model reads that its result was lost
+            self._context.log.warning("a tool cannot render its result", call=result.call, error=described(error))
+            outcome = "error"
+            text = harmless(f"Error: the result cannot be shown: {type(error).__name__}: {error}")
+        shown = cut_middle(text, settings.tool_response_chars)
+        return ToolResponse(shown, outcome, result.run_seconds, len(shown) < len(text))
 
     async def _ask(self, request: ToolCall, key: str | None) -> ToolResult:
         """The result of some executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
@@ -100,13 +135,13 @@ class ToolCaller:
             f"tools unavailable: {request.call} had no result in {settings.tool_attempts} attempts; the last: {error}"
         )
 
-    async def _end_session(self, rollout: str) -> None:
-        """Tell the session's executor that it is over. Where that gets lost, the session stays until its place is needed."""
-        tools = self._context.link("tools")
-        over = ToolCall(f"{rollout}/end", rollout, 0, JUPYTER_TOOL, {}, ends=True)
+    async def _end(self, request: RolloutRequest) -> None:
+        """Tell the rollout's executor that it is over. Where that gets lost, its notebook stays until the place is needed."""
+        rollout, tools = request.rollout, self._context.link("tools")
+        over = ToolCall(f"{rollout}/end", rollout, "", {}, request.problem, request.seed, ends=True)
         try:
-            await tools(over, timeout=END_SESSION_SECONDS, key=rollout)
+            await tools(over, timeout=END_SECONDS, key=rollout)
         except (CallTimeout, PeerLost, CallFailed) as error:
-            self._context.log.info("session not ended", session=rollout, error=str(error))
+            self._context.log.info("an executor was not told of a rollout's end", rollout=rollout, error=str(error))
         finally:
             tools.forget(rollout)

@@ -42,17 +42,3 @@ class ExecutionResult:
     run_seconds: float = 0.0
     kept: bool = False
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """A judgement. ``failure`` names a fault of the checker itself; then ``equal`` says nothing.
-
-    ``method`` is ``exact`` or ``symbolic``, or why the answer could not be judged within its limits and so counts as
-    not equal: ``timeout``, ``memory_limit``, ``output_limit`` or ``crashed``.
-    """
-
-    equal: bool
-    method: str
-    failure: str
-    seconds: float

@@ -266,7 +266,7 @@ class ModelKeeper(Actor):
             mismatch_tokens=settings.mismatch_tokens,
             tokenizer=load_tokenizer(directory, topology, self.context.base),
         )
-        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer)
+        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer, self.context.base)
         restored = self._checkpoints.restore(
             self._trainer.restore, lambda fault: self.log.warning("damaged checkpoint", fault=fault)
         )

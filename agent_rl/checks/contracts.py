@@ -29,14 +29,10 @@ OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": s
 DERIVE = "derive it from actors.base.Actor, or from the actor it takes the place of"
 
 
-TOLD = {"chat_format": messages.RolloutRequest, "tools": messages.ToolCall}
-"""What classes declare for the model to be told, and the message by whose receipt they have a say in it."""
-
-
-def declaration(cls: Any, attribute: str) -> Any:
-    """What a class declares of ``TOLD``; None when it has no say."""
-    says = any(TOLD[attribute] in received.messages for received in cls.receives)
-    return getattr(cls, attribute, None) if says else None
+def declaration(cls: Any) -> Any:
+    """The format of episodes that a class declares; None where it samples no rollouts, and so has no say in it."""
+    says = any(messages.RolloutRequest in received.messages for received in cls.receives)
+    return getattr(cls, "chat_format", None) if says else None
 
 
 def class_findings(cls: Any, name: str) -> Iterator[Finding]:

@@ -233,17 +233,15 @@ def _link_faults(actor: CheckedActor, actors: Mapping[str, CheckedActor], source
 
 
 def _disagreement_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
-    """Two roles that declare different formats of episodes, or different tools: conversations have one of each."""
+    """Two roles that declare different formats of episodes: conversations have one."""
     faults = []
-    for attribute, what in (("chat_format", "another format of episodes"), ("tools", "other tools")):
-        found = {role: declaration(actor.cls, attribute) for role, actor in actors.items()}
-        declared = {role: value for role, value in found.items() if value is not None}
-        first = next(iter(declared), "")
-        for role, value in declared.items():
-            if value != declared[first]:
-                message = f"{actors[role].entry.class_path} declares {what} than {first} does"
-                remedy = "the model is told of one; give both the same, or put one executor in front of all tools"
-                faults.append(source.fault(("actors", role, "class"), message, remedy))
+    found = {role: declaration(actor.cls) for role, actor in actors.items()}
+    declared = {role: value for role, value in found.items() if value is not None}
+    first = next(iter(declared), "")
+    for role, value in declared.items():
+        if value != declared[first]:
+            message = f"{actors[role].entry.class_path} declares another format of episodes than {first} does"
+            faults.append(source.fault(("actors", role, "class"), message, "give both the same"))
     return faults
 
 

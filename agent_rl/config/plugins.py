@@ -13,7 +13,7 @@ import importlib
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -205,7 +205,12 @@ def place_of(error: BaseException) -> str:
     """``file, line n`` of the innermost frame that is neither this package's nor a library's; empty when there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}, line {error.lineno}"
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    return place_in(traceback.extract_tb(error.__traceback__))
+
+
+def place_in(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The same of these frames, the innermost last."""
+    own = [frame for frame in frames if _is_own(frame.filename)]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 

@@ -70,10 +70,14 @@ class Context(Protocol):
     rollout: str
     """Its name: where a sandbox keeps a session, it is this rollout's."""
     problem: Problem
-    deadline: float
-    """Seconds of the code's own work that are left. The executor cancels what takes longer; runs in the sandbox, which have limits
-    of their own, and waiting for a place there are not counted."""
     log: Any
+
+    @property
+    def deadline(self) -> float:
+        """Seconds of the code's own work that are left; the executor cancels what takes longer.
+
+        Runs in the sandbox, which have limits of their own, and waiting for a place there are not counted.
+        """
 
     async def execute(self, code: str, stdin: str = "", *, seconds: float | None = None) -> ToolOutput:
         """Run untrusted Python in a fresh child of the sandbox."""
@@ -167,7 +171,7 @@ class Environment(Protocol):
     """What the model may call; may be empty."""
     checks: Sequence[str]
     """The functions ``module:name`` that ``judge`` has checked: executors load their modules once, before any check. A module with a
-    function ``warm_up`` has it called then, without arguments."""
+    function ``warm_up`` has it called then, perhaps several times, without arguments."""
     observes: bool
     """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
 

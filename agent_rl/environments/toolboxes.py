@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,13 +15,17 @@ Toolboxes: TypeAlias = Mapping[str, Mapping[str, Tool]]
 """By the name of an environment: its tools by their names."""
 
 
+OWN: Sequence[Tool] = (python,)
+"""Those of maths and arithmetic."""
+
+
 def tools_of(topology: Topology, base: Path) -> Toolboxes:
     """The tools of each environment, its own and those that its entry adds; ``base`` is the folder of the topology file.
 
     Raises ToolError for what is no tool, and for two tools of one name.
     """
     del topology, base
-    return {"": by_name([python], "the tools")}
+    return {"": by_name(OWN, "the tools")}
 
 
 def toolbox(toolboxes: Toolboxes, environment: str) -> Mapping[str, Tool]:

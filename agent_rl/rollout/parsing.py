@@ -12,8 +12,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from agent_rl.messages import ToolOutcome
-
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 MAX_DEPTH = 32
 """How deep lists and objects may be nested in a call's arguments; the wire has a limit too."""
@@ -72,30 +70,9 @@ def parse_turn(text: str) -> Turn:
     return Turn(text, tuple(calls))
 
 
-def tool_response_text(
-    outcome: ToolOutcome,
-    *,
-    stdout: str = "",
-    stderr: str = "",
-    value: str = "",
-    note: str = "",
-    run_seconds: float = 0.0,
-    max_chars: int | None,
-) -> str:
-    """A tool result as the model reads it, at most ``max_chars`` characters (None: however long it is).
-
-    A ``note`` comes first, whatever else there is. Success gives stdout alone, or without any the value (as IPython does), or else stderr. Other outcomes give what was
-    printed so far, then the traceback or a sentence that names the outcome. Longer texts are cut in the middle, where a
-    mark says so. Tags of the conversation's framing are escaped to ``&lt;...`` first, so they can't be taken for it.
-    """
-    printed = stdout if stdout.strip() else ""
-    if outcome == "success":
-        parts = [printed or value or stderr or "The code ran and printed nothing."]
-    else:
-        parts = [printed, stderr, _sentence(outcome, run_seconds, explained=bool(stderr.strip()))]
-    text = "\n".join(part.rstrip() for part in (note, *parts) if part.strip())
-    harmless = _FRAMING.sub("&lt;", text)
-    return harmless if max_chars is None else cut_middle(harmless, max_chars)
+def harmless(text: str) -> str:
+    """``text`` with the tags of the conversation's framing escaped to ``&lt;...``, so that it cannot be taken for that."""
+    return _FRAMING.sub("&lt;", text)
 
 
 def cut_middle(text: str, max_chars: int) -> str:
@@ -108,24 +85,6 @@ def cut_middle(text: str, max_chars: int) -> str:
         return text[:max_chars]
     tail = room // 2
     return text[: room - tail] + mark + text[len(text) - tail :]
-
-
-def _sentence(outcome: ToolOutcome, run_seconds: float, *, explained: bool) -> str:
-    """What an outcome means, for the model; empty for errors whose explanation stands in stderr."""
-    after = f" after {run_seconds:.1f} seconds" if run_seconds else ""
-    if explained and outcome in ("error", "malformed", "unknown_tool"):
-        return ""
-    return {
-        "success": "",
-        "error": "Error: the code failed without a message.",
-        "timeout": f"Timeout: the code was stopped{after}.",
-        "memory_limit": "Memory limit exceeded: the code was stopped.",
-        "output_limit": "Output limit exceeded: the code printed too much and was stopped.",
-        "killed": "Killed: the process that ran the code was ended by a signal.",
-        "malformed": "Error: the tool call is malformed.",
-        "unknown_tool": "Error: there is no tool of this name.",
-        "unavailable": "Error: the tool is unavailable.",
-    }[outcome]
 
 
 def _parse_call(text: str, start: int) -> tuple[AnyCall, int]:

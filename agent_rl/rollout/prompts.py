@@ -8,56 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_rl.config.plugins import ContractError, called
+from agent_rl.environments.python_tools import python
 from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
 
 if TYPE_CHECKING:
     from agent_rl.messages import Problem
-
-PYTHON_TOOL = "python_code_with_standard_io"
-JUPYTER_TOOL = "jupyter_code"
-SESSION_TOOLS = frozenset({JUPYTER_TOOL})
-"""Tools with a state: the calls of a rollout build on each other, so they run one after the other, where the first one ran."""
-
-TOOLS: tuple[dict[str, Any], ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": PYTHON_TOOL,
-            "description": "Run Python code and return what it prints, or the value of its last expression.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "code": {"type": "string", "description": "The Python code to run."},
-                    "input": {"type": "string", "description": "What the code reads from standard input."},
-                },
-                "required": ["code"],
-            },
-        },
-    },
-)
-"""What the model may call when it is Python alone, as JSON schemas (paper, section Prompt and format)."""
-
-JUPYTER_TOOLS: tuple[dict[str, Any], ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": JUPYTER_TOOL,
-            "description": "Run a cell of Python in a notebook that keeps its variables from call to call; return what it "
-            "prints, or the value of its last expression.",
-            "parameters": {
-                "type": "object",
-                "properties": {"code": {"type": "string", "description": "The code of the cell."}},
-                "required": ["code"],
-            },
-        },
-    },
-)
-"""What it may call when it is a notebook."""
 
 SYSTEM_TOOLS = """These are the tools, as JSON schemas:
 <tools>
@@ -106,9 +66,9 @@ class ChatFormat:
     """
 
     def __init__(
-        self, tokenizer: Any, prompt: Literal["plain", "rstar2"], tools: Sequence[dict[str, Any]] = TOOLS
+        self, tokenizer: Any, prompt: Literal["plain", "rstar2"], tools: Sequence[Mapping[str, Any]] = (python.schema,)
     ) -> None:
-        """``tokenizer`` is a transformers tokenizer with a chat template, ``tools`` are JSON schemas like ``TOOLS``.
+        """``tokenizer`` is a transformers tokenizer with a chat template, ``tools`` are JSON schemas.
 
         Raises PromptError when the template will not do.
         """

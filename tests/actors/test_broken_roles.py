@@ -25,6 +25,7 @@ from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator, ToolsUnavailableError
 from actors.tool_executor import ToolExecutor
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.instructions import Closed
 from agent_rl.learning.trainer import Position
 from agent_rl.messages import (
@@ -41,7 +42,7 @@ from agent_rl.messages import (
     VerifyAnswer,
 )
 from agent_rl.rollout.episode import Episode
-from agent_rl.rollout.prompts import TOOLS, ChatFormat
+from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.scheduler import AskUnfinished, OpenGroup, Place, Unwanted
 
 
@@ -435,14 +436,14 @@ class MixesResultsUp(ToolExecutor):
 
 class RaisesOnUnknownTools(ToolExecutor):
     async def execute(self, call: ToolCall) -> ToolResult:
-        if call.tool not in [tool["function"]["name"] for tool in TOOLS]:
+        if call.tool != PYTHON_TOOL:
             raise KeyError(call.tool)
         return await super().execute(call)
 
 
 class RaisesOnMissingArguments(ToolExecutor):
     async def execute(self, call: ToolCall) -> ToolResult:
-        if call.tool == TOOLS[0]["function"]["name"]:
+        if call.tool == PYTHON_TOOL:
             assert len(call.arguments["code"])
         return await super().execute(call)
 
@@ -463,8 +464,10 @@ class BelievesEverything(ToolExecutor):
         return replace(verdict, equal=True) if isinstance(message, VerifyAnswer) else verdict
 
 
-class DeclaresWhatItLacks(ToolExecutor):
-    tools = (*TOOLS, {"type": "function", "function": {"name": "search", "parameters": {}}})
+class LacksATool(ToolExecutor):
+    async def start(self) -> None:
+        await super().start()
+        self._toolboxes = {"": {}}
 
 
 QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}
@@ -476,7 +479,7 @@ EXECUTORS = [
     (HasNoDeadline, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "still ran"),
     (OneAtATime, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "waited for an endless one"),
     (BelievesEverything, "answers_are_judged_rightly", "was judged True"),
-    (DeclaresWhatItLacks, "the_tools_it_declares_are_the_tools_it_runs", "declared and unknown"),
+    (LacksATool, "it_runs_the_tools_of_the_environments", "declared and unknown"),
 ]
 
 

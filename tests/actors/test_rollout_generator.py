@@ -18,7 +18,9 @@ from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.topology import Tasks
+from agent_rl.environments import toolboxes
 from agent_rl.environments.base import TaskError
+from agent_rl.environments.python_tools import notebook
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import (
     EngineLoad,
@@ -103,7 +105,7 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert (made.status, made.turns, made.transcript.text) == ("finished", 2, f"{CALL}\n{ANSWER}")
             (call,) = stage["tool_executor"].log
-            assert (call.tool, call.session) == ("python_code_with_standard_io", "s0-g000000/0/0")
+            assert (call.tool, call.rollout) == ("python_code_with_standard_io", "s0-g000000/0/0")
             assert call.arguments == {"code": "print(2+2)", "input": ""}
             assert made.transcript.calls[0].outcome == "success"
             assert set(made.policies[:, 1].tolist()) == {3}
@@ -121,31 +123,32 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
 NOTEBOOK = '<tool_call>{"name": "jupyter_code", "arguments": {"code": "CODE"}}</tool_call>'
 
 
-def test_cells_of_a_notebook_are_numbered_run_in_order_and_know_what_the_state_consists_of(
-    tmp_path: Path, model: Path
+def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_the_last_one_left(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(toolboxes, "OWN", (notebook,))
+
     def script(number: int, _: Any) -> str:
         turns = ["".join(NOTEBOOK.replace("CODE", code) for code in codes) for codes in ("ab", "c")]
         return [*turns, ANSWER][number - 1]
 
     def reply(call: ToolCall) -> ToolResult:
-        kept = call.arguments.get("code") != "b"  # that one ended its process
-        return ToolResult(call.call, "success" if kept else "timeout", "4", "", "", 0.0, 0.001, kept)
+        code = call.arguments.get("code", "").encode()
+        if code == b"b":  # it leaves the state as it was
+            return ToolResult(call.call, "timeout", "4", "", "", 0.0, 0.001)
+        return ToolResult(call.call, "success", "4", "", "", 0.0, 0.001, call.state + code)
 
     async def main() -> None:
         async with generator(tmp_path, model, script, reply=reply) as (stage, _):
             await ask(stage, sampling=Sampling(1.0, 400, 4))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             calls = stage["tool_executor"].log[:3]
-            assert [(call.cell, call.arguments["code"], call.earlier) for call in calls] == [
-                (1, "a", ()),
-                (2, "b", ("a",)),
-                (3, "c", ("a",)),
-            ]
+            assert [(call.arguments["code"], call.state) for call in calls] == [("a", b""), ("b", b"a"), ("c", b"a")]
+            assert len({call.call for call in calls}) == 3
             while len(stage["tool_executor"].log) < 4:
                 await stage["tool_executor"].receive(ToolCall)
             last = stage["tool_executor"].log[3]
-            assert (last.session, last.ends) == (made.rollout, True)  # the session is over
+            assert (last.rollout, last.ends) == (made.rollout, True)
             assert [record.outcome for record in made.transcript.calls] == ["success", "timeout", "success"]
 
     simulate(main)
@@ -203,7 +206,7 @@ def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(t
 def test_several_calls_that_no_executor_runs_fail_the_rollout_alone(tmp_path: Path, model: Path) -> None:
     async def main() -> None:
         def reply(call: ToolCall) -> ToolResult:
-            return result(call, "unavailable" if call.session == "s0-g000000/0/0" else "success")
+            return result(call, "unavailable" if call.rollout == "s0-g000000/0/0" else "success")
 
         def script(number: int, _: Any) -> str:
             return CALL * 3 if number == 1 else ANSWER
@@ -227,11 +230,11 @@ def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(tmp_pat
         under_way: list[str] = []
 
         async def reply(call: ToolCall) -> ToolResult:
-            under_way.append(call.session)
+            under_way.append(call.rollout)
             most["at_once"] = max(most["at_once"], len(under_way))
             most["waiting"] = max(most["waiting"], actor._tools.waiting)
             await trio.sleep(1)
-            under_way.remove(call.session)
+            under_way.remove(call.rollout)
             return result(call)
 
         bounds = {"tool_calls_outstanding": 2, "tool_calls_at_once": 6}
@@ -242,7 +245,7 @@ def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(tmp_pat
                 await ask(stage, rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
             for _ in range(4):
                 await stage["roc_filter"].receive(Trajectory)
-            served = [call.session for call in stage["tool_executor"].log]
+            served = [call.rollout for call in stage["tool_executor"].log]
             calm = [place for place, session in enumerate(served) if not session.startswith("s0-g000000")]
             assert (len(served), len(calm)) == (43, 3)
             assert max(calm) < 20

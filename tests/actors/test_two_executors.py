@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import running, stand_ins
-from actors.tool_executor import JupyterExecutor
+from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
+from agent_rl.environments import toolboxes
+from agent_rl.environments.python_tools import notebook
 from agent_rl.messages import Policy, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
 from tests.actors.topologies import micro
@@ -25,8 +28,11 @@ def cell(code: str) -> str:
     return f'<tool_call>{{"name": "jupyter_code", "arguments": {{"code": "{code}"}}}}</tool_call>'
 
 
-def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(tmp_path: Path) -> None:
+def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six sessions, spread over both; one executor dies while all six run a cell: nothing is lost, and it is said."""
+    monkeypatch.setattr(toolboxes, "OWN", (notebook,))
     topology = micro(tmp_path)
     entry = topology.actors["tool_executor"].model_copy(update={"replicas": 2})
     topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
@@ -35,12 +41,12 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(tmp_path: Path
     at_once: list[int] = []
     killed: dict[str, int] = {}
 
-    class Counting(JupyterExecutor):
+    class Counting(ToolExecutor):
         """Says which calls it was given, and when all rollouts are in the cell that takes long."""
 
         async def execute(self, call: ToolCall) -> ToolResult:
             given.setdefault(self.context.name, []).append(call)
-            if call.cell == 2:
+            if "sleep" in call.arguments.get("code", ""):
                 at_once.append(1)
                 if len(at_once) == ROLLOUTS:
                     all_sleep.set()
@@ -91,10 +97,10 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(tmp_path: Path
         ["success"] * 3
     ] * ROLLOUTS
     first, second = given["tool_executor.0"], given["tool_executor.1"]
-    lost = {call.session for call in first}
+    lost = {call.rollout for call in first}
     assert (len(lost), len(first)) == (ROLLOUTS // 2, killed["calls"])  # by outstanding work, half each
-    moved = [call for call in second if call.session in lost]
-    assert {(call.cell, call.earlier) for call in moved if call.cell == 2} == {(2, ("x = 40",))}
+    moved = [call for call in second if call.rollout in lost]
+    assert {call.state for call in moved if "sleep" in call.arguments["code"]} == {b'["x = 40"]'}
     assert len(moved) == 2 * len(lost)
     note = "[The session was lost: its 1 earlier cells were run again.]"
     assert {rollout for rollout, text in responses.items() if text.count(note) == 1} == lost

@@ -232,9 +232,6 @@ REFUSED = [
         "an episode would never end",
         "",
     ),
-    ("executor", "class Mine(Base):\n    tools = ()", "at least one", ""),
-    ("executor", "class Mine(Base):\n    tools = ({'name': 'x'},)", "write it as", ""),
-    ("executor", "class Mine(Base):\n    tools = (*Base.tools, *Base.tools)", "twice", ""),
 ]
 
 
@@ -273,17 +270,6 @@ SOUND = [
 @pytest.mark.parametrize(("role", "source"), SOUND)
 def test_what_keeps_it_is_not(folder: Path, role: str, source: str) -> None:
     assert check(folder, role, source) == []
-
-
-def test_two_roles_that_tell_the_model_different_things_are_refused(folder: Path) -> None:
-    (folder / "other_tools.py").write_text(
-        "from actors.tool_executor import ToolExecutor\n"
-        "class Other(ToolExecutor):\n    tools = ({'function': {'name': 'x', 'parameters': {}}},)\n"
-    )
-    path = folder / "two.toml"
-    path.write_text(QUICKSTART.read_text() + '\n[actors.tool_executor]\n[actors.second]\nclass = "other_tools:Other"\n')
-    (fault,) = check_topology(load_topology(path), path)
-    assert "other_tools:Other declares other tools than tool_executor does" in fault.message
 
 
 def test_an_executor_for_tools_and_one_for_answers_are_sound(folder: Path) -> None:

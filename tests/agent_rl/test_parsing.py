@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_turn, tool_response_text
+from agent_rl.environments.base import ToolOutput
+from agent_rl.environments.tools import rendered
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, harmless, parse_turn
 
 
 def call(name: object = "python", arguments: object = None, **more: object) -> str:
@@ -97,7 +99,7 @@ def test_many_broken_calls_take_little_time() -> None:
 
 
 def respond(outcome: str = "success", max_chars: int = 1000, **fields: object) -> str:
-    return tool_response_text(outcome, max_chars=max_chars, **fields)  # type: ignore[arg-type]
+    return cut_middle(harmless(rendered(ToolOutput(outcome, **fields))), max_chars)  # type: ignore[arg-type]
 
 
 def test_a_success_is_what_was_printed_or_the_value() -> None:
@@ -106,7 +108,7 @@ def test_a_success_is_what_was_printed_or_the_value() -> None:
     assert respond(value="43") == "43"
     assert respond(stdout="\n", value="43") == "43"
     assert respond(stderr="a warning\n") == "a warning"
-    assert respond() == "The code ran and printed nothing."
+    assert respond() == "The call succeeded and returned nothing."
 
 
 def test_a_failure_says_what_happened_after_what_was_printed() -> None:
@@ -124,10 +126,12 @@ def test_a_failure_says_what_happened_after_what_was_printed() -> None:
 
 def test_a_note_comes_first_whatever_else_is_said() -> None:
     note = "[The session was lost: its 2 earlier cells were run again.]\n"
-    assert tool_response_text("success", stdout="4\n", note=note, max_chars=500) == f"{note}4"
-    assert tool_response_text("success", value="4", note=note, max_chars=500) == f"{note}4"
-    timeout = tool_response_text("timeout", stderr="x", note=note, run_seconds=4.0, max_chars=500)
-    assert timeout == f"{note}x\nTimeout: the code was stopped after 4.0 seconds."
+    assert respond(stdout="4\n", note=note) == f"{note}4"
+    assert respond(value="4", note=note) == f"{note}4"
+    assert (
+        respond("timeout", stderr="x", note=note, run_seconds=4.0)
+        == f"{note}x\nTimeout: the code was stopped after 4.0 seconds."
+    )
 
 
 def test_a_long_result_is_cut_in_the_middle() -> None:

@@ -14,9 +14,10 @@ import trio
 from actors.cli.main import main
 from actors.testing import running, stand_ins
 from agent_rl.config.topology import InitialiseModel
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer, initialise_model
 from agent_rl.messages import ToolCall, VerifyAnswer
-from agent_rl.rollout.prompts import PYTHON_TOOL, ChatFormat
+from agent_rl.rollout.prompts import ChatFormat
 from benchmarks.bench_end_to_end import Measured, parser, read_peer, report, specification
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.peers.trl_grpo import (

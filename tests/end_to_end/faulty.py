@@ -17,9 +17,9 @@ from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator, RolloutGeneratorSettings
 from actors.tool_executor import ToolExecutor, refused
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.files.disk import whole
 from agent_rl.messages import Policy, ToolCall, ToolResult, TrainingGroup, Trajectory
-from agent_rl.rollout.prompts import PYTHON_TOOL
 from transport import Registry, decode, encode
 
 ANSWER = "4"

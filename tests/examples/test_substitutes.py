@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from actors.contract import (
-    ExecutorContract,
     FilterContract,
     GeneratorContract,
     LearnerContract,
@@ -23,15 +22,16 @@ from actors.contract import (
 from actors.filter.stored import decode_stored
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
+from agent_rl.environments.base import BadArgumentError, ToolOutput
+from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
-from agent_rl.rollout.prompts import PYTHON_TOOL
 from agent_rl.scheduling.placement import EngineRoom, Waiting
-from examples.calculator_executor import CALCULATOR, CalculatorExecutor, evaluate
+from examples.calculator import calculator
 from examples.fenced_generator import FencedFormat, FencedGenerator
 from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
 from examples.sequence_ratio_learner import SequenceRatioLearner
@@ -45,7 +45,6 @@ QUICKSTART = ROOT / "examples" / "quickstart.toml"
 SUBSTITUTES = {
     "kv_scheduler": "group_affinity_scheduler:GroupAffinityScheduler",
     "rollout_generator": "fenced_generator:FencedGenerator",
-    "tool_executor": "calculator_executor:CalculatorExecutor",
     "roc_filter": "shortest_correct_filter:ShortestCorrectFilter",
     "learner": "sequence_ratio_learner:SequenceRatioLearner",
 }
@@ -71,11 +70,6 @@ class TestFencedGenerator(GeneratorContract):
 
     def call_text(self, code: str) -> str:
         return f"```python\n{code}\n```"
-
-
-class TestCalculatorExecutor(ExecutorContract):
-    actor = CalculatorExecutor
-    examples = (*ExecutorContract.examples, (CALCULATOR, {"expression": "(1 + 2) * 14"}, "42"))
 
 
 class TestShortestCorrectFilter(FilterContract):
@@ -141,7 +135,7 @@ def test_the_format_finds_blocks_in_order_and_what_is_not_closed() -> None:
     [("1 + 2 * 3", 7), ("(3 + 4) * 5 // 2", 17), ("-7 % 3", 2), ("2 ** 10", 1024), ("1 / 4", 0.25), (" +5 ", 5)],
 )
 def test_the_calculator_calculates(expression: str, value: float) -> None:
-    assert evaluate(expression) == value
+    assert calculator.call_here({"expression": expression}, b"") == ToolOutput("success", value=str(value))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +144,9 @@ def test_the_calculator_calculates(expression: str, value: float) -> None:
 )
 def test_what_is_no_arithmetic_is_refused_at_once(expression: str) -> None:
     with pytest.raises((ArithmeticError, SyntaxError, ValueError)):
-        evaluate(expression)
+        calculator.call_here({"expression": expression}, b"")
+    with pytest.raises(BadArgumentError, match="at most 500 characters"):
+        calculator.call_here({"expression": "1+" * 300}, b"")
 
 
 def test_the_loss_of_whole_responses_keeps_what_is_asked_of_every_loss() -> None:
@@ -270,7 +266,7 @@ def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKS
         assert started[0]["actor_class"] == (SUBSTITUTES[role] if role in roles else production)
 
 
-def test_all_five_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
+def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
     for substitute in SUBSTITUTES.values():
         shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
     path = tmp_path / "mine.toml"

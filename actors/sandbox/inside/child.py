@@ -201,7 +201,10 @@ def cut(text: str, length: int) -> str:
 
 
 def traceback_text(error: BaseException, request: Request) -> str:
-    """The traceback as text, starting at the code's own first frame."""
+    """The traceback as text, starting at the code's own first frame, or at that of the function called."""
+    if "function" in request:
+        called = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
+        return "".join(traceback.format_exception(type(error), error, called))
     source = request.get("code", "")
     linecache.cache[USER_FILE] = (len(source), None, source.splitlines(keepends=True), USER_FILE)
     frames = error.__traceback__
@@ -269,10 +272,12 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
             os.close(old)
 
 
-def check_answer(request: Request) -> str:
-    """Judge a prediction: method and verdict. Runs no code, but a parser may take any time or memory."""
-    rewards = importlib.import_module("agent_rl.environments.maths.rewards")
-    equal, method = rewards.exactly_equal(request["gold"], request["prediction"]), "exact"
-    if equal is None:
-        equal, method = rewards.answers_equal(request["gold"], request["prediction"]), "symbolic"
-    return f"{method} {'equal' if equal else 'different'}"
+def call_function(request: Request) -> str:
+    """Call the function that is named with the texts given; its result is a text, or nothing. It may take any time or memory."""
+    module, _, name = request["function"].partition(":")
+    result = getattr(importlib.import_module(module), name)(*request["arguments"])
+    if not isinstance(result, str | None):
+        raise TypeError(
+            f"{request['function']} returned a value of type {type(result).__name__}; it must return a text"
+        )
+    return result or ""

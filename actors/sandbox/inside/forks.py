@@ -41,7 +41,7 @@ from actors.sandbox.inside.child import (
 )
 from actors.sandbox.inside.children import Child, Place
 from actors.sandbox.inside.shares import joining
-from actors.sandbox.inside.warm_up import REHEARSALS, rehearsals
+from actors.sandbox.inside.warm_up import REHEARSALS
 from actors.sandbox.isolation import kernel
 from actors.sandbox.isolation.kernel import fork
 from actors.sandbox.isolation.namespaces import close_all_but
@@ -213,13 +213,13 @@ class Forker:
         self.control = _socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, CONTROL)
         self.other_end = ours
 
-    def rehearse(self, null: int) -> None:
-        """Do here as a child does, so often that forks find full what the interpreter keeps of its own code.
+    def rehearse(self, null: int, requests: list[bytes]) -> None:
+        """Do here as a child does with ``requests``, so often that forks find full what the interpreter keeps of its own code.
 
         Each page of that which they write to costs them more than the code itself.
         """
         names = set(MAIN.__dict__)
-        for request in rehearsals(self.work) * REHEARSALS:
+        for request in requests * REHEARSALS:
             take([(kernel.direct.getpid, ())] * 2)
             reseed()
             report = memory_file(request)

@@ -16,7 +16,7 @@ import traceback
 from functools import partial
 from typing import Any
 
-from actors.sandbox.inside.child import CONTROL, MAIN, check_answer, run_code
+from actors.sandbox.inside.child import CONTROL, MAIN, call_function, run_code
 from actors.sandbox.inside.directories import Directories, open_files_limit, remove_tree
 from actors.sandbox.inside.forks import OF_INTERPRETERS, WARM, Forker, ForkerGone, Forks
 from actors.sandbox.inside.server import Farewell, OwnerGone, Server
@@ -89,11 +89,10 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
     while (held := os.dup(2)) <= CONTROL:
         pass  # these numbers are taken now, for what children have there
     # Made before the memory is in pieces, so that it is on few pages:
-    work = check_answer if config["checker"] else run_code
+    work = call_function if config["calls_functions"] else run_code
     forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")), server.proc)
     try:
-        warm_up(config["modules"], checker=config["checker"])
-        forker.rehearse(server.null)
+        forker.rehearse(server.null, warm_up(config["modules"], work))
     except Exception:  # noqa: BLE001  the owner raises it
         link.send(said("warm_up", traceback.format_exc()))
         return

@@ -17,11 +17,9 @@ import os
 import sys
 
 from actors.sandbox import wire
-from actors.sandbox.inside.child import Work, check_answer
+from actors.sandbox.inside.child import Work, run_code
 from actors.sandbox.isolation.kernel import libc
 
-WARM_PAIRS = (("\\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "(1, 2]"), ("3\\sqrt{2}", "\\sqrt{18}"))
-"""Answers a checker compares before its first call, so that every fork inherits what parser and sympy build lazily."""
 PLAIN_MODULES = (
     "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
     "math", "operator", "random", "re", "statistics", "string", "time", "typing",
@@ -114,28 +112,26 @@ REHEARSALS = 12
 """As often must a piece of code be run before this Python (3.11) has made of it what it stays."""
 
 
-def warm_up(modules: list[str], *, checker: bool) -> None:
-    """Import what calls will need and exercise it. Raises what an import raises."""
+def warm_up(modules: list[str], work: Work) -> list[bytes]:
+    """Import what calls will need and exercise it; requests that rehearse what children do. Raises what an import raises."""
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
     for module in (*PLAIN_MODULES, *modules):
         importlib.import_module(module)
-    if checker:
-        importlib.import_module("logging").disable()  # math-verify says once per process that it sets no alarm
-        for gold, prediction in WARM_PAIRS:
-            check_answer({"gold": gold, "prediction": prediction})
-        return
+    if work is not run_code:
+        importlib.import_module("logging").disable()  # libraries log to stderr, which is the function's
+        warmed = [module for module in modules if hasattr(sys.modules[module], "warm_up")]
+        for module in warmed:
+            sys.modules[module].warm_up()
+        requests = [{"function": f"{module}:warm_up", "arguments": []} for module in warmed]
+        return [
+            json.dumps(request).encode() for request in requests or [{"function": "builtins:str", "arguments": [""]}]
+        ]
     stdout, sys.stdout = sys.stdout, io.StringIO()
     for module in modules:
         if module in EXERCISES:
             exec(compile(EXERCISES[module], "<warm-up>", "exec"), {"__name__": "warm_up"})  # noqa: S102
     sys.stdout = stdout
     gc.collect()
-
-
-def rehearsals(work: Work) -> list[bytes]:
-    """Requests that rehearse what children do."""
-    if work is check_answer:
-        return [json.dumps({"gold": gold, "prediction": said}).encode() for gold, said in WARM_PAIRS[:1]]
     return [wire.PLAIN_CODE + code.encode() for code in (PLAIN_CODE, FAILING_CODE)]
 
 

@@ -78,11 +78,22 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Importable:
+    """What the functions that an interpreter calls are made of: folders to import from, and what is seen of them and elsewhere."""
+
+    folders: tuple[str, ...]
+    seen: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InterpreterConfig:
-    """What an interpreter is: modules it imports, whether it judges answers, calls at once, its isolation, the groups it joins."""
+    """What an interpreter is: modules it loads, what else it may import, calls at once, its isolation, the groups it joins.
+
+    ``imports`` is None where it runs code that it is given, and calls no functions.
+    """
 
     modules: tuple[str, ...]
-    checker: bool
+    imports: Importable | None
     children: int
     level: Level
     warm_seconds: float
@@ -249,15 +260,15 @@ class Interpreter:
     def _start(self, directory: str, link: int) -> subprocess.Popen[bytes]:
         config = self.config
         packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-        ours = [f"{ROOT}/agent_rl", f"{ROOT}/actors"] if config.checker else []
-        seen = visible((*packages, *ours), ROOT)
+        imports = config.imports or Importable((), ())
+        seen = visible((*packages, *imports.seen), ROOT)
         settings = {
             "owner": os.getpid(),
             "directory": directory,
             "root": ROOT,
-            "paths": [ROOT, *packages] if config.checker else packages,
+            "paths": [*imports.folders, *packages],
             "modules": config.modules,
-            "checker": config.checker,
+            "calls_functions": config.imports is not None,
             "children": config.children,
             "namespaces": config.level == "strong",
             "filter": filter_program(config.level).hex(),

@@ -19,14 +19,14 @@ RESULT_CHARACTERS = 1 << 26
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One trajectory's. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
+    """One rollout's. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
 
     name: str
     number: int = 0
     interpreter: Interpreter | None = None
-    cells: int = 0
+    cells: list[str] = field(default_factory=list)
     lost: str = ""
-    results: dict[int, ExecutionResult] = field(default_factory=dict)
+    results: dict[str | int, ExecutionResult] = field(default_factory=dict)
     characters: int = 0
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -80,20 +80,20 @@ class SessionTable:
                 other.lose("it was idle longest of too many")
                 alive = [rest for rest in alive if rest is not other]
                 self.evicted += 1
-        session.number, session.interpreter, session.cells = next(self._numbers), interpreter, 0
+        session.number, session.interpreter, session.cells = next(self._numbers), interpreter, []
 
     def end(self, name: str) -> None:
-        """The trajectory has ended: forget its session."""
+        """The rollout has ended: forget its session."""
         session = self._sessions.pop(name, None)
         if session is not None:
             session.lose("ended")
             self._forget_results(session)
 
-    def keep(self, session: Session, cell: int, result: ExecutionResult) -> None:
+    def keep(self, session: Session, key: str | int, result: ExecutionResult) -> None:
         """The result of a cell, for who asks again; what exceeds the bound is forgotten, of the session idle longest first."""
         if self._sessions.get(session.name) is not session:  # it has ended meanwhile
             return
-        session.results[cell] = result
+        session.results[key] = result
         size = len(result.stdout) + len(result.stderr) + len(result.value)
         session.characters += size
         self._characters += size

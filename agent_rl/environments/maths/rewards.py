@@ -84,6 +84,11 @@ def answers_equal(gold: str, prediction: str) -> bool:
         return False
 
 
+def check(gold: str, prediction: str) -> str:
+    """``equal`` or ``different``, for a checker's child."""
+    return "equal" if answers_equal(gold, prediction) else "different"
+
+
 def _last_answer(text: str) -> str | None:
     """What the last well-formed pair of tags encloses."""
     next_opening = len(text)
@@ -116,3 +121,13 @@ def _number(text: str) -> tuple[bool, str, str] | None:
     digits = re.sub(r"[^0-9]", "", integer or "").lstrip("0")
     decimals = (fraction or bare_fraction or "").rstrip("0")
     return sign == "-" and bool(digits or decimals), digits, decimals
+
+
+WARM_PAIRS = (("\\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "(1, 2]"), ("3\\sqrt{2}", "\\sqrt{18}"))
+"""Answers that need parser, formulas and sets."""
+
+
+def warm_up() -> None:
+    """Compare a few answers, so that every child of a checker inherits what parser and formulas build when they are first used."""
+    for gold, prediction in WARM_PAIRS:
+        check(gold, prediction)

@@ -6,16 +6,19 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
 
 from actors.sandbox.isolation.levels import IsolationError
 from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.pool import Pool
+
+P = TypeVar("P", bound=Pool)
 
 
-def run_with(sandbox: Sandbox, main: Callable[[Sandbox], Awaitable[Any]]) -> Any:
+def run_with(sandbox: P, main: Callable[[P], Awaitable[Any]]) -> Any:
     async def body() -> Any:
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:

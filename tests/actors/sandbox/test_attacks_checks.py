@@ -5,17 +5,21 @@ Each is judged beside a neighbour's check, and before another; both must come ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from actors.sandbox.isolation.levels import Isolation
-from actors.sandbox.owner.client import CheckResult, ExecutionLimits, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits
+from actors.sandbox.owner.functions import FunctionSandbox
+from agent_rl.environments.base import CheckError
 from agent_rl.environments.maths.rewards import final_answer
 from tests.actors.sandbox.running import run_with
 
+CHECK = "agent_rl.environments.maths.rewards:check"
 LIMITS = ExecutionLimits(wall_seconds=3.0, cpu_seconds=2.0, memory_bytes=512 << 20)
 OWNED = "/tmp/agent-rl-owned-by-a-check"
 CODE = {
@@ -50,48 +54,50 @@ FORGED = {
 }
 
 
-def judged(prediction: str, level: Isolation = "host") -> CheckResult:
-    """The verdict on a prediction for the gold 7, given beside other checks."""
+def judged(prediction: str, level: Isolation = "host") -> str:
+    """What is said of a prediction for the gold 7, asked beside other checks: ``different``, ``equal`` or why it was given up."""
 
-    async def main(sandbox: Sandbox) -> CheckResult:
-        found: list[CheckResult] = []
+    async def main(sandbox: Any) -> str:
+        found: list[str] = []
 
         async def attack() -> None:
-            found.append(await sandbox.check("7", prediction))
+            try:
+                found.append(await sandbox.check(CHECK, "7", prediction))
+            except CheckError as error:
+                found.append(str(error))
 
-        async def right(gold: str, prediction: str, expected: object) -> None:
-            verdict = await sandbox.check(gold, prediction)
-            assert (verdict.equal, verdict.failure) == (expected, "")
+        async def right(gold: str, prediction: str, expected: str) -> None:
+            assert await sandbox.check(CHECK, gold, prediction) == expected
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(attack)
-            nursery.start_soon(right, r"\frac{1}{2}", "0.5", True)
-            nursery.start_soon(right, r"\frac{1}{2}", "0.25", False)
-        await right("x^2+2x+1", "(x+1)^2", expected=True)
-        await right("7", "8", expected=False)
+            nursery.start_soon(right, r"\frac{1}{2}", "0.5", "equal")
+            nursery.start_soon(right, r"\frac{1}{2}", "0.25", "different")
+        await right("x^2+2x+1", "(x+1)^2", "equal")
+        await right("7", "8", "different")
         assert sandbox.figures["restarts"] == 0
         return found[0]
 
-    return run_with(Sandbox(checker=True, limits=LIMITS, isolation=level), main)
+    return run_with(FunctionSandbox([CHECK], limits=LIMITS, isolation=level), main)
 
 
 @pytest.mark.parametrize("prediction", CODE.values(), ids=CODE.keys())
 def test_a_prediction_that_is_code_is_not_run(prediction: str) -> None:
-    verdict = judged(prediction, "limits")  # where nothing else would keep it from being run
-    assert (verdict.equal, verdict.failure) == (False, "")
+    said = judged(prediction, "limits")  # where nothing else would keep it from being run
+    assert said == "different"
     assert not Path(OWNED).exists()
 
 
 @pytest.mark.parametrize("prediction", GREEDY.values(), ids=GREEDY.keys())
 def test_a_prediction_that_takes_everything_is_not_equal(prediction: str) -> None:
-    verdict = judged(prediction)
-    assert (verdict.equal, verdict.failure) == (False, "")
-    assert verdict.seconds < 30
+    began = time.monotonic()
+    assert judged(prediction) in {"different", "timeout", "memory_limit", "output_limit", "crashed"}
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("prediction", FORGED.values(), ids=FORGED.keys())
 def test_a_prediction_that_passes_for_a_verdict_or_for_everything_is_not_equal(prediction: str) -> None:
-    assert not judged(prediction).equal
+    assert judged(prediction) != "equal"
 
 
 @pytest.mark.parametrize(
@@ -109,16 +115,4 @@ def test_a_prediction_that_passes_for_a_verdict_or_for_everything_is_not_equal(p
 )
 def test_an_end_that_lists_answers_closes_tags_early_or_prints_a_verdict_gains_nothing(text: str) -> None:
     prediction = final_answer(text)
-    assert prediction is None or not judged(prediction).equal
-
-
-def test_a_checker_runs_no_model_code_and_an_interpreter_of_calls_judges_no_answer() -> None:
-    checker, tools = Sandbox(checker=True), Sandbox()
-    calls: list[Callable[[], object]] = [
-        lambda: trio.run(checker.execute, "1"),
-        lambda: trio.run(tools.check, "1", "1"),
-    ]
-    calls.append(lambda: trio.run(checker.run_cell, "session", 1, "1"))
-    for call in calls:
-        with pytest.raises(TypeError):
-            call()
+    assert prediction is None or judged(prediction) != "equal"

@@ -22,8 +22,8 @@ from actors.sandbox.isolation.control_groups import (
     hierarchies,
 )
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.endings import ending_of
 from actors.sandbox.owner.interpreter import Ended
-from actors.sandbox.owner.judging import judge
 from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
 from agent_rl.files.leftovers import sweep_one
 from tests.actors.sandbox.running import groups_or_skip, run_with
@@ -120,7 +120,7 @@ def test_root_divides_no_group_that_is_somebody_elses(
 
 def test_an_end_for_want_of_memory_is_told_from_others() -> None:
     def outcome(verdict: int, *, out_of_memory: bool) -> str:
-        return judge(Ended(verdict, -9, 1.0, b"", b"", b"success\n", out_of_memory), 1000).outcome
+        return ending_of(Ended(verdict, -9, 1.0, b"", b"", b"success\n", out_of_memory), 1000).outcome
 
     assert outcome(NO_VERDICT, out_of_memory=True) == outcome(CPU_TIMEOUT, out_of_memory=True) == "memory_limit"
     assert outcome(NO_VERDICT, out_of_memory=False) == "killed"

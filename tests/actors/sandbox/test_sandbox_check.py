@@ -1,39 +1,187 @@
-"""Checkers: answers judged in children that can be killed."""
+"""Functions called in children that can be killed: checks of answers, and functions of the user's own."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from actors.sandbox.owner.client import CheckResult, ExecutionLimits, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits
+from actors.sandbox.owner.functions import FunctionSandbox
+from actors.sandbox.owner.interpreter import WarmUpError
+from agent_rl.environments.base import CheckError, CheckUnavailableError
+from tests.actors.sandbox.running import require, run_with
 
+CHECK = "agent_rl.environments.maths.rewards:check"
 PAIRS = [
-    ("42", "42"),
-    ("42", "43"),
-    ("\\frac{1}{2}", "0.5"),
-    ("x^2+2x+1", "(x+1)^2"),
-    ("x", "\\frac{1}{"),
-    ("3", "\ud800\0"),
-    ("7", "\\sum_{k=1}^{10^{10}} k^k"),
-    ("7", "\\sqrt{" * 3000),
+    ("42", "42", "equal"),
+    ("42", "43", "different"),
+    ("\\frac{1}{2}", "0.5", "equal"),
+    ("x^2+2x+1", "(x+1)^2", "equal"),
+    ("x", "\\frac{1}{", "different"),
+    ("3", "\ud800\0", "different"),
+    ("7", "\\sum_{k=1}^{10^{10}} k^k", "CheckError"),
+    ("7", "\\sqrt{" * 3000, "different"),
 ]
+OWN = """
+import os, time
+import beside_it
+
+def warm_up():
+    beside_it.LOADED.append(1)
+
+def shout(text):
+    return text.upper() + "!" * (beside_it.LOADED != [])
+
+def see(path):
+    return str(os.path.exists(path))
+
+def write(path):
+    open(path, "w")
+
+def nothing(text):
+    pass
+
+def number(text):
+    return 7
+
+def endless(text):
+    while True:
+        pass
+
+def killed(text):
+    os.kill(os.getpid(), 11)
+
+def crash(text):
+    raise ValueError(text)
+"""
 
 
-def test_answers_are_judged_and_an_endless_one_is_not_equal() -> None:
-    async def main() -> list[CheckResult]:
-        sandbox = Sandbox(checker=True, limits=ExecutionLimits(wall_seconds=4.0, cpu_seconds=1.0))
+async def checked(sandbox: FunctionSandbox, function: str, *arguments: str) -> str:
+    try:
+        return await sandbox.check(function, *arguments)
+    except (CheckError, CheckUnavailableError) as error:
+        return type(error).__name__
+
+
+def test_answers_are_judged_and_an_endless_one_is_the_answers_doing() -> None:
+    async def main(sandbox: Any) -> list[str]:
+        return [await checked(sandbox, CHECK, gold, prediction) for gold, prediction, _ in PAIRS]
+
+    sandbox = FunctionSandbox([CHECK], limits=ExecutionLimits(wall_seconds=4.0, cpu_seconds=1.0))
+    assert run_with(sandbox, main) == [wanted for *_, wanted in PAIRS]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module of the user's, one that it imports, and a file."""
+    (tmp_path / "own_functions.py").write_text(OWN)
+    (tmp_path / "beside_it.py").write_text("LOADED = []\n")
+    (tmp_path / "secret.txt").write_text("42")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in ("own_functions", "beside_it"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("level", ["strong", "filtered", "limits"])
+def test_a_function_of_the_users_is_called_with_its_module_and_what_that_imports_read_only(
+    level: str, own: Path
+) -> None:
+    require(level)
+
+    async def main(sandbox: Any) -> list[str]:
+        shouted = await sandbox.check("own_functions:shout", "hé")
+        seen = await sandbox.check("own_functions:see", str(own / "secret.txt"))
+        written = await checked(sandbox, "own_functions:write", str(own / "new.txt"))
+        return [shouted, seen, written]
+
+    shouted, seen, written = run_with(FunctionSandbox(["own_functions:shout"], isolation=level), main)
+    assert shouted == "HÉ!"
+    if level != "limits":
+        assert written == "CheckError"
+        assert not (own / "new.txt").exists()
+    if level == "strong":
+        assert seen == "False"
+
+
+def test_what_a_function_does_wrong_is_an_outcome_with_the_line(own: Path) -> None:
+    limits = ExecutionLimits(wall_seconds=0.5, cpu_seconds=1.0)
+
+    async def main(sandbox: Any) -> dict[str, Any]:
+        names = ("shout", "nothing", "number", "endless", "killed", "crash", "missing")
+        return {name: await sandbox.call(f"own_functions:{name}", "a") for name in names}
+
+    found = run_with(FunctionSandbox(["own_functions:shout"], limits=limits), main)
+    assert {name: result.outcome for name, result in found.items()} == {
+        "shout": "success",
+        "nothing": "success",
+        "number": "error",
+        "endless": "timeout",
+        "killed": "killed",
+        "crash": "error",
+        "missing": "error",
+    }
+    assert (found["shout"].value, found["nothing"].value) == ("A!", "")
+    assert "own_functions:number returned a value of type int; it must return a text" in found["number"].stderr
+    assert 'own_functions.py", line 31, in crash' in found["crash"].stderr
+    assert found["crash"].stderr.endswith("ValueError: a\n")
+    assert "has no attribute 'missing'" in found["missing"].stderr
+
+
+def test_a_check_that_dies_says_so_in_a_word_and_what_it_printed_in_a_note(own: Path) -> None:
+    async def main(sandbox: Any) -> list[CheckError]:
+        found = []
+        for name in ("crash", "killed", "endless"):
+            with pytest.raises(CheckError) as caught:
+                await sandbox.check(f"own_functions:{name}", "bad text")
+            found.append(caught.value)
+        return found
+
+    limits = ExecutionLimits(wall_seconds=0.5, cpu_seconds=1.0)
+    crashed, killed, endless = run_with(FunctionSandbox(["own_functions:shout"], limits=limits), main)
+    assert [str(error) for error in (crashed, killed, endless)] == ["crashed", "crashed", "timeout"]
+    assert "ValueError: bad text" in crashed.__notes__[0]
+
+
+def test_a_module_that_does_not_import_is_one_error_with_file_and_line(own: Path) -> None:
+    (own / "own_functions.py").write_text("import beside_it\n\nbeside_it.missing()\n")
+    with pytest.raises(
+        WarmUpError, match=r"^importing own_functions fails with AttributeError: .* \(own_functions.py, line 3\)$"
+    ):
+        FunctionSandbox(["own_functions:shout"])
+    with pytest.raises(WarmUpError, match="no_such_module_anywhere"):
+        FunctionSandbox(["no_such_module_anywhere:shout"])
+
+
+def test_a_checker_that_is_killed_from_outside_says_nothing_of_the_text(own: Path) -> None:
+    (own / "own_functions.py").write_text(
+        "import os, signal\ndef die(text):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+
+    async def main(sandbox: Any) -> None:
+        with pytest.raises(CheckUnavailableError, match="killed: "):
+            await sandbox.check("own_functions:die", "a")
+
+    run_with(FunctionSandbox(["own_functions:die"]), main)
+
+
+def test_checks_of_one_name_take_turns_with_others() -> None:
+    order: list[str] = []
+
+    async def main(sandbox: Any) -> None:
+        async def one(name: str) -> None:
+            await sandbox.check("builtins:str", name, name=name)
+            order.append(name)
+
         async with trio.open_nursery() as nursery:
-            await nursery.start(sandbox.run)
-            results = [await sandbox.check(gold, prediction) for gold, prediction in PAIRS]
-            nursery.cancel_scope.cancel()
-        return results
+            for _ in range(30):
+                nursery.start_soon(one, "storm")
+            await trio.sleep(0.01)
+            nursery.start_soon(one, "calm")
 
-    with pytest.raises(TypeError):
-        trio.run(Sandbox().check, "1", "1")
-    with pytest.raises(TypeError):
-        trio.run(Sandbox(checker=True).execute, "1")
-    results = trio.run(main)
-    assert [result.equal for result in results] == [True, False, True, True, False, False, False, False]
-    assert [result.method for result in results[:4]] == ["exact", "exact", "symbolic", "symbolic"]
-    assert results[6].method in ("timeout", "memory_limit")
-    assert all(result.failure == "" for result in results)
+    run_with(FunctionSandbox(["builtins:str"], children=1), main)
+    assert order.index("calm") < 25

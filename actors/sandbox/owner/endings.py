@@ -14,7 +14,7 @@ REPORTED: tuple[ToolOutcome, ...] = ("success", "error", "memory_limit")
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Ending:
     """How a call ended. ``signal`` is what ended its process, 0 if none did; ``goes_on``: its session lives."""
 
     outcome: ToolOutcome
@@ -25,7 +25,7 @@ class Judgement:
     goes_on: bool
 
 
-def judge(ended: Ended, output_bytes: int) -> Judgement:
+def ending_of(ended: Ended, output_bytes: int) -> Ending:
     """The outcome: memory that has run out, then the server's verdict, too much output, then the exit status, then the child's report."""
     stdout, stderr = _text(ended.stdout, output_bytes), _text(ended.stderr, output_bytes)
     said, _, result = ended.report.decode("utf-8", "replace").partition("\n")
@@ -50,7 +50,7 @@ def judge(ended: Ended, output_bytes: int) -> Judgement:
         outcome = "error"
         stderr += f"The process ended with status {ended.status} before the code did.\n"
     value = result if outcome == "success" else ""
-    return Judgement(outcome, stdout, stderr, value, number, ended.verdict == SESSION_GOES_ON)
+    return Ending(outcome, stdout, stderr, value, number, ended.verdict == SESSION_GOES_ON)
 
 
 def _text(data: bytes, most: int) -> str:

@@ -1,0 +1,120 @@
+"""What an executor offers to the code of tools and environments: the `Context` of `agent_rl.environments.base`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from actors.execution.deadlines import Deadline, Threads
+from actors.sandbox.limits import ExecutionLimits, ExecutionResult
+from actors.sandbox.owner.client import Sandbox
+from actors.sandbox.owner.functions import FunctionSandbox
+from agent_rl.environments.base import BadArgumentError, ToolOutput
+from agent_rl.messages import Problem
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What contexts of an executor share. ``functions`` is None where no tool's code runs in the sandbox."""
+
+    sandbox: Sandbox
+    checks: FunctionSandbox
+    functions: FunctionSandbox | None
+    threads: Threads
+
+
+class ExecutorContext:
+    """The `Context` of one call.
+
+    Use::
+
+    with context.enforced():
+        output = await tool.call(arguments, state, context)
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        rollout: str,
+        problem: Problem,
+        seed: int,
+        seconds: float,
+        log: Any,
+        name: str,
+        key: str,
+    ) -> None:
+        """``name`` is what runs, for messages and for its session of cells; under the same ``key`` a cell runs once."""
+        self._services = services
+        self._deadline = Deadline(seconds)
+        self._name, self._key = name, key
+        self.rollout, self.problem, self.seed, self.log = rollout, problem, seed, log
+        self.queue_seconds = 0.0
+        """Waiting for the sandbox so far."""
+
+    def enforced(self) -> AbstractContextManager[None]:
+        """Within it the deadline holds. Raises DeadlineError."""
+        return self._deadline.enforced()
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that are left."""
+        return self._deadline.left
+
+    async def execute(self, code: str, stdin: str = "", *, seconds: float | None = None) -> ToolOutput:
+        """Run untrusted Python in a fresh child of the sandbox."""
+        with self._deadline.suspended():
+            limits = self._limits(seconds)
+            return self._output(await self._services.sandbox.execute(code, stdin, limits=limits, name=self.rollout))
+
+    async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
+        """Run untrusted Python on top of the cells ``earlier``."""
+        session = session_name(self.rollout, self._name)
+        with self._deadline.suspended():
+            limits = self._limits(seconds)
+            return self._output(await self._services.sandbox.run_cell(session, self._key, code, earlier, limits=limits))
+
+    async def call(self, function: str, *arguments: str) -> ToolOutput:
+        """Call ``module:name`` with texts in a fresh child of the sandbox."""
+        assert self._services.functions is not None, "the executor has seen no tool that runs in the sandbox"
+        with self._deadline.suspended():
+            return self._output(await self._services.functions.call(function, *arguments, name=self.rollout))
+
+    async def check(self, function: str, *arguments: str) -> str:
+        """Call ``module:name``, trusted code, in a checker's child. Raises CheckError, CheckUnavailableError."""
+        with self._deadline.suspended():
+            return await self._services.checks.check(function, *arguments, name=self.rollout)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what blocks in one of the executor's threads."""
+        return await self._services.threads.run(work, self._deadline, self._name)
+
+    def _limits(self, seconds: float | None) -> ExecutionLimits:
+        limits = self._services.sandbox.settings.limits
+        if seconds is None:
+            return limits
+        if not 0 < seconds <= limits.wall_seconds:
+            raise BadArgumentError(f"a call may take up to {limits.wall_seconds:g} seconds, not {seconds:g}")
+        return dataclasses.replace(limits, wall_seconds=float(seconds))
+
+    def _output(self, result: ExecutionResult) -> ToolOutput:
+        self.queue_seconds += result.queue_seconds
+        return ToolOutput(
+            outcome=result.outcome,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            value=result.value,
+            note=result.note,
+            kept=result.kept,
+            run_seconds=result.run_seconds,
+        )
+
+
+def session_name(rollout: str, name: str) -> str:
+    """The session in the sandbox of a rollout's tool."""
+    return f"{rollout} {name}"

@@ -1,0 +1,98 @@
+"""The sandbox of functions: calls trusted code with untrusted texts in isolated, forked children of warm interpreters."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Unpack
+
+import trio
+
+from actors.sandbox.limits import ExecutionResult
+from actors.sandbox.owner.endings import Ending
+from actors.sandbox.owner.interpreter import ROOT, Importable, WarmUpError
+from actors.sandbox.owner.pool import Pool, PoolOptions, PoolSettings
+from agent_rl.config.plugins import described
+from agent_rl.environments.base import CheckError, CheckUnavailableError
+
+OURS = ("agent_rl", "actors")
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class FunctionSandbox(Pool):
+    """A pool whose interpreters call functions ``module:name``; they run no code that they are given.
+
+    The modules of ``functions`` are loaded before any call; where one has a function ``warm_up``, it is called then. Children
+    see this project's packages, and of the user's files the modules that these import, all of it read-only.
+    """
+
+    def __init__(self, functions: Sequence[str], **options: Unpack[PoolOptions]) -> None:
+        """Raises WarmUpError when a module of the user's cannot be imported."""
+        modules = tuple(dict.fromkeys(function.partition(":")[0] for function in functions))
+        super().__init__(PoolSettings(**options), [modules], importable(modules))
+
+    async def call(self, function: str, *arguments: str, name: str = "") -> ExecutionResult:
+        """Call the function; its text is the result's value. Never raises for what it does.
+
+        Where there is a queue, calls of different ``name`` take turns.
+        """
+        asked = trio.current_time()
+        ending, seconds = await self._call_function(function, arguments, name)
+        return self._result(ending, asked, seconds)
+
+    async def check(self, function: str, *arguments: str, name: str = "") -> str:
+        """The text that the function returns.
+
+        Raises CheckError when its child dies of the arguments or takes too long, CheckUnavailableError when it was not that. What
+        the child said is a note of the error.
+        """
+        asked = trio.current_time()
+        ending, seconds = await self._call_function(function, arguments, name)
+        self._result(ending, asked, seconds)
+        if ending.outcome == "success":
+            return ending.value
+        killed = ending.outcome in ("killed", "memory_limit") and ending.signal == signal.SIGKILL
+        if ending.outcome == "unavailable" or killed:  # nothing the arguments could have done
+            raise CheckUnavailableError(f"{ending.outcome}: {ending.stderr}")
+        error = CheckError("crashed" if ending.outcome in ("killed", "error") else ending.outcome)
+        error.add_note(ending.stderr)
+        raise error
+
+    async def _call_function(self, function: str, arguments: Sequence[str], name: str) -> tuple[Ending, float]:
+        request = {"function": function, "arguments": list(arguments)}
+        return await self._call(request, "", self.settings.limits, name, 0)
+
+
+def importable(modules: Sequence[str]) -> Importable:
+    """Where ``modules`` are imported from, and the files and folders that this takes.
+
+    Those of this project are seen whole. A module of the user's is imported here, and seen with all that lies beside it and is imported
+    by now: its file, or its folder if it is a package.
+    """
+    folders = []
+    for module in modules:
+        top = module.partition(".")[0]
+        if top in OURS:
+            continue
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            raise WarmUpError(f"importing {module} fails with {described(error)}") from error
+        place = _place(sys.modules[top])
+        if place is not None and not str(place).startswith(INSTALLED):
+            folders.append(place.parent)
+    tops = [module for name, module in list(sys.modules.items()) if "." not in name and name not in OURS]
+    seen = [str(place) for module in tops if (place := _place(module)) is not None and place.parent in folders]
+    return Importable((ROOT, *map(str, folders)), (*(f"{ROOT}/{name}" for name in OURS), *seen))
+
+
+def _place(module: ModuleType) -> Path | None:
+    """The file of a module, or the folder of a package; None for what has neither."""
+    folders = list(getattr(module, "__path__", ()))
+    file = folders[0] if folders else getattr(module, "__file__", None)
+    return None if file is None else Path(file).absolute()

@@ -1,0 +1,257 @@
+"""A pool of warm interpreters and the calls that run in their children: what runs code and what calls functions both are."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import trio
+
+from actors.fair_queue import FairQueue
+from actors.sandbox.isolation.control_groups import WEIGHT, ControlGroups, Wanted, control_groups
+from actors.sandbox.isolation.levels import Isolation, Level, levels_to_try, unavailable
+from actors.sandbox.limits import ExecutionLimits, ExecutionResult
+from actors.sandbox.owner.endings import Ending, ending_of
+from actors.sandbox.owner.interpreter import (
+    Importable,
+    Interpreter,
+    InterpreterConfig,
+    NoIsolationError,
+    NotStartedError,
+    Scratch,
+    WarmUpError,
+)
+
+GRACE_SECONDS = 10.0
+"""How much longer than a call's own limit its interpreter may be silent before it is held to hang, and replaced."""
+ATTEMPTS = 2
+"""An interpreter that dies takes calls with it that did nothing wrong: they are tried once more."""
+WARM_UP_ATTEMPTS = 3
+"""Warm-ups that may fail in a row before the pool gives up."""
+
+TASKS_OF_AN_INTERPRETER = 16
+"""Server, forker, the maker of its slots, its children that wait, with their slots, and those that remove what calls leave."""
+
+UNAVAILABLE = Ending(
+    "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
+)
+"""What takes the place of a call's end when there is none."""
+
+
+class PoolOptions(TypedDict, total=False):
+    """What every pool may be given; the defaults are those of `PoolSettings`."""
+
+    interpreters: int
+    children: int
+    limits: ExecutionLimits
+    warm_seconds: float
+    isolation: Isolation
+    scratch: Scratch
+    control_groups: Wanted
+    memory_bytes: int | None
+    weight: int
+
+
+DEFAULT_LIMITS, DEFAULT_SCRATCH = ExecutionLimits(), Scratch()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Up to ``interpreters * children`` calls run at once; ``limits`` are those of a call that has none of its own.
+
+    ``memory_bytes`` (by default half of the memory there is) and ``weight`` are those of all calls together, where the host has
+    control groups.
+    """
+
+    interpreters: int = 1
+    children: int = 8
+    limits: ExecutionLimits = DEFAULT_LIMITS
+    warm_seconds: float = 60.0
+    isolation: Isolation = "host"
+    scratch: Scratch = DEFAULT_SCRATCH
+    control_groups: Wanted = "host"
+    memory_bytes: int | None = None
+    weight: int = WEIGHT
+
+
+class Pool:
+    """Warm interpreters. Each call runs in a child of its own, forked, isolated, and killed at its deadline.
+
+    Further calls than may run at once wait, those of different names in turn. There are ``interpreters`` for each of several
+    sets of modules, which they have loaded; those of other sets than the first are started when they are first needed. Where the host has
+    control groups, all of them together are limited in memory and to the processes that the limits of calls allow.
+    """
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        module_sets: Sequence[tuple[str, ...]],
+        imports: Importable | None = None,
+        sessions: int = 0,
+    ) -> None:
+        """``imports``: what interpreters that call functions may import; None for those that run code. ``sessions``: of these."""
+        self.settings = settings
+        self._sets = module_sets
+        self._imports = imports
+        self._queue = FairQueue(settings.interpreters * settings.children)
+        self._most_children = settings.interpreters * settings.children + sessions
+        self._ready: list[Interpreter] = []
+        self._became_ready = trio.Event()
+        self._needed = [trio.Event() for _ in module_sets]
+        self._counts = Counter(dict.fromkeys(("calls", "cells", "restarts", "retries", "sessions_rebuilt"), 0))
+        self._seconds = {"run_seconds": 0.0, "queue_seconds": 0.0}
+        self.level: Level | None = None
+        self.groups = ControlGroups()
+        self.reasons: list[str] = []
+        """Why levels of isolation stronger than the one in force can't be had."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the interpreters until cancelled; started once the bare ones are warm.
+
+        A dead one is replaced. Raises (in groups) IsolationError where the configured isolation can't be had,
+        ControlGroupsError where required control groups can't, and WarmUpError when modules don't exist or warming up fails several times in a row.
+        """
+        for module in self._sets[-1]:
+            if importlib.util.find_spec(module.partition(".")[0]) is None:
+                raise WarmUpError(f"No module named {module!r}: it is among the warm modules")
+        settings = self.settings
+        self._needed[0].set()
+        async with (
+            control_groups(
+                settings.control_groups, settings.memory_bytes, self._most_tasks(), settings.weight
+            ) as self.groups,
+            trio.open_nursery() as nursery,
+        ):
+            await nursery.start(self._keep_one, 0)  # it finds the level
+            async with trio.open_nursery() as starting:
+                for _ in range(1, self.settings.interpreters):
+                    starting.start_soon(nursery.start, self._keep_one, 0)
+            for weight in range(1, len(self._sets)):
+                nursery.start_soon(self._keep_when_needed, weight)
+            task_status.started()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """By name: totals of calls, outcomes, seconds, restarts, retries; what is ready, in flight, waiting, alive now."""
+        now = {
+            "interpreters": len(self._ready),
+            "in_flight": sum(interpreter.in_flight for interpreter in self._ready),
+            "waiting": self._queue.waiting,
+            "children": sum(interpreter.in_flight for interpreter in self._ready),
+        }
+        return {name: float(value) for name, value in {**self._counts, **self._seconds, **now}.items()}
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the interpreters that live now and of all children they have reaped."""
+        return sum(interpreter.cpu_seconds() for interpreter in self._ready)
+
+    def _most_tasks(self) -> int:
+        """Processes and threads that there can be while every limit is kept: more are for those that no limit binds."""
+        per_interpreter = TASKS_OF_AN_INTERPRETER + 2 * self._most_children  # inits of slots, and those who make them
+        return (
+            self.settings.interpreters * len(self._sets) * per_interpreter
+            + self._most_children * self.settings.limits.processes
+        )
+
+    async def _keep_when_needed(self, weight: int) -> None:
+        await self._needed[weight].wait()
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.settings.interpreters):
+                nursery.start_soon(self._keep_one, weight)
+
+    async def _keep_one(self, weight: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        failures, started = 0, False
+        levels = list(levels_to_try(self.settings.isolation)) if self.level is None else [self.level]
+        while True:
+            interpreter = Interpreter(
+                InterpreterConfig(
+                    self._sets[weight],
+                    self._imports,
+                    self._most_children,
+                    levels[0],
+                    self.settings.warm_seconds,
+                    self.groups,
+                    self.settings.scratch,
+                )
+            )
+            refused: list[NoIsolationError] = []
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(interpreter.run)
+                    failures, self.level = 0, levels[0]
+                    self._ready.append(interpreter)
+                    self._became_ready.set()
+                    self._became_ready = trio.Event()
+                    if not started:
+                        started = True
+                        task_status.started()
+            except* NoIsolationError as errors:
+                refused = _leaves(errors)
+            except* WarmUpError:
+                failures += 1
+                if failures == WARM_UP_ATTEMPTS:
+                    raise
+            finally:
+                if interpreter in self._ready:
+                    self._ready.remove(interpreter)
+            if refused:
+                self.reasons.append(f"{levels[0]}: {refused[0]}")
+                refusal = unavailable(levels.pop(0), str(refused[0]))
+                if not levels:
+                    raise refusal
+            else:
+                self._counts["restarts"] += 1
+
+    async def _call(
+        self, request: dict[str, Any], stdin: str, limits: ExecutionLimits, name: str, weight: int
+    ) -> tuple[Ending, float]:
+        """How the call ended, or that there was nobody to run it, and the seconds that the child took."""
+        ending, seconds = UNAVAILABLE, 0.0
+        async with self._queue.place(name):
+            for attempt in range(ATTEMPTS):
+                interpreter = await self._pick(weight)
+                if interpreter is None:
+                    break
+                self._counts["retries"] += attempt
+                try:
+                    ended = await interpreter.call(request, stdin, limits, limits.wall_seconds + GRACE_SECONDS)
+                except NotStartedError as error:
+                    ending = replace(UNAVAILABLE, stderr=f"The call could not be started: {error}\n")
+                    continue
+                if ended is not None:
+                    ending, seconds = ending_of(ended, limits.output_bytes), ended.seconds
+                    break
+        return ending, seconds
+
+    def _result(self, ending: Ending, asked: float, seconds: float) -> ExecutionResult:
+        """Counted, and with the time that was not the child's."""
+        queue_seconds = max(0.0, trio.current_time() - asked - seconds)
+        self._counts["calls"] += 1
+        self._counts[ending.outcome] += 1
+        self._seconds["run_seconds"] += seconds
+        self._seconds["queue_seconds"] += queue_seconds
+        return ExecutionResult(ending.outcome, ending.stdout, ending.stderr, ending.value, queue_seconds, seconds)
+
+    async def _pick(self, weight: int) -> Interpreter | None:
+        """The least busy interpreter; None when none becomes ready within the time a warm-up may take."""
+        self._needed[weight].set()
+        modules = self._sets[weight]
+        with trio.move_on_after(self.settings.warm_seconds):
+            while True:
+                ready = [one for one in self._ready if one.ready and one.config.modules == modules]
+                if ready:
+                    return min(ready, key=lambda interpreter: interpreter.in_flight)
+                await self._became_ready.wait()
+        return None
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
+    """The exceptions in a group of groups."""
+    return [
+        leaf
+        for part in group.exceptions
+        for leaf in (_leaves(part) if isinstance(part, BaseExceptionGroup) else [part])
+    ]
