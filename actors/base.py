@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import trio
 from pydantic import BaseModel, ConfigDict
 
+from agent_rl.figures import ActorFigures
 from agent_rl.records.incarnations import is_first
 
 if TYPE_CHECKING:
@@ -246,9 +247,9 @@ class Actor:
     async def stop(self) -> None:
         """Finish what must not be lost; called after the last message is handled."""
 
-    def status(self) -> tuple[str, dict[str, float]]:
-        """A word for what the actor is doing, and its live figures by name."""
-        return "running", {}
+    def status(self) -> tuple[str, ActorFigures]:
+        """A word for what the actor is doing, and its live figures: the role's, and ``extra`` ones of your own."""
+        return "running", ActorFigures()
 
     def detail(self) -> str:
         """What people should see beside the figures; empty for nothing."""

@@ -15,6 +15,7 @@ from pydantic import PositiveFloat
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from agent_rl.config.topology import Topology
+from agent_rl.figures import ActorFigures, LearnerFigures
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
@@ -92,15 +93,16 @@ class Evaluator(Actor):
 
     async def _evaluate(self) -> None:
         # Not restored: the epoch stays 0, and with it the policy is the one that engines serve as they start.
-        entered = StageEntered(0, 0, 0, restored=False, figures={})
+        entered = StageEntered(0, 0, 0, restored=False)
         timeout = self.context.settings.record_timeout_seconds
         recorded: StageRecorded = await ask(self.context.link("stages"), entered, timeout=timeout, log=self.log)
         uri = str(self.context.topology.model.path)
         self.context.link("policy").set(PolicyPublished(Policy(recorded.epoch, 0), uri, 0, 0))
 
-    def status(self) -> tuple[str, dict[str, float]]:
+    def status(self) -> tuple[str, ActorFigures]:
         """Finished once the result is there."""
-        return ("running" if self._evaluation is None else "finished"), {"stages": 1.0, "stage": 0.0}
+        state = "running" if self._evaluation is None else "finished"
+        return state, ActorFigures(learner=LearnerFigures(stages=1, stage=0))
 
     def waiting_for(self) -> str:
         """The evaluation, until it is there."""

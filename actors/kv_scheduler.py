@@ -14,6 +14,7 @@ from actors.base import Actor, Announce, Call, Push, Settings, ask
 from agent_rl.config.plugins import ContractError, called, needs_start
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.tasks import load_tasks
+from agent_rl.figures import ActorFigures
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -165,6 +166,6 @@ class KVScheduler(Actor):
         """What keeps the next rollout from being placed."""
         return self._scheduler.waiting_for
 
-    def status(self) -> tuple[str, dict[str, float]]:
+    def status(self) -> tuple[str, ActorFigures]:
         """Groups and KV promises."""
-        return "running", self._scheduler.figures
+        return "running", ActorFigures(scheduler=self._scheduler.figures)

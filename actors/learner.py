@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -26,10 +26,19 @@ from actors.weights.keeper import LearnerSettings, ModelKeeper
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage
 from agent_rl.data.conversations import endless
 from agent_rl.environments.tasks import load_tasks
+from agent_rl.figures import (
+    ActorFigures,
+    LearnerFigures,
+    StageFigures,
+    SupervisedFigures,
+    TrainingFigures,
+    from_object,
+    row,
+)
 from agent_rl.learning.batching import Masked, SupervisedBatches
 from agent_rl.learning.collapse import CollapseWatch
 from agent_rl.learning.collapse import message as collapse_message
-from agent_rl.learning.finite import SKIPPED_FIGURES, NotFiniteError, SkippedSteps, TrainingStoppedError
+from agent_rl.learning.finite import NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
@@ -83,12 +92,12 @@ class Learner(ModelKeeper):
         self._stopping = False
         self._ended = trio.Event()
         self._state = "starting"
-        self._stage_figures: dict[str, float] = {}
-        self._figures: dict[str, float] = {"stages": float(len(self.context.topology.stages))}
+        self._sft_figures: SupervisedFigures | None = None
+        self._figures = LearnerFigures(stages=len(self.context.topology.stages))
         self._skipped = SkippedSteps()
         self._before_skipped = self._position
         self._idle_seconds = 0.0
-        self._trained_tokens = 0.0
+        self._trained_tokens = 0
         self.context.nursery.start_soon(self._walk)
 
     async def stop(self) -> None:
@@ -132,7 +141,7 @@ class Learner(ModelKeeper):
         stages = self.context.topology.stages
         self._state = "running"
         restored = True
-        left: dict[str, float] = {}
+        left: StageFigures | None = None
         while not self._stopping:
             position = self._position
             reply: StageRecorded = await self._ask(
@@ -149,7 +158,7 @@ class Learner(ModelKeeper):
             )
             self._epoch, restored = reply.epoch, False
             self._mark = replace(self._mark, run=reply.run)
-            self._figures = {"stages": self._figures["stages"], "stage": float(position.stage)}
+            self._figures = LearnerFigures(stages=len(stages), stage=position.stage)
             if position.stage >= len(stages):
                 await self._publish()
                 await self._publisher.settled()
@@ -165,7 +174,7 @@ class Learner(ModelKeeper):
                 step=position.step,
             )
             began = self.context.now()
-            self._stage_figures = {}
+            self._sft_figures = None
             self._skipped = SkippedSteps()
             match stage:
                 case SftStage():
@@ -176,7 +185,9 @@ class Learner(ModelKeeper):
                     done = await self._rl(stage)
             if not done:
                 break
-            left = {"stage": float(position.stage), "stage_seconds": self.context.now() - began} | self._stage_figures
+            left = StageFigures(
+                stage=position.stage, stage_seconds=self.context.now() - began, supervised=self._sft_figures
+            )
             await self._next_stage()
         if self._state != "finished" and not restored and not self._begins_sft():  # `restored`: nothing was done yet
             await self._checkpoint()
@@ -198,10 +209,11 @@ class Learner(ModelKeeper):
         """Supervised steps on demonstrations, from where the checkpoint stands. False when stopped on the way."""
         began_at = self._position.step
         batches = await self._in_thread(partial(self._batches, stage))
+        figures = SupervisedFigures()
         if began_at:
             self._skipped.count = self._supervised["skipped"]
-            self._stage_figures = self._supervised["figures"]
-        self._figures |= {"step": float(began_at), "steps": float(stage.steps)}
+            figures = self._sft_figures = from_object(SupervisedFigures, self._supervised["figures"])
+        self._figures = replace(self._figures, step=began_at, steps=stage.steps)
         began = self._going_since = self._saved_at = self.context.now()
         for step in range(began_at, stage.steps):
             if self._stopping:
@@ -209,24 +221,25 @@ class Learner(ModelKeeper):
             if self._past_limit():
                 break
             try:
-                self._stage_figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
+                figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
                 self._skipped.trained()
             except NotFiniteError as fault:
                 await self._skip(stage, step, fault, self._position)
-            self._stage_figures |= {"steps": step + 1.0, "steps_skipped": float(self._skipped.count)}
+            figures = self._sft_figures = replace(figures, steps=step + 1, steps_skipped=self._skipped.count)
             self._position = replace(self._position, step=step + 1)
             self._supervised = {
                 "drawn": batches.drawn,
                 "skipped": self._skipped.count,
-                "figures": self._stage_figures,
+                "figures": asdict(figures),
             }
-            self._figures |= {
-                "step": step + 1.0,
-                "loss": self._stage_figures.get("loss", math.nan),
-                "seconds_per_step": (self.context.now() - began) / (step + 1 - began_at),
-            }
+            self._figures = replace(
+                self._figures,
+                step=step + 1,
+                loss=figures.loss,
+                seconds_per_step=(self.context.now() - began) / (step + 1 - began_at),
+            )
             if (step + 1) % 20 == 0:
-                self.log.info("sft step", step=step + 1, **self._stage_figures)
+                self.log.info("sft step", step=step + 1, **row(figures))
             if self._due_in_time() and not self._skipped.in_a_row and step + 1 < stage.steps:
                 await self._checkpoint()
         self._trainer.optimizer.reset()  # moments of the supervised loss say nothing about the next stage's
@@ -251,7 +264,7 @@ class Learner(ModelKeeper):
             batches.skip(self._position.step, self._supervised["drawn"])
         return batches
 
-    def _sft_step(self, batches: Iterator[list[Masked]], stage: SftStage, step: int) -> dict[str, float]:
+    def _sft_step(self, batches: Iterator[list[Masked]], stage: SftStage, step: int) -> SupervisedFigures:
         return self._trainer.sft_step(next(batches), stage, step)
 
     async def _evaluate(self, index: int) -> bool:
@@ -263,7 +276,7 @@ class Learner(ModelKeeper):
             self._waiting_for = "roc_filter: the evaluation"
             await self._arrived.wait()
             self._waiting_for = ""
-        self.log.info("evaluation", **self._evaluations[index].figures)
+        self.log.info("evaluation", **self._evaluations[index].figures.row())
         return True
 
     async def _rl(self, stage: RlStage) -> bool:
@@ -273,8 +286,7 @@ class Learner(ModelKeeper):
             self._trainer.optimizer.reset()
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         await self._publish()
-        step = float(self._position.version - self._position.stage_version)
-        self._figures |= {"step": step, "steps": float(stage.steps)}
+        self._figures = replace(self._figures, step=self._position.step, steps=stage.steps)
         self._stage_began, self._stage_began_at = (
             self.context.now(),
             self._position.version - self._position.stage_version,
@@ -326,31 +338,38 @@ class Learner(ModelKeeper):
         try:
             figures = await self._in_thread(lambda: self._trainer.rl_step(groups, stage, step))
         except NotFiniteError as error:
-            fault, figures = error, dict(SKIPPED_FIGURES)
+            fault, figures = error, TrainingFigures(skipped=True)
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         await self._publish()
         seconds = self.context.now() - began
-        figures |= {"train_seconds": seconds, "idle_seconds": self._idle_seconds, **self._publisher.take_figures()}
+        figures = replace(
+            figures,
+            train_seconds=seconds,
+            idle_seconds=self._idle_seconds,
+            published=self._publisher.take_figures(),
+        )
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._mark = replace(self._mark, step=max(at.version, self._mark.step))
-        self._trained_tokens += figures.get("trained_tokens", 0.0)
+        self._trained_tokens += figures.trained_tokens
         trained = bool(groups) and fault is None
-        self._figures |= {
-            "step": step + 1.0,
-            "trained_tokens": self._trained_tokens,
-            "success": ready.figures.get("success", math.nan),
-            "staleness_mean": ready.figures.get("staleness_mean", 0.0) if trained else math.nan,
-            "staleness_max": ready.figures.get("staleness_max", 0.0) if trained else math.nan,
-            "entropy": figures.get("entropy", math.nan),
-            "train_seconds": seconds,
-            "seconds_per_step": (self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
-        }
-        self.log.info("step", version=at.version, **{**ready.figures, **figures})
+        self._figures = replace(
+            self._figures,
+            step=step + 1,
+            trained_tokens=self._trained_tokens,
+            success=ready.figures.sampled.success,
+            staleness_mean=ready.figures.staleness_mean if trained else None,
+            staleness_max=ready.figures.staleness_max if trained else None,
+            entropy=figures.entropy,
+            train_seconds=seconds,
+            seconds_per_step=(self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
+            environments=ready.figures.environments,
+        )
+        self.log.info("step", version=at.version, **row(ready.figures) | row(figures))
         if fault is not None:
             await self._skip(stage, step, fault, at)
         elif trained:
             self._skipped.trained()
-        collapsed = self._watch.step(step + 1, {**ready.figures, **figures})
+        collapsed = self._watch.step(step + 1, ready.figures.sampled, figures.entropy)
         if collapsed:
             await self._collapsed(stage, step + 1, collapsed)
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
@@ -385,9 +404,9 @@ class Learner(ModelKeeper):
             return math.inf
         return max(0.0, self.context.started_at + limit * 60.0 - self.context.wall())
 
-    def status(self) -> tuple[str, dict[str, float]]:
+    def status(self) -> tuple[str, ActorFigures]:
         """The position and the last step's figures."""
-        return self._state, self._figures
+        return self._state, ActorFigures(learner=self._figures)
 
     def waiting_for(self) -> str:
         """The step or the evaluation that is not there yet."""

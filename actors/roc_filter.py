@@ -26,6 +26,7 @@ from actors.filter.stored import encode_stored
 from actors.filter.verdicts import Verdicts
 from agent_rl.config.plugins import ContractError, needs_start
 from agent_rl.config.topology import Topology
+from agent_rl.figures import ActorFigures, FilterFigures
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import (
     NOT_FINITE,
@@ -182,7 +183,7 @@ class RoCFilter(Actor):
         if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
             begun = int(self._journal.fact("stage_version") or 0)
             untrained = [step.version for step in self._journal.steps(stage=int(stage)) if not step.trained]
-            entered = StageEntered(int(stage), begun, min(untrained, default=begun), restored=False, figures={})
+            entered = StageEntered(int(stage), begun, min(untrained, default=begun), restored=False)
             self._take_up(entered)
             if untrained or not self._journal.steps(stage=int(stage)):
                 self._resend(entered)
@@ -220,7 +221,7 @@ class RoCFilter(Actor):
             case StageEntered():
                 return self._enter(message)
             case StepTrained():
-                skipped = NOT_FINITE if message.figures.get("skipped") else ""
+                skipped = NOT_FINITE if message.figures.skipped else ""
                 if self._journal.step_trained(message.version, message.figures, dropped_for=skipped):
                     self._records.step(message.version, self.context.wall())
                 self._commit()
@@ -265,8 +266,8 @@ class RoCFilter(Actor):
         self._records.spent(self.context.wall())
         self._journal.set_fact("stage", str(entered.stage))
         self._journal.set_fact("stage_version", str(entered.stage_version))
-        if entered.figures:
-            self._records.stage_left(entered.figures, self.context.wall())
+        if entered.left is not None:
+            self._records.stage_left(entered.left, self.context.wall())
         if self._take_up(entered) or entered.restored:
             self._resend(entered)
         else:
@@ -344,7 +345,7 @@ class RoCFilter(Actor):
                 case Evaluated(stage, figures):
                     if stage not in self._journal.evaluations():
                         self._journal.add_evaluation(stage, figures)
-                        self._records.evaluation(stage, figures, self.context.wall())
+                        self._records.evaluation(figures, self.context.wall())
                     self._training.send_nowait(EvaluationReady(stage, figures))
         self._commit_wanted.set()
 
@@ -391,15 +392,19 @@ class RoCFilter(Actor):
             return f"rollout_generator: trajectories of {self._book.open_groups} groups"
         return "kv_scheduler: groups"
 
-    def status(self) -> tuple[str, dict[str, float]]:
+    def status(self) -> tuple[str, ActorFigures]:
         """Groups by state."""
-        return "running", {
-            "groups_open": self._book.open_groups,
-            "groups_waiting": self._book.waiting_groups,
-            "held_back_by": len(self._book.waits_for()),
-            "trajectories": self._trajectories,
-            "queue": len(self._acks),
-            "checks_failed": self._verdicts.failed,
-            **self._book.evaluation_progress,
-            **self._records.counts,
-        }
+        judged, to_judge = self._book.evaluation_progress or (None, None)
+        return "running", ActorFigures(
+            filter=FilterFigures(
+                groups_open=self._book.open_groups,
+                groups_waiting=self._book.waiting_groups,
+                held_back_by=len(self._book.waits_for()),
+                trajectories=self._trajectories,
+                queue=len(self._acks),
+                checks_failed=self._verdicts.failed,
+                fates=self._records.fates,
+                rollouts_judged=judged,
+                rollouts_to_judge=to_judge,
+            )
+        )

@@ -29,6 +29,7 @@ from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.environments.toolboxes import tools_of
+from agent_rl.figures import ActorFigures, GeneratorFigures
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
@@ -306,20 +307,31 @@ class RolloutGenerator(Actor):
         """Time in the engine's steps."""
         return self._engine.figures.busy_seconds
 
-    def status(self) -> tuple[str, dict[str, float]]:
+    def status(self) -> tuple[str, ActorFigures]:
         """The engine's load and rates since the last status."""
         figures = self._engine.figures
         rates = self._rate({"tokens": figures.generated_tokens, "rollouts": self._tally.rollouts})
-        return "running", {
-            "tokens_per_s": rates["tokens"],
-            "rollouts_per_s": rates["rollouts"],
-            "kv_used": figures.kv_tokens_used,
-            "kv_total": figures.kv_tokens_total,
-            "running": figures.running,
-            "waiting": figures.waiting,
-            "preempted": figures.preempted,
-            "generated_tokens": figures.generated_tokens,
-            **self._tally.figures(),
-            "calls_waiting": self._tools.waiting,
-            "policy_version": self._engine.policy.version,
-        }
+        tally = self._tally
+        return "running", ActorFigures(
+            generator=GeneratorFigures(
+                tokens_per_s=rates["tokens"],
+                rollouts_per_s=rates["rollouts"],
+                kv_used=figures.kv_tokens_used,
+                kv_total=figures.kv_tokens_total,
+                running=figures.running,
+                waiting=figures.waiting,
+                preempted=figures.preempted,
+                generated_tokens=figures.generated_tokens,
+                rollouts=tally.rollouts,
+                rollouts_truncated=tally.by_status["truncated"],
+                rollouts_failed=tally.by_status["failed"],
+                rollouts_cancelled=tally.by_status["cancelled"],
+                prompts_too_long=tally.by_status["prompt_too_long"],
+                calls_malformed=tally.by_outcome["malformed"],
+                calls_unknown_tool=tally.by_outcome["unknown_tool"],
+                calls_failed=tally.calls_failed,
+                responses_cut=tally.responses_cut,
+                calls_waiting=self._tools.waiting,
+                policy_version=self._engine.policy.version,
+            )
+        )

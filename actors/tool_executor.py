@@ -39,6 +39,7 @@ from agent_rl.environments.base import (
 from agent_rl.environments.maths.rewards import check as maths_check
 from agent_rl.environments.toolboxes import toolbox, tools_of
 from agent_rl.environments.tools import as_output, bounded
+from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import Metric, Problem, ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
 from agent_rl.observe.metrics import Histogram, counter, gauge
 from agent_rl.observe.rates import Rate
@@ -284,24 +285,27 @@ class ToolExecutor(Actor):
         hung = len(self._threads.hung)
         return f"isolation {self._sandbox.level}" + (f", {hung} of {self._threads.most} threads hang" if hung else "")
 
-    def status(self) -> tuple[str, dict[str, float]]:
-        """Rates of the last seconds, what is alive now, outcomes since the start."""
+    def status(self) -> tuple[str, ActorFigures]:
+        """Rates of the last seconds, what is alive now, totals since the start."""
         calls, checks = self._outcomes.total(), self._judged.total()
         rates, tools = self._rate({"calls": calls, "checks": checks, "busy": self._busy}), self._sandbox.figures
-        figures = {
-            "calls_per_s": rates["calls"],
-            "checks_per_s": rates["checks"],
-            "children_busy": rates["busy"],
-            "queue": tools["waiting"],
-            "calls": float(calls),
-            "checks": float(checks),
-            "children": tools["children"],
-            "checks_failed": float(self._judged["failed"]),
-            "checks_timed_out": float(self._judged["timeout"]),
-        }
-        if self._stateful:
-            figures |= {name: tools[name] for name in ("sessions", "sessions_evicted", "sessions_rebuilt")}
-        return "running", figures | {f"outcome_{name}": float(count) for name, count in self._outcomes.items()}
+        sessions = self._stateful
+        return "running", ActorFigures(
+            executor=ExecutorFigures(
+                calls_per_s=rates["calls"],
+                checks_per_s=rates["checks"],
+                children_busy=rates["busy"],
+                queue=int(tools["waiting"]),
+                calls=calls,
+                checks=checks,
+                children=int(tools["children"]),
+                checks_failed=self._judged["failed"],
+                checks_timed_out=self._judged["timeout"],
+                sessions=int(tools["sessions"]) if sessions else None,
+                sessions_evicted=int(tools["sessions_evicted"]) if sessions else None,
+                sessions_rebuilt=int(tools["sessions_rebuilt"]) if sessions else None,
+            )
+        )
 
     def metrics(self) -> tuple[Metric, ...]:
         """Calls and checks by how they ended, how long they waited and ran, and what there is of processes."""

@@ -32,6 +32,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from agent_rl.figures import ActorFigures, EvaluationFigures, StageFigures, StepFigures, TrainingFigures
+
 Int32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -317,18 +319,18 @@ class StepReady:
     stage: int
     version: int
     groups: tuple[str, ...]
-    figures: dict[str, float]
+    figures: StepFigures
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReady:
-    """All rollouts of an evaluation are judged. ``figures`` holds the results by name.
+    """All rollouts of an evaluation are judged.
 
     ``number`` counts the evaluations within an rl stage from 1; 0 is that of an evaluate stage.
     """
 
     stage: int
-    figures: dict[str, float]
+    figures: EvaluationFigures
     number: int = 0
 
 
@@ -422,7 +424,7 @@ class StageEntered:
     """The learner is in ``stage`` at ``version``: replay what was decided from there on; drop what other stages left.
 
     ``stage_version`` is the version the stage began at. ``restored`` says that the learner's process is a new one: the filter
-    then raises the epoch. ``figures`` is what the stage just left measured, empty when there was none. ``run`` and ``last_step`` are
+    then raises the epoch. ``left`` is the stage just left, None when there was none. ``run`` and ``last_step`` are
     what the checkpoint it goes on from says of the journal: the run's id, and the version of the last step recorded (-1: none).
     The filter stops the run when its journal is of another run, or older. ``run`` is empty when there is no checkpoint.
     """
@@ -431,7 +433,7 @@ class StageEntered:
     stage_version: int
     version: int
     restored: bool
-    figures: dict[str, float]
+    left: StageFigures | None = None
     run: str = ""
     last_step: int = -1
 
@@ -446,12 +448,12 @@ class StageRecorded:
 
 @dataclass(frozen=True, slots=True)
 class StepTrained:
-    """A step is done: ``groups`` were trained, in order; ``figures`` are the learner's, by name."""
+    """A step is done: ``groups`` were trained, in order; ``figures`` are the learner's."""
 
     stage: int
     version: int
     groups: tuple[str, ...]
-    figures: dict[str, float]
+    figures: TrainingFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,7 +524,7 @@ class ActorStatus:
     role: str
     state: str
     detail: str
-    figures: dict[str, float]
+    figures: ActorFigures
     waiting_for: str
     busy_seconds: float
     cpu_seconds: float

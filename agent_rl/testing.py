@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage
 from agent_rl.environments.python_tools import PYTHON_TOOL
+from agent_rl.figures import (
+    ActorFigures,
+    AnswerFigures,
+    EvaluationFigures,
+    ExecutorFigures,
+    Fates,
+    FilterFigures,
+    GeneratorFigures,
+    LearnerFigures,
+    RolloutMeans,
+    SchedulerFigures,
+)
 from agent_rl.messages import (
+    ActorStatus,
     EngineLoad,
     GroupOpened,
+    Metric,
     Policy,
     PolicyPublished,
     Problem,
@@ -152,3 +167,54 @@ def request(**changes: Any) -> RolloutRequest:
         "seed": 1,
     }
     return RolloutRequest(**{**defaults, **changes})
+
+
+def evaluated(success: float, name: str = "after") -> EvaluationFigures:
+    """The result of an evaluation of one answer to each of four problems."""
+    answers = AnswerFigures(
+        problems=4,
+        success=success,
+        low=success,
+        high=success,
+        lost=0,
+        answered=RolloutMeans(rollouts=4, success=success),
+    )
+    return EvaluationFigures(name=name, sampled=answers)
+
+
+ROLES: dict[str, tuple[str, Any]] = {
+    "learner": ("learner", LearnerFigures),
+    "kv_scheduler": ("scheduler", SchedulerFigures),
+    "roc_filter": ("filter", FilterFigures),
+    "rollout_generator": ("generator", GeneratorFigures),
+    "tool_executor": ("executor", ExecutorFigures),
+}
+
+
+def live_figures(role: str, **given: Any) -> ActorFigures:
+    """An actor's figures: its role's, with 0 for those it must have and that are not given; what the role lacks is ``extra``."""
+    own = {name: given.pop(name) for name in ("rejected_frames",) if name in given}
+    field, kind = ROLES.get(role, ("", None))
+    known = {each.name for each in fields(kind)} if kind else set()
+    if kind is None or not given.keys() & {*known, *(each.name for each in fields(Fates))}:
+        return ActorFigures(extra=given, **own)
+    wanted = {each.name: 0 for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
+    if "fates" in wanted:
+        wanted["fates"] = Fates(**{each.name: given.pop(each.name) for each in fields(Fates) if each.name in given})  # type: ignore[assignment]
+    wanted |= {each.name: given.pop(each.name) for each in fields(kind) if each.name in given}
+    return ActorFigures(extra=given, **{field: kind(**wanted)}, **own)
+
+
+def status(
+    actor: str,
+    *metrics: Metric,
+    state: str = "running",
+    detail: str = "",
+    waiting_for: str = "",
+    busy: float = 0.0,
+    cpu: float = 0.0,
+    **figures: Any,
+) -> ActorStatus:
+    """What an actor announces of itself; ``figures`` as of `live_figures`."""
+    role = actor.rpartition(".")[0]
+    return ActorStatus(actor, role, state, detail, live_figures(role, **figures), waiting_for, busy, cpu, metrics)

@@ -379,7 +379,7 @@ class FilterContract(FilterBench):
                     assert not any(isinstance(m, EvaluationReady) for m in stage["learner"].log), "too early"
                     await self.settle(stage, group, [answer])
                 ready = await stage["learner"].receive(EvaluationReady)
-                success = tuple(ready.figures.get(f"success_after_{way}") for way in ("sampled", "greedy"))
+                success = tuple(answers.success for answers in ready.figures.ways().values())
                 assert (ready.stage, success) == (EVALUATION, (0.5, 1.0)), f"in stage {ready.stage}: {success}"
                 sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
                 assert not sent, f"groups of an evaluation were sent to be trained: {sent}"

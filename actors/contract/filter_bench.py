@@ -13,6 +13,7 @@ import trio
 from actors.base import ask
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
+from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
     GroupOpened,
     Recorded,
@@ -51,7 +52,7 @@ class FilterBench(RoleContract):
 
     async def enter(self, stage: Stage, index: int = RL, *, version: int = 0, restored: bool = True) -> StageRecorded:
         """The learner says where it is."""
-        entered = StageEntered(index, 0, version, restored, {})
+        entered = StageEntered(index, 0, version, restored)
         recorded: StageRecorded = await stage["learner"].call("stages", FILTER)(entered)
         return recorded
 
@@ -80,7 +81,7 @@ class FilterBench(RoleContract):
 
     async def trained(self, stage: Stage, step: StepReady) -> None:
         """The learner has trained the step."""
-        told = StepTrained(RL, step.version, step.groups, {})
+        told = StepTrained(RL, step.version, step.groups, TrainingFigures())
         answer = await ask(stage["learner"].call("steps", FILTER), told, timeout=30)
         assert answer == Recorded(), f"a trained step was answered with {answer}"
 

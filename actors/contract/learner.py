@@ -16,6 +16,7 @@ import trio
 
 from actors.contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE, RoleContract
 from actors.testing import Stage, stand_ins
+from agent_rl.figures import RolloutMeans, StepFigures
 from agent_rl.messages import (
     ActorStatus,
     CheckpointSaved,
@@ -28,7 +29,7 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl.testing import engine_load, opened, training_group
+from agent_rl.testing import engine_load, evaluated, opened, training_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,11 +107,18 @@ class Peers:
         link = self.stage["roc_filter"].push("training", LEARNER)
         kind = RECIPE[entered.stage]["kind"] if entered.stage < len(RECIPE) else ""
         if kind == "evaluate":
-            await link.send(EvaluationReady(entered.stage, {"success": 0.5}))
+            await link.send(EvaluationReady(entered.stage, evaluated(0.5)))
         if kind == "rl" and entered.restored | (entered.version == BEGUN):
             for version in reversed(range(entered.version, BEGUN + STEPS)):
                 groups = tuple(self._groups(version))
-                await link.send(StepReady(RL, version, tuple(group.group for group in groups), {"success": 0.5}))
+                await link.send(
+                    StepReady(
+                        RL,
+                        version,
+                        tuple(group.group for group in groups),
+                        StepFigures(sampled=RolloutMeans(success=0.5)),
+                    )
+                )
                 for group in reversed(groups):
                     await link.send(group)
 

@@ -10,6 +10,7 @@ import trio
 
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.topology import Topology
+from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, RunState
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class OtherHosts:
             tell(message)
 
     def _announce_self(self, state: str, reason: str) -> None:
-        self._announce(ActorStatus(self._name, "supervisor", state, reason, {}, "", 0.0, time.process_time()))
+        self._announce(
+            ActorStatus(self._name, "supervisor", state, reason, ActorFigures(), "", 0.0, time.process_time())
+        )
 
 
 def link_notice(event: LinkEvent) -> str:

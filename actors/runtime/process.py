@@ -12,6 +12,7 @@ import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.topology import Topology
 from agent_rl.config.user_modules import look_beside
 from agent_rl.environments.base import TaskError
+from agent_rl.figures import ActorFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.groups.outages import OutageError
 from agent_rl.learning.finite import TrainingStoppedError
@@ -136,7 +138,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
     async def report() -> None:
         while not failed:
-            _announce(status_link, actor, *(actor.status() if ready.is_set() else ("starting", {})))
+            _announce(status_link, actor, *(actor.status() if ready.is_set() else ("starting", ActorFigures())))
             await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
 
     async with trio.open_nursery() as node_nursery:
@@ -148,7 +150,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             await actor.start()
         except Exception as error:
             failed = True
-            _announce(status_link, actor, "failed", {}, f"{type(error).__name__}: {error}")
+            _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
             await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
             raise
         ready.set()
@@ -161,19 +163,22 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         node_nursery.cancel_scope.cancel()
 
 
-def _announce(status_link: Any, actor: Actor, state: str, figures: Mapping[str, float], detail: str = "") -> None:
-    numbers = {name: float(value) for name, value in figures.items()}
-    rejected = actor.context.node.figures["decode_errors"]
-    if rejected:
-        numbers["rejected_frames"] = rejected
+def _announce(status_link: Any, actor: Actor, state: str, figures: ActorFigures, detail: str = "") -> None:
     context = actor.context
+    if not isinstance(figures, ActorFigures):  # a class of somebody's own
+        raise ContractError(
+            f"{type(actor).__name__}.status returned {figures!r:.80} as figures; return (state, ActorFigures(...)), with "
+            "figures of your own in `extra`"
+        )
+    if rejected := context.node.figures["decode_errors"]:
+        figures = replace(figures, rejected_frames=int(rejected))
     started = state not in {"starting", "failed"}  # before, an actor has nothing to answer from
     waiting_for = actor.waiting_for() if started else ""
     busy = actor.busy_seconds() if started else 0.0
     cpu = actor.cpu_seconds() if started else 0.0
     metrics = actor.metrics() if started else ()
     said = detail or (actor.detail() if started else "")
-    status_link.set(ActorStatus(context.name, context.role, state, said, numbers, waiting_for, busy, cpu, metrics))
+    status_link.set(ActorStatus(context.name, context.role, state, said, figures, waiting_for, busy, cpu, metrics))
 
 
 async def run_actor(arguments: argparse.Namespace) -> None:

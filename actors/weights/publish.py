@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from agent_rl.figures import PublishFigures
 from agent_rl.messages import Policy, PolicyPublished
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Publisher:
         self._ended: dict[Policy, float] = {}
         """When the step that made the policy ended; until every engine serves it."""
         self._served: dict[str, Policy] = {}
-        self._figures: dict[str, float] = {}
+        self._figures = PublishFigures()
 
     def knows(self, policy: Policy) -> bool:
         """Whether the policy's weights were offered already, so that no copy of them is needed."""
@@ -98,7 +99,7 @@ class Publisher:
         if (weights := offer.weights) is not None:
             began = self._context.now()
             self._kept = await self._context.in_thread(lambda: self._store.keep(policy, weights), limiter=self._thread)
-            self._figures["write_seconds"] = self._context.now() - began
+            self._figures = replace(self._figures, write_seconds=self._context.now() - began)
         uri, size, checksum = self._kept
         self._context.link("policy").set(PolicyPublished(policy, uri, offer.stage, offer.stage_version, size, checksum))
         self._store.clean(policy)
@@ -114,10 +115,10 @@ class Publisher:
         oldest = min(self._served.values())
         for done in sorted(each for each in self._ended if each <= oldest):
             seconds = self._context.now() - self._ended.pop(done)
-            self._figures |= {"update_version": float(done.version), "update_seconds": seconds}
+            self._figures = replace(self._figures, update_version=done.version, update_seconds=seconds)
             self._log.info("policy served", version=done.version, epoch=done.epoch, update_seconds=seconds)
 
-    def take_figures(self) -> dict[str, float]:
+    def take_figures(self) -> PublishFigures:
         """Of the newest policies written and served since it was last asked."""
-        figures, self._figures = self._figures, {}
+        figures, self._figures = self._figures, PublishFigures()
         return figures

@@ -270,12 +270,12 @@ class GroupBook:
         return self._assembler.waiting if self._assembler else 0
 
     @property
-    def evaluation_progress(self) -> dict[str, float]:
-        """In an evaluation stage, how many rollouts are judged of how many; else nothing."""
+    def evaluation_progress(self) -> tuple[int, int] | None:
+        """In an evaluate stage, how many rollouts are judged of how many; else None."""
         stage = self.stages[self.entered.stage] if self.entered and self.entered.stage < len(self.stages) else None
         if stage is None or stage.kind != "evaluate":
-            return {}
-        return {"step": float(len(self._evaluated)), "steps": float(stage.rollouts)}
+            return None
+        return len(self._evaluated), stage.rollouts
 
     def waits_for(self) -> tuple[str, ...]:
         """Open groups that hold the next step back."""

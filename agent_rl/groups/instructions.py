@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from agent_rl.figures import EvaluationFigures, StepFigures
 from agent_rl.scheduling.staleness import Step
 
 EQUAL_REWARDS = "equal_rewards"
@@ -70,7 +71,7 @@ class Closed:
 
     stage: int
     step: Step
-    figures: dict[str, float]
+    figures: StepFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Evaluated:
     """
 
     stage: int
-    figures: dict[str, float]
+    figures: EvaluationFigures
     number: int = 0
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent_rl.config.topology import RlStage
+from agent_rl.figures import EvaluationFigures
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures
 
 
@@ -30,10 +31,10 @@ class InterimEvaluations:
         problems = self.stage.evaluate.problems
         return range((evaluation - 1) * problems, evaluation * problems)
 
-    def group_done(self, number: int, rollouts: Iterable[RolloutFigures]) -> tuple[int, dict[str, float]] | None:
+    def group_done(self, number: int, rollouts: Iterable[RolloutFigures]) -> tuple[int, EvaluationFigures] | None:
         """All rollouts of a group are judged; the evaluation and its figures when that was its last group.
 
-        The policy goes on changing meanwhile: ``version_oldest_...`` and ``version_newest_...`` say which ones answered.
+        The policy goes on changing meanwhile: the figures say which ones answered.
         """
         evaluation = self.of(number)
         here = self._rollouts.setdefault(evaluation, [])
@@ -45,10 +46,9 @@ class InterimEvaluations:
         del self._rollouts[evaluation], self._groups[evaluation]
         return evaluation, self._figures(evaluation, here)
 
-    def _figures(self, evaluation: int, rollouts: Sequence[RolloutFigures]) -> dict[str, float]:
-        stage = self.stage.interim(evaluation)
-        figures = evaluation_figures(rollouts, stage)
-        if rollouts:
-            figures[f"version_oldest_{stage.name}"] = float(min(rollout.oldest for rollout in rollouts))
-            figures[f"version_newest_{stage.name}"] = float(max(rollout.newest for rollout in rollouts))
-        return figures
+    def _figures(self, evaluation: int, rollouts: Sequence[RolloutFigures]) -> EvaluationFigures:
+        return replace(
+            evaluation_figures(rollouts, self.stage.interim(evaluation)),
+            version_oldest=min((rollout.oldest for rollout in rollouts), default=None),
+            version_newest=max((rollout.newest for rollout in rollouts), default=None),
+        )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent_rl.config.topology import EvaluateStage
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures
 from agent_rl.groups.measures import bootstrap_interval
 from agent_rl.messages import Trajectory
 from agent_rl.scheduling.staleness import Step
@@ -80,70 +81,79 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def rollout_means(sampled: Sequence[RolloutFigures]) -> dict[str, float]:
-    """Means over rollouts by name; shares are in [0, 1], lengths in response tokens.
-
-    Those that were lost are counted, and enter nothing else.
-    """
+def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
+    """Means over rollouts. Those that were lost are counted, and enter nothing else."""
     rollouts = [r for r in sampled if not r.lost]
     correct = [r for r in rollouts if r.reward > 0]
     calls = sum(r.calls for r in rollouts)
     correct_calls = sum(r.calls for r in correct)
-    return {
-        "rollouts": float(len(rollouts)),
-        "success": _mean([r.reward for r in rollouts]),
-        "response_tokens": _mean([float(r.tokens) for r in rollouts]),
-        "turns": _mean([float(r.turns) for r in rollouts]),
-        "tool_calls": calls / len(rollouts) if rollouts else 0.0,
-        "tool_error_share": sum(r.failed_calls for r in rollouts) / calls if calls else 0.0,
-        "tool_error_share_correct": sum(r.failed_calls for r in correct) / correct_calls if correct_calls else 0.0,
-        "malformed_call_share": sum(r.malformed_calls for r in rollouts) / calls if calls else 0.0,
-        "unknown_tool_share": sum(r.unknown_tools for r in rollouts) / calls if calls else 0.0,
-        "cut_response_share": sum(r.cut_responses for r in rollouts) / calls if calls else 0.0,
-        "rollouts_failed": float(sum(r.lost == "failed" for r in sampled)),
-        "prompts_too_long": float(sum(r.lost == "prompt_too_long" for r in sampled)),
-        "truncated_share": _mean([float(r.truncated) for r in rollouts]),
-        "rollout_seconds": _mean([r.seconds for r in rollouts]),
-    }
+
+    def of_calls(count: int) -> float:
+        return count / calls if calls else 0.0
+
+    return RolloutMeans(
+        rollouts=len(rollouts),
+        success=_mean([r.reward for r in rollouts]),
+        reward=_mean([r.reward for r in rollouts]),
+        response_tokens=_mean([float(r.tokens) for r in rollouts]),
+        turns=_mean([float(r.turns) for r in rollouts]),
+        tool_calls=calls / len(rollouts) if rollouts else 0.0,
+        tool_error_share=of_calls(sum(r.failed_calls for r in rollouts)),
+        tool_error_share_correct=sum(r.failed_calls for r in correct) / correct_calls if correct_calls else 0.0,
+        malformed_call_share=of_calls(sum(r.malformed_calls for r in rollouts)),
+        unknown_tool_share=of_calls(sum(r.unknown_tools for r in rollouts)),
+        cut_response_share=of_calls(sum(r.cut_responses for r in rollouts)),
+        rollouts_failed=sum(r.lost == "failed" for r in sampled),
+        prompts_too_long=sum(r.lost == "prompt_too_long" for r in sampled),
+        truncated_share=_mean([float(r.truncated) for r in rollouts]),
+        rollout_seconds=_mean([r.seconds for r in rollouts]),
+    )
 
 
-def step_figures(rollouts: Sequence[RolloutFigures], step: Step) -> dict[str, float]:
+def step_figures(rollouts: Sequence[RolloutFigures], step: Step) -> StepFigures:
     """The rollouts' side of a step: of all sampled rollouts of the groups it decided, kept or not."""
-    return {
-        **rollout_means(rollouts),
-        "groups_decided": float(len(step.decided)),
-        "groups_trained": float(len(step.trained)),
-        "groups_dropped_stale": float(len(step.dropped_open)),
-        "staleness_mean": _mean([float(s) for s in step.staleness]),
-        "staleness_max": float(max(step.staleness, default=0)),
-    }
+    return StepFigures(
+        sampled=rollout_means(rollouts),
+        groups_decided=len(step.decided),
+        groups_trained=len(step.trained),
+        groups_dropped_stale=len(step.dropped_open),
+        staleness_mean=_mean([float(s) for s in step.staleness]) if step.staleness else None,
+        staleness_max=max(step.staleness, default=None),
+    )
 
 
-def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage) -> dict[str, float]:
-    """Success, sampled and greedy, with 95 % intervals: Wilson's, or over problems where one has several samples.
+def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage) -> EvaluationFigures:
+    """Success, sampled and greedy."""
+    sampled, greedy = (
+        [r for r in rollouts if r.purpose == purpose] for purpose in ("evaluate_sampled", "evaluate_greedy")
+    )
+    return EvaluationFigures(
+        name=stage.name,
+        sampled=answer_figures(sampled, stage.problems, stage.samples),
+        greedy=answer_figures(greedy, stage.problems, 1) if stage.greedy else None,
+    )
+
+
+def answer_figures(judged: Sequence[RolloutFigures], problems: int, samples: int) -> AnswerFigures:
+    """Of the answers to so many problems: success with its 95 % interval, Wilson's, or over problems where ``samples`` are several.
 
     A rollout that failed for infrastructure reasons in all its attempts counts as unanswered, hence wrong.
     """
-    figures: dict[str, float] = {}
-    name, problems = stage.name, stage.problems
-    for way, samples in (("sampled", stage.samples), *((("greedy", 1),) if stage.greedy else ())):
-        judged = [r for r in rollouts if r.purpose == f"evaluate_{way}"]
-        trials = problems * samples
-        successes = round(sum(r.reward for r in judged))
-        if samples == 1:
-            low, high = wilson_interval(successes, trials)
-        else:
-            right: dict[str, float] = {}
-            for rollout in judged:
-                right[rollout.group] = right.get(rollout.group, 0.0) + rollout.reward
-            shares = [total / samples for total in right.values()]
-            low, high = bootstrap_interval([*shares, *[0.0] * (problems - len(shares))])
-        figures[f"success_{name}_{way}"] = successes / trials
-        figures[f"success_{name}_{way}_low"] = low
-        figures[f"success_{name}_{way}_high"] = high
-        figures[f"problems_{name}_{way}"] = float(problems)
-        figures[f"lost_{name}_{way}"] = float(trials - len(judged))
-        means = rollout_means(judged)
-        for key in ("response_tokens", "tool_calls", "tool_error_share", "truncated_share"):
-            figures[f"{key}_{name}_{way}"] = means[key]
-    return figures
+    trials = problems * samples
+    successes = round(sum(r.reward for r in judged))
+    if samples == 1:
+        low, high = wilson_interval(successes, trials)
+    else:
+        right: dict[str, float] = {}
+        for rollout in judged:
+            right[rollout.group] = right.get(rollout.group, 0.0) + rollout.reward
+        shares = [total / samples for total in right.values()]
+        low, high = bootstrap_interval([*shares, *[0.0] * (problems - len(shares))])
+    return AnswerFigures(
+        problems=problems,
+        success=successes / trials,
+        low=low,
+        high=high,
+        lost=trials - len(judged),
+        answered=rollout_means(judged),
+    )

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_rl.config.topology import Collapse
+from agent_rl.figures import RolloutMeans
 
 LEAST_DROP = 0.1
 """Success that falls by less is noise, or was never there."""
-
-FIGURES = ("success", "entropy", "response_tokens")
 
 
 class CollapseWatch:
@@ -39,12 +38,13 @@ class CollapseWatch:
             state |= {"best_version": self.best_version, "saved_success": self._saved_success}
         return state
 
-    def step(self, number: int, figures: Mapping[str, float]) -> str:
+    def step(self, number: int, sampled: RolloutMeans, entropy: float | None) -> str:
         """A step, counted from 1, was trained; how it shows that training has collapsed, empty when it does not.
 
-        Steps whose figures are missing or not finite (nothing was trained) say nothing.
+        ``entropy`` is the policy's, in nats a token. Steps without it (nothing was trained), and figures that are not finite, say
+        nothing.
         """
-        values = [figures.get(name, math.nan) for name in FIGURES]
+        values = [sampled.success, math.nan if entropy is None else entropy, sampled.response_tokens]
         if not all(map(math.isfinite, values)):
             return ""
         self._last = [*self._last, values][-self._settings.window :]

@@ -24,14 +24,6 @@ IN_A_ROW = 3
 NAMED = 3
 """How many culprits a message names."""
 
-SKIPPED_FIGURES: Mapping[str, float] = {
-    "skipped": 1.0,
-    "groups_trained": 0.0,
-    "trained_rollouts": 0.0,
-    "trained_tokens": 0.0,
-}
-"""What the learner reports of a step it skipped."""
-
 
 class NotFiniteError(Exception):
     """A step's loss or gradient is not finite; weights and optimizer are as before the step. The message says where."""

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from agent_rl.figures import MismatchFigures
 from agent_rl.learning.batching import microbatches
 from agent_rl.learning.policy_model import PolicyModel
 
@@ -63,12 +64,10 @@ def measure(
     temperature: float,
     max_tokens: int,
     microbatch_tokens: int,
-) -> dict[str, float]:
-    """Figures over an even sample of the rollouts, of about ``max_tokens`` tokens; empty when none of its tokens can be told.
+) -> MismatchFigures | None:
+    """Figures over an even sample of the rollouts, of about ``max_tokens`` tokens; None when none of its tokens can be told.
 
-    ``mismatch_gap`` and ``mismatch_max``: mean and largest |log pi_v - log mu|; ``mismatch_ratio``: mean pi_v / mu;
-    ``staleness_gap``, ``staleness_ratio``: the same of pi_prox and pi_v; ``mismatch_tokens``: of how many tokens. What is computed
-    once more is packed into rows of at most ``microbatch_tokens``.
+    What is computed once more is packed into rows of at most ``microbatch_tokens``.
     """
     gaps, moves = [], []
     for version, found in _by_version(_sample(rollouts, max_tokens)).items():
@@ -90,16 +89,16 @@ def measure(
             gaps.append((at_version - behaviour).double())
             moves.append((proximal - at_version).double())
     if not gaps:
-        return {}
+        return None
     gap, move = torch.cat(gaps), torch.cat(moves)
-    return {
-        "mismatch_gap": float(gap.abs().mean()),
-        "mismatch_max": float(gap.abs().max()),
-        "mismatch_ratio": float(gap.exp().mean()),
-        "staleness_gap": float(move.abs().mean()),
-        "staleness_ratio": float(move.exp().mean()),
-        "mismatch_tokens": float(len(gap)),
-    }
+    return MismatchFigures(
+        mismatch_gap=float(gap.abs().mean()),
+        mismatch_max=float(gap.abs().max()),
+        mismatch_ratio=float(gap.exp().mean()),
+        staleness_gap=float(move.abs().mean()),
+        staleness_ratio=float(move.exp().mean()),
+        mismatch_tokens=len(gap),
+    )
 
 
 def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, Tensor]]]:

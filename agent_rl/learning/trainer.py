@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from agent_rl.config.topology import Algorithm, Lora, RlStage, SftStage
+from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.batching import microbatches, split_evenly
@@ -43,6 +44,20 @@ class _Sequence:
     versions: Tensor
     advantage: float
     proximal: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over the tokens of a step; ``loss`` is a sum over its updates."""
+
+    loss: float = 0.0
+    tokens: float = 0.0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    ratio_deviation: float = 0.0
+    correction: float = 0.0
+    correction_capped: float = 0.0
+    log_gap: float = 0.0
 
 
 class Trainer:
@@ -81,7 +96,7 @@ class Trainer:
 
     # Supervised --------------------------------------------------------------------------------------------------------
 
-    def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> dict[str, float]:
+    def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> SupervisedFigures:
         """One supervised step on (tokens, loss mask) pairs: mean cross-entropy over the masked-in tokens.
 
         Raises NotFiniteError, with weights and optimizer as before, when loss or gradient is not finite.
@@ -107,25 +122,23 @@ class Trainer:
             if not math.isfinite(loss_sum):
                 raise NotFiniteError(f"the loss is {loss_sum} on a micro-batch of {len(indices)} demonstrations")
         norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
-        return {"loss": loss_sum, "gradient_norm": norm, "tokens": float(total)}
+        return SupervisedFigures(loss=loss_sum, gradient_norm=norm, tokens=total)
 
     # Reinforcement -----------------------------------------------------------------------------------------------------
 
-    def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> dict[str, float]:
-        """One step of GRPO-RoC on the kept groups, in the given order; figures by name.
+    def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> TrainingFigures:
+        """One step of GRPO-RoC on the kept groups, in the given order.
 
         The proximal log-probabilities are the learner's own before the first update. Raises NotFiniteError, with weights and
         optimizer as before the step, when the loss or gradient of any update is not finite.
         """
         sequences = [sequence for group in groups for sequence in self._sequences(group)]
-        trained = float(sum(int(s.mask.sum()) for s in sequences))
-        figures = {"trained_tokens": trained, "trained_rollouts": float(len(sequences)), "skipped": 0.0}
         if not sequences:
-            return figures
+            return TrainingFigures()
         _refuse_not_finite_inputs(sequences)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
-        totals: dict[str, float] = {}
+        totals = _Totals()
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
         if len(batches) > 1:  # with one update its own forward pass is the proximal one
             self._fill_proximal(sequences)
@@ -140,13 +153,10 @@ class Trainer:
             if before is not None:
                 before.put_back()
             raise
-        tokens = totals.pop("tokens", 0.0) or 1.0
-        figures.update({name: value / tokens for name, value in totals.items() if name != "loss"})
-        figures["loss"] = totals.get("loss", 0.0) / len(batches)
-        figures["gradient_norm"] = float(np.mean(gradient_norms))
-        figures["learning_rate"] = rate
+        tokens = totals.tokens or 1.0
+        mismatch = None
         if self._mismatch_tokens:
-            figures |= measure(
+            mismatch = measure(
                 self.model,
                 sequences,
                 self.older,
@@ -154,7 +164,20 @@ class Trainer:
                 max_tokens=self._mismatch_tokens,
                 microbatch_tokens=self.algorithm.microbatch_tokens,
             )
-        return figures
+        return TrainingFigures(
+            trained_tokens=sum(int(s.mask.sum()) for s in sequences),
+            trained_rollouts=len(sequences),
+            loss=totals.loss / len(batches),
+            gradient_norm=float(np.mean(gradient_norms)),
+            learning_rate=rate,
+            entropy=totals.entropy / tokens,
+            clip_share=totals.clipped / tokens,
+            ratio_deviation=totals.ratio_deviation / tokens,
+            correction_mean=totals.correction / tokens,
+            correction_capped_share=totals.correction_capped / tokens,
+            policy_gap=totals.log_gap / tokens,
+            mismatch=mismatch,
+        )
 
     def _sequences(self, group: TrainingGroup) -> list[_Sequence]:
         advantages = group_advantages(group.rewards, divide_by_std=self.algorithm.advantage_std)
@@ -177,7 +200,7 @@ class Trainer:
                 logprobs, _ = self._response_logprobs(batch, with_entropy=False)
                 _keep_proximal(batch, logprobs)
 
-    def _update(self, sequences: Sequence[_Sequence], totals: dict[str, float], rate: float) -> float:
+    def _update(self, sequences: Sequence[_Sequence], totals: _Totals, rate: float) -> float:
         """One optimizer update; its gradient norm. Raises NotFiniteError before it changes a weight."""
         self.optimizer.zero_grad()
         normaliser = max(1.0, float(sum(float(s.mask.sum()) for s in sequences)))
@@ -201,14 +224,14 @@ class Trainer:
             loss_sum += float(loss.detach())
             if not math.isfinite(loss_sum):
                 raise NotFiniteError(f"the loss is {loss_sum}, {_cause(batch, logprobs.detach())}")
-            _add(totals, "entropy", float(entropy.detach().sum()))
-            _add(totals, "clip_share", float(sums.clipped))
-            _add(totals, "ratio_deviation", float(sums.ratio_deviation))
-            _add(totals, "correction_mean", float(sums.correction))
-            _add(totals, "correction_capped_share", float(sums.correction_capped))
-            _add(totals, "policy_gap", float(sums.log_gap))
-            _add(totals, "tokens", float(mask.sum()))
-        _add(totals, "loss", loss_sum)
+            totals.entropy += float(entropy.detach().sum())
+            totals.clipped += float(sums.clipped)
+            totals.ratio_deviation += float(sums.ratio_deviation)
+            totals.correction += float(sums.correction)
+            totals.correction_capped += float(sums.correction_capped)
+            totals.log_gap += float(sums.log_gap)
+            totals.tokens += float(mask.sum())
+        totals.loss += loss_sum
         return self.optimizer.step(rate, self.algorithm.gradient_clip)
 
     def _microbatches(self, sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
@@ -309,7 +332,3 @@ def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:
 def _stack(rows: Sequence[Tensor]) -> Tensor:
     """Rows padded on the right with zeros to one width."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-
-
-def _add(totals: dict[str, float], name: str, value: float) -> None:
-    totals[name] = totals.get(name, 0.0) + value

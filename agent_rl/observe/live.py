@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Protocol, Self, TextIO, TypeGuard, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from agent_rl.figures import ActorFigures, LearnerFigures, numbers
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.live_layout import ActorRow, actor_lines, figure_lines
+
+T = TypeVar("T")
 
 DASH = "-"
 LATE_SECONDS = 3.0
@@ -40,7 +43,7 @@ OWN_FIGURES = (
     ("seconds_per_step", "s/step"),
     ("rejected_frames", "rejected frames"),
 )
-"""The figures shown on an actor's own line: name in ActorStatus.figures, and what people call it."""
+"""The figures shown on an actor's own line: name in `agent_rl.figures`, and what people call it."""
 
 
 @dataclass
@@ -50,7 +53,7 @@ class _ActorLine:
     detail: str = ""
     restarts: int = 0
     heard_at: float | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: ActorFigures = field(default_factory=ActorFigures)
 
 
 class LiveView:
@@ -65,10 +68,9 @@ class LiveView:
         """Actors that are silent, each with how long and who waits for it; shown as their state."""
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """An actor says how it is; actors of other hosts appear as they are heard. NaN and infinity are no figures."""
+        """An actor says how it is; actors of other hosts appear as they are heard."""
         line = self._actors.setdefault(status.actor, _ActorLine())
-        line.said, line.detail, line.heard_at = status.state, status.detail, now
-        line.figures = {name: value for name, value in status.figures.items() if math.isfinite(value)}
+        line.said, line.detail, line.heard_at, line.figures = status.state, status.detail, now, status.figures
 
     def process(self, actor: str, state: str) -> None:
         """The supervisor says how an actor's process is: starting, restarting, stopping, stopped, ..."""
@@ -77,11 +79,11 @@ class LiveView:
         if state == "restarting":
             line.restarts += 1
         if state in {"starting", "restarting"}:
-            line.said, line.heard_at, line.figures = "", None, {}
+            line.said, line.heard_at, line.figures = "", None, ActorFigures()
 
-    def milestone(self) -> float | None:
+    def milestone(self) -> int | None:
         """The stage: where a new plain line is due."""
-        return self._first("stage")
+        return self._learner.stage
 
     def line(self, now: float) -> str:
         """The whole run in one line."""
@@ -91,24 +93,34 @@ class LiveView:
 
     def figures(self) -> list[tuple[str, str]]:
         """The figures of the whole run, each with its label, the most important first; what nobody has reported is a dash."""
-        step, steps = self.progress()
-        per_step = self._first("seconds_per_step")
-        left = None if step is None or steps is None or per_step is None else max(0.0, steps - step) * per_step
-        without_update = self._first("steps_without_update")
+        learner, step, steps = self._learner, *self.progress()
+        per_step, success = learner.seconds_per_step, learner.success
+        left = max(0, steps - step) * per_step if _known(per_step) and _known(step) and _known(steps) else None
+        filters = self._of(lambda figures: figures.filter)
+        generators = self._of(lambda figures: figures.generator)
+        executors = self._of(lambda figures: figures.executor)
+        fates = filters[0].fates if filters else None
+        queued = [each.queue for each in filters] + [each.queue for each in executors]
+        used, total = sum(each.kv_used for each in generators), sum(each.kv_total for each in generators)
         return [
             ("stage", self._stage()),
             ("step", f"{_count(step)}/{_count(steps)}"),
             ("left", DASH if left is None else duration(left)),
-            ("success", _percent(self._first("success"))),
-            *([("steps without update", _count(without_update))] if without_update else []),
-            ("tokens/s", _count(self._sum("tokens_per_s"))),
-            ("tool calls/s", _number(self._sum("calls_per_s"))),
-            ("KV in use", self._kv()),
-            ("staleness", f"{_number(self._first('staleness_mean'))} (max {_count(self._first('staleness_max'))})"),
-            ("queued", _count(self._sum("queue"))),
-            ("groups open", _count(self._first("groups_open"))),
-            ("trained", _count(self._first("groups_trained"))),
-            ("dropped", _count(self._first("groups_dropped"))),
+            ("success", _percent(success)),
+            *((f"success {name}", _percent(means.success)) for name, means in learner.environments.items()),
+            *(
+                [("steps without update", _count(fates.steps_without_update))]
+                if fates and fates.steps_without_update
+                else []
+            ),
+            ("tokens/s", _count(_sum(each.tokens_per_s for each in generators))),
+            ("tool calls/s", _number(_sum(each.calls_per_s for each in executors))),
+            ("KV in use", _percent(used / total) if total else DASH),
+            ("staleness", f"{_number(learner.staleness_mean)} (max {_count(learner.staleness_max)})"),
+            ("queued", _count(_sum(queued))),
+            ("groups open", _count(filters[0].groups_open if filters else None)),
+            ("trained", _count(fates.groups_trained if fates else None)),
+            ("dropped", _count(fates.groups_dropped if fates else None)),
         ]
 
     def render(self, now: float, width: int) -> RenderableType:
@@ -120,7 +132,9 @@ class LiveView:
     def _row(self, actor: str, line: _ActorLine, now: float) -> ActorRow:
         state = self.silences.get(actor) or _state(line)
         word, mark, said = state.partition("; " if actor in self.silences else ": ")
-        figures = [f"{label} {_number(line.figures[name])}" for name, label in OWN_FIGURES if name in line.figures]
+        known = numbers(line.figures)
+        own = {name: name.replace("_", " ") for name in line.figures.extra} | dict(OWN_FIGURES)
+        figures = [f"{label} {_number(known[name])}" for name, label in own.items() if name in known]
         if line.detail and line.said != "failed":  # then the state says it
             figures.insert(0, line.detail)
         ago = None if line.heard_at is None else now - line.heard_at
@@ -133,32 +147,25 @@ class LiveView:
         states = [(actor, self.silences.get(actor) or _state(line)) for actor, line in self._actors.items()]
         return [(actor, state) for actor, state in states if state != "running"]
 
-    def progress(self) -> tuple[float | None, float | None]:
-        """Step and steps of one actor: of the one that walks the stages, or else of who evaluates."""
-        both = [line.figures for line in self._actors.values() if {"step", "steps"} <= line.figures.keys()]
-        both.sort(key=lambda figures: "stage" not in figures)
-        return (both[0]["step"], both[0]["steps"]) if both else (None, None)
+    def progress(self) -> tuple[int | None, int | None]:
+        """Steps done, and steps of the stage; of an evaluate stage, rollouts judged, and rollouts."""
+        if self._learner.steps is not None:
+            return self._learner.step, self._learner.steps
+        judging = [each for each in self._of(lambda figures: figures.filter) if each.rollouts_to_judge is not None]
+        return (judging[0].rollouts_judged, judging[0].rollouts_to_judge) if judging else (None, None)
 
-    def _values(self, figure: str) -> list[float]:
-        return [line.figures[figure] for line in self._actors.values() if figure in line.figures]
+    @property
+    def _learner(self) -> LearnerFigures:
+        return next(iter(self._of(lambda figures: figures.learner)), LearnerFigures(stages=len(self._stages)))
 
-    def _first(self, figure: str) -> float | None:
-        return next(iter(self._values(figure)), None)
-
-    def _sum(self, figure: str) -> float | None:
-        values = self._values(figure)
-        return sum(values) if values else None
-
-    def _kv(self) -> str:
-        used, total = self._sum("kv_used"), self._sum("kv_total")
-        return DASH if used is None or not total else _percent(used / total)
+    def _of(self, role: Callable[[ActorFigures], T | None]) -> list[T]:
+        """The figures of the actors that play a role."""
+        return [found for line in self._actors.values() if (found := role(line.figures)) is not None]
 
     def _stage(self) -> str:
-        stage = self._first("stage")
-        if stage is None:
+        number, known, count = self._learner.stage, len(self._stages), self._learner.stages
+        if number is None:
             return DASH
-        number, known = int(stage), len(self._stages)
-        count = int(self._first("stages") or known)
         if number >= count:
             return "done"
         name = f" {self._stages[number]}" if number < known else ""
@@ -332,16 +339,29 @@ def _state(line: _ActorLine) -> str:
     return f"{state}: {line.detail}" if line.said == "failed" and line.detail else state
 
 
+def _sum(values: Iterable[float]) -> float | None:
+    """None of nothing."""
+    found = list(values)
+    return sum(found) if found else None
+
+
+def _known(value: float | None) -> TypeGuard[float]:
+    """NaN and infinity are no figures."""
+    return value is not None and math.isfinite(value)
+
+
 def _count(value: float | None) -> str:
-    return DASH if value is None else f"{value:,.0f}"
+    return DASH if not _known(value) else f"{value:,.0f}"
 
 
 def _number(value: float | None) -> str:
-    return DASH if value is None else f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
+    return (
+        DASH if not _known(value) else f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
+    )
 
 
 def _percent(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.1f}%"
+    return DASH if not _known(value) else f"{100 * value:.1f}%"
 
 
 def duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
+from agent_rl.figures import numbers
 from agent_rl.messages import ActorStatus, Metric
 
 if TYPE_CHECKING:
@@ -122,8 +123,14 @@ def _metrics(status: ActorStatus, age: float) -> Iterator[Metric]:
     yield gauge("state", 1, "What the actor says it is doing.", state=status.state)
     yield counter("busy_seconds_total", status.busy_seconds, "Seconds of doing what the role is for.")
     yield counter("cpu_seconds_total", status.cpu_seconds, "Processor time, with that of its children.")
-    for name, value in status.figures.items():
+    for name, value in numbers(status.figures).items():
         yield gauge(name, value, "")
+    learner = status.figures.learner
+    for environment, means in learner.environments.items() if learner else ():
+        for name, value in numbers(means).items():
+            yield gauge(f"environment_{name}", value, "", environment=environment)
+        for part, value in means.parts.items():
+            yield gauge("environment_part", value, "", environment=environment, part=part)
 
 
 def _label(name: str) -> str:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from agent_rl.figures import numbers
 from agent_rl.messages import ActorStatus
 
 SILENT_SECONDS = 5.0
@@ -247,7 +248,7 @@ def _moves(before: _Seen, status: ActorStatus, now: float) -> bool:
 
 def _finite(status: ActorStatus) -> dict[str, float]:
     """The figures that can be compared: NaN equals nothing, not even itself."""
-    return {name: value for name, value in status.figures.items() if math.isfinite(value)}
+    return numbers(status.figures)
 
 
 def _says(status: ActorStatus) -> str:

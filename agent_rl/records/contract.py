@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal, JournalError, interim_stage
+from agent_rl.testing import evaluated
 
 PAYLOAD = bytes(range(256)) * 8
 STATES = ("open", "ready", "trained", "evaluated", "dropped")
@@ -51,8 +53,8 @@ def train(
         journal.ready(group, [(0, 0)], [1.0], 0, 1)
     for group in dropped:
         journal.drop(group, "equal_rewards", 1.0, 0, 1)
-    journal.close_step(version, stage, groups, [*groups, *dropped], {})
-    journal.step_trained(version, {})
+    journal.close_step(version, stage, groups, [*groups, *dropped], StepFigures())
+    journal.step_trained(version, TrainingFigures())
 
 
 def forget(journal: Journal, *, keep: int = 0, pieces: int | None = None) -> int:
@@ -103,10 +105,10 @@ class JournalContract(ABC):
         journal.ready(trained, [(0, 0), (2, 1)], [1.0, 0.0], oldest=3, order=1)
         journal.drop(equal, "equal_rewards", 1.0, 0, order=2)
         journal.drop(late, "stale", 0.5, 0, order=0)
-        journal.close_step(7, 0, [trained], [trained, equal], {"success": 0.5})
+        journal.close_step(7, 0, [trained], [trained, equal], StepFigures(groups_trained=1))
         assert audit_journal(journal).balanced
-        assert journal.step_trained(7, {"loss": 0.1}) is True
-        assert journal.step_trained(7, {"loss": 0.1}) is False  # a replay
+        assert journal.step_trained(7, TrainingFigures(loss=0.1)) is True
+        assert journal.step_trained(7, TrainingFigures(loss=0.1)) is False  # a replay
         balance = audit_journal(journal)
         assert balance.balanced, balance.faults
         assert (balance.opened, balance.trained, balance.open) == (4, 1, 1)
@@ -115,7 +117,7 @@ class JournalContract(ABC):
         assert row is not None
         assert (row.state, row.step, row.kept, row.rewards) == ("trained", 7, ((0, 0), (2, 1)), (1.0, 0.0))
         assert step is not None
-        assert (step.figures, step.learner_figures) == ({"success": 0.5}, {"loss": 0.1})
+        assert (step.figures, step.learner_figures) == (StepFigures(groups_trained=1), TrainingFigures(loss=0.1))
         assert [each.id for each in journal.groups(stage=0, states=("open", "dropped"))] == [equal, late, still]
         assert (journal.opened_count(0), journal.opened_count(1), journal.uncounted(0, "stale")) == (4, 0, 1)
         journal.close()
@@ -155,8 +157,8 @@ class JournalContract(ABC):
         a, b, c = open_groups(journal, 3)
         journal.ready(a, [(0, 0)], [1.0], 0, 1)
         for version in (0, 1):
-            journal.close_step(version, 0, [a, b], [a, b], {})
-            journal.step_trained(version, {})
+            journal.close_step(version, 0, [a, b], [a, b], StepFigures())
+            journal.step_trained(version, TrainingFigures())
         journal.evaluated(c)
         journal.open_group("s0-g000007", 0, 7, "train", b"")
         faults = "\n".join(audit_journal(journal).faults)
@@ -179,7 +181,7 @@ class JournalContract(ABC):
         (later,) = open_groups(journal, 1, stage=1)
         for order, group in enumerate((a, b, later)):
             journal.ready(group, [(0, 0)], [1.0], 0, order + 1)
-        journal.close_step(0, 0, [a], [a], {})
+        journal.close_step(0, 0, [a], [a], StepFigures())
         assert journal.leave_stages(but=1, reason="stage_boundary") == 3
         balance = audit_journal(journal)
         assert balance.balanced, balance.faults
@@ -195,18 +197,18 @@ class JournalContract(ABC):
             names = open_groups(journal, range(first, first + 2))
             for group in names:
                 journal.ready(group, [(0, 0)], [1.0], 0, 1)
-            journal.close_step(version, 0, names, names, {})
-        assert journal.step_trained(0, {"skipped": 1.0}, dropped_for="not_finite") is True
-        assert journal.step_trained(0, {}) is False  # followed by a restarted learner: still skipped
-        assert journal.step_trained(1, {}) is True
+            journal.close_step(version, 0, names, names, StepFigures())
+        assert journal.step_trained(0, TrainingFigures(skipped=True), dropped_for="not_finite") is True
+        assert journal.step_trained(0, TrainingFigures()) is False  # followed by a restarted learner: still skipped
+        assert journal.step_trained(1, TrainingFigures()) is True
         assert audit_journal(journal).skipped_steps == 1
-        assert journal.step_trained(1, {}, dropped_for="not_finite") is False
+        assert journal.step_trained(1, TrainingFigures(), dropped_for="not_finite") is False
         balance = audit_journal(journal)
         assert balance.balanced, balance.faults
         assert (balance.trained, balance.dropped, balance.steps, balance.skipped_steps) == (0, {"not_finite": 4}, 2, 2)
         assert (journal.last_step(), [step.skipped for step in journal.steps(stage=0)]) == (1, [True, True])
         with raises("never closed"):
-            journal.step_trained(9, {})
+            journal.step_trained(9, TrainingFigures())
         journal.close()
 
     def test_what_people_are_told(self, tmp_path: Path) -> None:
@@ -217,9 +219,9 @@ class JournalContract(ABC):
         journal.ready(b, [(0, 0), (1, 0)], [1.0, 1.0], 0, 2)
         journal.drop(right, "equal_rewards", 1.0, 0, 3)
         journal.drop(wrong, "equal_rewards", 0.0, 0, 4)
-        journal.close_step(7, 0, [a, b], [a, b, right, wrong], {})
+        journal.close_step(7, 0, [a, b], [a, b, right, wrong], StepFigures())
         assert journal.kept_rewards() == {}
-        journal.step_trained(7, {})
+        journal.step_trained(7, TrainingFigures())
         assert journal.kept_rewards() == {7: 0.75}
         dropped = [(7, "dropped", "equal_rewards", False, 1), (7, "dropped", "equal_rewards", True, 1)]
         assert sorted(journal.fates()) == [*dropped, (7, "trained", "", False, 2)]
@@ -229,11 +231,11 @@ class JournalContract(ABC):
         for group in asked:
             journal.evaluated(group)
         assert journal.judged(1) == dict(zip(asked, (1.0, 0.0, 0.0), strict=True))
-        journal.add_evaluation(1, {"success": 0.25})
-        journal.add_interim_evaluation(0, 3, {"success": 0.5}, range(4))
+        journal.add_evaluation(1, evaluated(0.25))
+        journal.add_interim_evaluation(0, 3, evaluated(0.5), range(4))
         assert (journal.evaluations(), journal.interim_evaluations(0)) == (
-            {1: {"success": 0.25}},
-            {3: {"success": 0.5}},
+            {1: evaluated(0.25)},
+            {3: evaluated(0.5)},
         )
         balance = audit_journal(journal)
         assert (balance.opened, balance.evaluated, balance.balanced) == (4, 3, True)
@@ -273,7 +275,7 @@ class JournalContract(ABC):
             names = open_groups(journal, range(4 * version, 4 * version + 4))
             train(journal, version, names[: draw.randrange(4)], names[3:])
             if draw.random() < 0.3:
-                journal.step_trained(version, {}, dropped_for="not_finite")
+                journal.step_trained(version, TrainingFigures(), dropped_for="not_finite")
         journal.leave_stages(but=1, reason="stage_boundary")
         counts, steps = journal.counts(), journal.step_counts()
         journal.close()
@@ -289,7 +291,7 @@ class JournalContract(ABC):
         lost, whole = open_groups(journal, range(2, 4))
         for group in (lost, whole):
             journal.ready(group, [(0, 0)], [1.0], 0, 1)
-        journal.close_step(1, 0, [lost, whole], [lost, whole], {})
+        journal.close_step(1, 0, [lost, whole], [lost, whole], StepFigures())
         row = journal.group(lost)
         assert row is not None
         size = len(PAYLOAD) + len(lost)
@@ -353,8 +355,8 @@ class JournalContract(ABC):
         first = open_groups(journal, 2, stage=inner, purpose="evaluate_sampled")
         for group in (*stays, *first):
             journal.evaluated(group)
-        journal.add_evaluation(1, {})
-        journal.add_interim_evaluation(2, 1, {}, range(2))
+        journal.add_evaluation(1, evaluated(0.0))
+        journal.add_interim_evaluation(2, 1, evaluated(0.0), range(2))
         second = open_groups(journal, range(2, 4), stage=inner, purpose="evaluate_sampled")
         journal.evaluated(second[0])
         forget(journal)

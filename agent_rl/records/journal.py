@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
 from agent_rl.records.rows import (
     EvaluationRow,
     FactRow,
@@ -278,7 +279,7 @@ class Journal(ABC):
     # Steps -------------------------------------------------------------------------------------------------------------
 
     def close_step(
-        self, version: int, stage: int, groups: Sequence[str], decided: Sequence[str], figures: dict[str, float]
+        self, version: int, stage: int, groups: Sequence[str], decided: Sequence[str], figures: StepFigures
     ) -> None:
         """A step was closed with these groups, in training order; all groups it decided remember it."""
         step = StepRow(
@@ -291,7 +292,7 @@ class Journal(ABC):
                 self._put_group(replace(row, step=version), row)
         self._begin_segment(TRAIN)
 
-    def step_trained(self, version: int, figures: dict[str, float], *, dropped_for: str = "") -> bool:
+    def step_trained(self, version: int, figures: TrainingFigures, *, dropped_for: str = "") -> bool:
         """The learner took the step: its groups are trained, or dropped for a reason when it skipped them.
 
         A replay may end otherwise than the first time, and is what counts then, since the weights are now of it; a step once
@@ -448,20 +449,20 @@ class Journal(ABC):
 
     # Evaluations -------------------------------------------------------------------------------------------------------
 
-    def add_evaluation(self, stage: int, figures: dict[str, float]) -> None:
+    def add_evaluation(self, stage: int, figures: EvaluationFigures) -> None:
         """The result of an evaluation stage."""
         self._put(EvaluationRow(stage, 0, figures))
 
-    def evaluations(self) -> dict[int, dict[str, float]]:
+    def evaluations(self) -> dict[int, EvaluationFigures]:
         """Results by stage."""
         return {row.stage: row.figures for row in self._select(EvaluationRow, number=0)}
 
-    def add_interim_evaluation(self, stage: int, number: int, figures: dict[str, float], groups: range) -> None:
+    def add_interim_evaluation(self, stage: int, number: int, figures: EvaluationFigures, groups: range) -> None:
         """The result of an evaluation within an rl stage; the trajectories of its ``groups`` may leave."""
         self._put(EvaluationRow(stage, number, figures, groups.start, groups.stop))
         self._begin_segment(INTERIM)
 
-    def interim_evaluations(self, stage: int) -> dict[int, dict[str, float]]:
+    def interim_evaluations(self, stage: int) -> dict[int, EvaluationFigures]:
         """Results of the evaluations within an rl stage, by number."""
         return {row.number: row.figures for row in self._select(EvaluationRow, stage=stage) if row.number}
 

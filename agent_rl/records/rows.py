@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
+
+from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row. Columns are numbers, text, bytes, truth values, or what JSON holds (tuples for lists)."""
+    """A row. Columns are numbers, text, bytes, truth values, or what JSON holds (tuples for lists, records of figures)."""
 
     TABLE: ClassVar[str]
     KEY: ClassVar[tuple[str, ...]]
@@ -82,8 +84,8 @@ class StepRow(Row):
     skipped: bool
     groups: tuple[str, ...]
     decided: tuple[str, ...]
-    figures: dict[str, float]
-    learner_figures: dict[str, float] = field(default_factory=dict)
+    figures: StepFigures
+    learner_figures: TrainingFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class EvaluationRow(Row):
     KEY: ClassVar[tuple[str, ...]] = ("stage", "number")
     stage: int
     number: int
-    figures: dict[str, float]
+    figures: EvaluationFigures
     first: int = 0
     end: int = 0
 

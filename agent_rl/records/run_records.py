@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_rl.config.topology import RlStage, Topology
+from agent_rl.figures import EvaluationFigures, Fates, StageFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
@@ -55,49 +58,57 @@ class RunRecords:
         self._charged_until = wall
         self._rows: LineFile | None = None
         self._pending: list[str] = []
-        self._tally: dict[str, float] = {}
-        self._recount()
+        self.fates = count_fates(journal)
+        """Of training groups and steps, as of the last record."""
         self._mend_rows()
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Training groups by fate, as of the last record."""
-        return self._tally
 
     def step(self, version: int, wall: float) -> None:
         """A step was trained."""
         self.spent(wall)
-        row = self._journal.step(version)
-        assert row is not None
-        spec = self._topology.stages[row.stage]
-        figures: dict[str, float | None] = {**row.figures, **row.learner_figures}
-        step = version - int(self._journal.fact("stage_version") or 0) + 1
-        self._recount()
-        figures["steps_skipped"] = self._tally["steps_skipped"]
-        if not figures.get("groups_trained"):  # nothing was trained that could be stale
-            figures |= {"staleness_mean": None, "staleness_max": None}
-        self._append({"kind": "step", "stage": spec.name, "step": step, "version": version + 1, **figures}, wall)
+        step = self._journal.step(version)
+        assert step is not None
+        figures, learner = step.figures, step.learner_figures
+        if step.skipped:  # nothing was trained that could be stale
+            figures = replace(figures, groups_trained=0, staleness_mean=None, staleness_max=None)
+        self.fates = count_fates(self._journal)
+        began = int(self._journal.fact("stage_version") or 0)
+        self._append(
+            {
+                "kind": "step",
+                "stage": self._topology.stages[step.stage].name,
+                "step": version - began + 1,
+                "version": version + 1,
+                **row(figures),
+                **(row(learner) if learner else {}),
+                "steps_skipped": self.fates.steps_skipped,
+            },
+            wall,
+        )
 
-    def evaluation(self, stage: int, figures: dict[str, float], wall: float) -> None:
+    def evaluation(self, figures: EvaluationFigures, wall: float) -> None:
         """An evaluation stage is complete."""
         version = int(self._journal.fact("stage_version") or 0)
-        row = {"kind": "evaluation", "stage": self._topology.stages[stage].name, "version": version, **figures}
-        self._append(row, wall)
+        self._append({"kind": "evaluation", "stage": figures.name, "version": version, **figures.row()}, wall)
 
-    def interim_evaluation(self, stage: int, number: int, figures: dict[str, float], wall: float) -> None:
+    def interim_evaluation(self, stage: int, number: int, figures: EvaluationFigures, wall: float) -> None:
         """An evaluation within an rl stage is complete."""
         spec = self._topology.stages[stage]
         assert isinstance(spec, RlStage)
         assert spec.evaluate is not None
         version = int(self._journal.fact("stage_version") or 0) + number * spec.evaluate.every
-        self._append({"kind": "evaluation", "stage": spec.interim(number).name, "version": version, **figures}, wall)
+        self._append({"kind": "evaluation", "stage": figures.name, "version": version, **figures.row()}, wall)
 
-    def stage_left(self, figures: dict[str, float], wall: float) -> None:
-        """A stage ended with these figures."""
-        for name, fact in (("steps", SFT_STEPS), ("steps_skipped", SFT_SKIPPED), ("loss", SFT_LOSS)):
-            if name in figures:
-                self._journal.set_fact(fact.format(int(figures["stage"])), str(figures[name]))
-        self._append({"kind": "stage", **figures}, wall)
+    def stage_left(self, left: StageFigures, wall: float) -> None:
+        """A stage ended."""
+        if (trained := left.supervised) is not None:
+            for fact, value in (
+                (SFT_STEPS, trained.steps),
+                (SFT_SKIPPED, trained.steps_skipped),
+                (SFT_LOSS, trained.loss),
+            ):
+                if value is not None:
+                    self._journal.set_fact(fact.format(left.stage), str(value))
+        self._append({"kind": "stage", **row(left)}, wall)
 
     def checkpoint(self, path: str) -> None:
         """A checkpoint was saved."""
@@ -153,9 +164,9 @@ class RunRecords:
     def _seconds(self, wall: float) -> float:
         return self._seconds_before + wall - self._started_at
 
-    def _append(self, row: dict[str, Any], wall: float) -> None:
+    def _append(self, record: dict[str, Any], wall: float) -> None:
         # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
-        line = json.dumps({**row, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)})
+        line = json.dumps({**record, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)})
         self._journal.add_record(line)
         self._pending.append(line)
 
@@ -166,9 +177,6 @@ class RunRecords:
         rows = self._journal.records()
         if written != _lines(rows):
             _write_rows(self._directory, rows)
-
-    def _recount(self) -> None:
-        self._tally = audit_counts(self._journal)
 
     def _fact(self, name: str, stage: int) -> float:
         return _fact(self._journal, name, stage)
@@ -228,12 +236,16 @@ def _lines(rows: Sequence[str]) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def audit_counts(journal: Journal) -> dict[str, float]:
-    """Training groups trained and dropped, and steps that made no update, for the live table."""
+def count_fates(journal: Journal) -> Fates:
+    """Training groups trained and dropped, and steps that made no update."""
     _, empty, skipped = journal.step_counts()
-    counts = {"groups_trained": 0.0, "groups_dropped": 0.0, "steps_skipped": float(skipped)}
-    counts["steps_without_update"] = float(empty + skipped)
+    groups: Counter[str] = Counter()
     for (purpose, state, _), count in journal.counts().items():
-        if purpose == "train" and f"groups_{state}" in counts:
-            counts[f"groups_{state}"] += count
-    return counts
+        if purpose == "train":
+            groups[state] += count
+    return Fates(
+        groups_trained=groups["trained"],
+        groups_dropped=groups["dropped"],
+        steps_skipped=skipped,
+        steps_without_update=empty + skipped,
+    )

@@ -16,7 +16,6 @@ A flushed commit survives that too.
 from __future__ import annotations
 
 import errno
-import json
 import sqlite3
 import types
 import typing
@@ -27,6 +26,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_rl.figures import from_json, to_json
 from agent_rl.files.disk import DiskError
 from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
 from agent_rl.records.rows import ROWS, Row, SegmentRow
@@ -48,8 +48,8 @@ class Table:
     columns: tuple[str, ...]
     stored: dict[str, tuple[type, ...]]
     """The types in which SQLite gives a column back."""
-    texts: frozenset[str]
-    """Columns that hold JSON."""
+    texts: dict[str, Any]
+    """Columns that hold JSON, with what it is made into."""
     truths: frozenset[str]
 
     @property
@@ -68,7 +68,7 @@ class Table:
     def values(self, row: Row) -> list[Any]:
         """A row's columns as they are stored."""
         return [
-            json.dumps(value) if column in self.texts else int(value) if column in self.truths else value
+            to_json(value) if column in self.texts else int(value) if column in self.truths else value
             for column in self.columns
             for value in (getattr(row, column),)
         ]
@@ -76,7 +76,7 @@ class Table:
     def value(self, column: str, stored: Any) -> Any:
         """A column as the row has it."""
         if column in self.texts:
-            return _with_tuples(json.loads(stored))
+            return from_json(self.texts[column], stored)
         return bool(stored) if column in self.truths else stored
 
 
@@ -85,7 +85,7 @@ def _table(kind: type[Row]) -> Table:
     hints = typing.get_type_hints(kind)
     columns = tuple(field.name for field in fields(kind))
     stored: dict[str, tuple[type, ...]] = {}
-    texts, truths = set(), set()
+    texts, truths = {}, set()
     for column in columns:
         hint = hints[column]
         parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -93,10 +93,10 @@ def _table(kind: type[Row]) -> Table:
             truths.add(column)
             parts = (int,)
         elif parts[0] not in {str, int, float, bytes}:
-            texts.add(column)
+            texts[column] = hint
             parts = (str,)
         stored[column] = parts
-    return Table(kind, columns, stored, frozenset(texts), frozenset(truths))
+    return Table(kind, columns, stored, texts, frozenset(truths))
 
 
 TABLES = {kind: _table(kind) for kind in ROWS}
@@ -432,7 +432,3 @@ def _named(kind: type[Row], values: Sequence[object]) -> str:
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
-
-
-def _with_tuples(value: Any) -> Any:
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

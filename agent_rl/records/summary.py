@@ -5,9 +5,10 @@ Pure: everything is computed from what the journal holds. A figure there was not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agent_rl.figures import EvaluationFigures
 from agent_rl.records.audit import Audit
 from agent_rl.records.journal import StepRow
 
@@ -25,7 +26,7 @@ REASONS = {
 def summarise(
     audit: Audit,
     steps: Sequence[StepRow],
-    evaluations: Mapping[int, Mapping[str, float]],
+    evaluations: Mapping[int, EvaluationFigures],
     *,
     seconds: float,
     rl_seconds: float,
@@ -40,15 +41,21 @@ def summarise(
     ``sft_loss`` is that of the last supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path.
     """
     updated = [step for step in steps if step.groups and not step.skipped]
-    sampled = sum(step.figures.get("rollouts", 0.0) for step in steps)
-    correct = sum(round(step.figures.get("success", 0.0) * step.figures.get("rollouts", 0.0)) for step in steps)
-    tokens = sum(step.figures.get("response_tokens", 0.0) * step.figures.get("rollouts", 0.0) for step in steps)
+    means = [step.figures.sampled for step in steps]
+    sampled = sum(each.rollouts for each in means)
+    correct = sum(round(each.success * each.rollouts) for each in means)
+    tokens = sum(each.response_tokens * each.rollouts for each in means)
     groups = sum(len(step.groups) for step in updated)
-    staleness = sum(step.figures.get("staleness_mean", 0.0) * len(step.groups) for step in updated)
+    staleness = sum((step.figures.staleness_mean or 0.0) * len(step.groups) for step in updated)
+    learnt = [step.learner_figures for step in updated if step.learner_figures is not None]
     summary: dict[str, Any] = {}
     for figures in evaluations.values():
-        summary |= {name: value for name, value in figures.items() if name.startswith(("success_", "problems_"))}
-        summary |= {name: value for name, value in figures.items() if name.startswith("lost_") and value}
+        for way, answers in figures.ways().items():
+            of = f"{figures.name}_{way}"
+            summary |= {f"success_{of}": answers.success, f"success_{of}_low": answers.low}
+            summary |= {f"success_{of}_high": answers.high, f"problems_{of}": answers.problems}
+            if answers.lost:
+                summary[f"lost_{of}"] = answers.lost
     summary |= {
         "minutes": round(seconds / 60.0, 2),
         "minutes_rl": round(rl_seconds / 60.0, 2),
@@ -66,22 +73,22 @@ def summarise(
     summary |= audit.figures()
     summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
     summary |= {
-        "rollouts_sampled": round(sampled),
+        "rollouts_sampled": sampled,
         "rollouts_correct": correct,
-        "rollouts_trained": round(sum(step.learner_figures.get("trained_rollouts", 0.0) for step in updated)),
+        "rollouts_trained": sum(each.trained_rollouts for each in learnt),
         "tokens_sampled": round(tokens),
-        "tokens_trained": round(sum(step.learner_figures.get("trained_tokens", 0.0) for step in updated)),
+        "tokens_trained": sum(each.trained_tokens for each in learnt),
         "tokens_per_second_rl": round(tokens / rl_seconds, 1) if tokens and rl_seconds else None,
         "mean_staleness": staleness / groups if groups else None,
-        "max_staleness": max((step.figures.get("staleness_max", 0.0) for step in updated), default=None),
+        "max_staleness": max((step.figures.staleness_max or 0 for step in updated), default=None),
     }
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
-    summary["remarks"] = remarks(summary)
+    summary["remarks"] = remarks(summary, evaluations.values())
     return summary
 
 
-def remarks(summary: Mapping[str, Any]) -> list[str]:
+def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:
     """What a reader of the figures must know, in sentences; none for a run in which nothing is unusual."""
     said = []
     rollouts, correct = summary["rollouts_sampled"], summary["rollouts_correct"]
@@ -115,8 +122,10 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
             f"{damaged:,} damaged checkpoint{' was' if one else 's were'} passed over and set aside as checkpoints/damaged-*; the "
             "learner's log names the file and the fault"
         )
-    for name, lost in summary.items():
-        if name.startswith("lost_"):
-            evaluation, _, way = name.removeprefix("lost_").rpartition("_")
-            said.append(f"{lost:,.0f} {way} answers of evaluation {evaluation!r} never came and count as wrong")
+    for figures in evaluations:
+        for way, answers in (("sampled", figures.sampled), ("greedy", figures.greedy)):
+            if answers is not None and answers.lost:
+                said.append(
+                    f"{answers.lost:,} {way} answers of evaluation {figures.name!r} never came and count as wrong"
+                )
     return said

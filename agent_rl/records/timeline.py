@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.figures import numbers
 from agent_rl.files.disk import LossyLines, older
 from agent_rl.messages import ActorStatus
 
@@ -81,9 +82,7 @@ class Timeline:
                 "cpu": round(seen.cpu / seconds, 4),
                 "waiting_for": seen.status.waiting_for,
                 "waited": round(seen.waits / seen.statuses, 4),
-                "figures": {
-                    figure: round(value, 4) for figure, value in seen.status.figures.items() if math.isfinite(value)
-                },
+                "figures": {name: round(value, 4) for name, value in numbers(seen.status.figures).items()},
             }
             seen.busy = seen.cpu = 0.0
             seen.statuses = seen.waits = 0

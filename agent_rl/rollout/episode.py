@@ -39,30 +39,16 @@ class RolloutTally:
     rollouts: int = 0
     calls_failed: int = 0
     """Attempts at calls that the tool service did not answer: each is made again, or fails its rollout."""
-    _by_status: Counter[str] = field(default_factory=Counter)
-    _by_outcome: Counter[str] = field(default_factory=Counter)
-    _responses_cut: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
+    by_outcome: Counter[str] = field(default_factory=Counter)
+    responses_cut: int = 0
 
     def add(self, trajectory: Trajectory) -> None:
         """A rollout has ended."""
         self.rollouts += 1
-        self._by_status[trajectory.status] += 1
-        self._by_outcome.update(call.outcome for call in trajectory.transcript.calls)
-        self._responses_cut += sum(call.cut for call in trajectory.transcript.calls)
-
-    def figures(self) -> dict[str, float]:
-        """By name, for the live status."""
-        return {
-            "rollouts": self.rollouts,
-            "rollouts_truncated": self._by_status["truncated"],
-            "rollouts_failed": self._by_status["failed"],
-            "rollouts_cancelled": self._by_status["cancelled"],
-            "prompts_too_long": self._by_status["prompt_too_long"],
-            "calls_malformed": self._by_outcome["malformed"],
-            "calls_unknown_tool": self._by_outcome["unknown_tool"],
-            "calls_failed": self.calls_failed,
-            "responses_cut": self._responses_cut,
-        }
+        self.by_status[trajectory.status] += 1
+        self.by_outcome.update(call.outcome for call in trajectory.transcript.calls)
+        self.responses_cut += sum(call.cut for call in trajectory.transcript.calls)
 
 
 class Episode:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
+from agent_rl.figures import SchedulerFigures
 from agent_rl.messages import (
     EngineLoad,
     GroupOpened,
@@ -189,15 +190,15 @@ class GroupScheduler:
     # What the live table shows -----------------------------------------------------------------------------------------
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Live figures by name."""
-        return {
-            "groups_opened": self._opened,
-            "rollouts_in_flight": len(self._in_flight),
-            "rollouts_pending": len(self._pending),
-            "kv_promised": sum(engine.promised for engine in self._engines.values()),
-            "kv_total": sum(engine.load.kv_tokens_total for engine in self._engines.values()),
-        }
+    def figures(self) -> SchedulerFigures:
+        """Live figures."""
+        return SchedulerFigures(
+            groups_opened=self._opened,
+            rollouts_in_flight=len(self._in_flight),
+            rollouts_pending=len(self._pending),
+            kv_promised=sum(engine.promised for engine in self._engines.values()),
+            kv_total=sum(engine.load.kv_tokens_total for engine in self._engines.values()),
+        )
 
     @property
     def waiting_for(self) -> str:

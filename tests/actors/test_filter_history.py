@@ -16,6 +16,7 @@ from actors.roc_filter import RoCFilter
 from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Topology
+from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
     CheckpointSaved,
     Recorded,
@@ -55,7 +56,7 @@ def stopped_with(main: Any) -> str:
 
 
 async def enter(stage: Stage, index: int, began: int, version: int, **said: Any) -> StageRecorded:
-    said = {"restored": True, "figures": {}} | said
+    said = {"restored": True} | said
     return await stage["learner"].call("stages", FILTER)(StageEntered(index, began, version, **said))
 
 
@@ -75,7 +76,10 @@ async def train_a_step(stage: Stage, first: int, index: int, version: int) -> St
         await settle_group(stage, number, index, version)
     step: StepReady = await stage["learner"].receive(StepReady)
     assert (step.stage, step.version, len(step.groups)) == (index, version, 2)
-    assert await stage["learner"].call("steps", FILTER)(StepTrained(index, version, step.groups, {})) == Recorded()
+    assert (
+        await stage["learner"].call("steps", FILTER)(StepTrained(index, version, step.groups, TrainingFigures()))
+        == Recorded()
+    )
     return step
 
 
@@ -220,7 +224,7 @@ def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_steps_
                 assert again.group == waiting.group
                 sent = [message.group for message in stage["learner"].log if isinstance(message, TrainingGroup)]
                 assert sent == [*trained.groups, waiting.group]
-                await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, {}))
+                await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, TrainingFigures()))
                 await settle_group(stage, 3, 1, 2)
                 following = await stage["learner"].receive(StepReady)
                 assert (following.version, following.groups) == (2, ("s1-g000002", "s1-g000003"))

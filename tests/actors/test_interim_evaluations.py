@@ -68,8 +68,8 @@ def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tm
                 ]
                 await answer(stage, 1, [None, "4"])
                 told = await stage["learner"].receive(EvaluationReady)
-                assert (told.stage, told.number, told.figures["success_rl@2_sampled"]) == (RL, 1, 0.75)
-                restored = StageEntered(RL, 5, 7, restored=True, figures={})  # a learner that has forgotten it
+                assert (told.stage, told.number, told.figures.sampled.success) == (RL, 1, 0.75)
+                restored = StageEntered(RL, 5, 7, restored=True)  # a learner that has forgotten it
                 await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
                 assert await stage["learner"].receive(EvaluationReady) == told
         assert audit(tmp_path).balanced

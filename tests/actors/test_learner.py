@@ -21,6 +21,7 @@ from actors.learner import Learner
 from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import SftStage, Topology
+from agent_rl.figures import StepFigures, SupervisedFigures
 from agent_rl.files.disk import disk_error
 from agent_rl.messages import (
     CheckpointSaved,
@@ -78,7 +79,7 @@ def ready(version: int, *, empty: bool = False) -> tuple[list[TrainingGroup], St
     """A step of two groups."""
     numbers = () if empty else (2 * version, 2 * version + 1)
     groups = [builders.training_group(builders.opened(number), [1.0, 0.0, 0.0, 1.0]) for number in numbers]
-    return groups, StepReady(0, version, tuple(group.group for group in groups), {"success": 0.5})
+    return groups, StepReady(0, version, tuple(group.group for group in groups), StepFigures())
 
 
 @asynccontextmanager
@@ -128,8 +129,8 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_followed_by_the_next(t
     async def main() -> None:
         async with learning(at_versions(1), rl_alone(tmp_path), tmp_path, range(3)) as stage:
             steps = await taken(stage, 3)
-            assert [step.figures["skipped"] for step in steps] == [0, 1, 0]
-            assert [step.figures["trained_tokens"] > 0 for step in steps] == [True, False, True]
+            assert [step.figures.skipped for step in steps] == [0, 1, 0]
+            assert [step.figures.trained_tokens > 0 for step in steps] == [True, False, True]
             assert [len(step.groups) for step in steps] == [2, 2, 2]
             published = weights(tmp_path)
             assert sorted(published) == [0, 1, 2, 3]
@@ -157,7 +158,7 @@ def test_three_in_a_row_stop_the_run_before_the_first_and_it_goes_on_from_there(
     assert "lower the stage's learning_rate" in message
     assert f"{tmp_path}/checkpoints/version-000003-stage-00" in message
     recorded = [step for step in stages[0]["roc_filter"].log if isinstance(step, StepTrained)]
-    assert [step.figures["skipped"] for step in recorded] == [0, 0, 0, 1, 1, 1]
+    assert [step.figures.skipped for step in recorded] == [0, 0, 0, 1, 1, 1]
     assert positions(tmp_path) == [Position(0, 0, 2), Position(0, 0, 3)]  # none of a skipped step's
 
     async def good() -> None:
@@ -166,7 +167,7 @@ def test_three_in_a_row_stop_the_run_before_the_first_and_it_goes_on_from_there(
             assert (entered.version, entered.restored) == (3, True)
             steps = await taken(stage, STEPS - 3)
             assert [step.version for step in steps] == list(range(3, STEPS))
-            assert [step.figures["skipped"] for step in steps] == [0] * (STEPS - 3)
+            assert [step.figures.skipped for step in steps] == [0] * (STEPS - 3)
 
     trio.run(good)
 
@@ -274,7 +275,7 @@ def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Pat
 
     def learner(*bad: int) -> type[Learner]:
         class Faulty(Learner):
-            def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
+            def _sft_step(self, batches: Any, stage: Any, step: int) -> SupervisedFigures:
                 head = self._trainer.model.module.lm_head
                 head.bias = torch.nn.Parameter(head.weight.new_zeros(len(head.weight)) / (0.0 if step in bad else 1.0))
                 try:
@@ -293,7 +294,7 @@ def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Pat
 
     (tmp_path / "good").mkdir()
     left = trio.run(main, tmp_path / "good", 1, 2, 4)
-    assert left.figures["steps_skipped"] == 3
+    assert left.left.supervised.steps_skipped == 3
     with pytest.raises(BaseExceptionGroup) as caught:
         trio.run(main, tmp_path, 2, 3, 4)
     message = message_of(caught)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
 from actors.runtime.process import user_mistake
 from actors.weights.files import Checkpoints
+from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, read_position
 
@@ -134,7 +136,7 @@ class EveryThird(Learner):
     def _due_in_time(self) -> bool:
         return self._position.step % 3 == 0
 
-    def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
+    def _sft_step(self, batches: Any, stage: Any, step: int) -> SupervisedFigures:
         type(self).taught += 1
         return super()._sft_step(batches, stage, step)
 
@@ -185,7 +187,7 @@ def test_stopped_within_a_supervised_stage_it_goes_on_from_the_very_step(tmp_pat
     class Watched(Learner):
         stops_at = 5
 
-        def _sft_step(self, batches: Any, stage: Any, step: int) -> dict[str, float]:
+        def _sft_step(self, batches: Any, stage: Any, step: int) -> SupervisedFigures:
             taught.append(step)
             self._stopping |= step + 1 == self.stops_at  # as `stop` does
             return super()._sft_step(batches, stage, step)
@@ -290,8 +292,8 @@ class Collapsing(Learner):
 
     async def _in_thread(self, work: Any) -> Any:
         figures = await super()._in_thread(work)
-        if isinstance(figures, dict) and "entropy" in figures and self._position.version >= 4:
-            figures["entropy"] = 0.001
+        if isinstance(figures, TrainingFigures) and self._position.version >= 4:
+            return replace(figures, entropy=0.001)
         return figures
 
 
@@ -309,7 +311,8 @@ def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_pat
                 for version in range(entered.version, BEGUN + 6) if entered.stage == 2 else ():
                     for group in groups(version):
                         await link.send(group)
-                    figures = {"success": 0.6 if version == BEGUN else 0.4, "response_tokens": 12.0}
+                    success = 0.6 if version == BEGUN else 0.4
+                    figures = StepFigures(sampled=RolloutMeans(success=success, response_tokens=12.0))
                     await link.send(StepReady(2, version, tuple(g.group for g in groups(version)), figures))
 
             original = peers._send

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from actors.weights.files import PublishedWeights
 from actors.weights.publish import Publisher
+from agent_rl.figures import PublishFigures
 from agent_rl.messages import Policy, PolicyPublished
 
 WRITING = 10.0
@@ -71,7 +72,7 @@ def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp
                 await trio.sleep(3.75)
             await bench.publisher.settled()
             assert bench.versions() == [(10.0, 0), (20.0, 2), (30.0, 5)]
-            assert bench.publisher.take_figures()["write_seconds"] == WRITING
+            assert bench.publisher.take_figures().write_seconds == WRITING
 
     run(main)
 
@@ -102,16 +103,16 @@ def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_one(tm
             await trio.sleep(12.0)
             bench.publisher.served("a", Policy(1, 1))
             bench.publisher.offer(Policy(1, 2), {}, 0, 0)
-            assert "update_seconds" not in bench.publisher.take_figures()
+            assert bench.publisher.take_figures().update_seconds is None
             await trio.sleep(3.0)
             bench.publisher.served("b", Policy(1, 1))
             figures = bench.publisher.take_figures()
-            assert (figures["update_version"], figures["update_seconds"]) == (1.0, 15.0)
+            assert (figures.update_version, figures.update_seconds) == (1.0, 15.0)
             await trio.sleep(17.0)
             for engine in "ab":
                 bench.publisher.served(engine, Policy(2, 0))  # newer in the order of policies
             figures = bench.publisher.take_figures()
-            assert (figures["update_version"], figures["update_seconds"]) == (2.0, 20.0)
-            assert bench.publisher.take_figures() == {}
+            assert (figures.update_version, figures.update_seconds) == (2.0, 20.0)
+            assert bench.publisher.take_figures() == PublishFigures()
 
     run(main)

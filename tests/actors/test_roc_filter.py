@@ -16,6 +16,7 @@ from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
+from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
     CheckpointSaved,
@@ -47,7 +48,7 @@ def simulate(main: Any, *arguments: Any) -> None:
 
 async def enter(stage: Stage, *, version: int = 5, restored: bool = True, index: int = RL) -> StageRecorded:
     begun = 5 if index == RL else version
-    return await stage["learner"].call("stages", FILTER)(StageEntered(index, begun, version, restored, {}))
+    return await stage["learner"].call("stages", FILTER)(StageEntered(index, begun, version, restored))
 
 
 async def settle_group(stage: Stage, number: int, answers: list[str], *, version: int = 5) -> list[str]:
@@ -81,11 +82,11 @@ def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
                 assert len(group.trajectories) == 2
                 step = await stage["learner"].receive(StepReady)
                 assert step == StepReady(RL, 5, ("s2-g000000",), step.figures)
-                assert step.figures["success"] == 0.25
-                assert step.figures["groups_trained"] == 1
+                assert step.figures.sampled.success == 0.25
+                assert step.figures.groups_trained == 1
                 await trio.sleep(1)
                 assert len(acknowledged) == 5
-                trained = StepTrained(RL, 5, step.groups, {"loss": 0.5})
+                trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
                 assert await stage["learner"].call("steps", FILTER)(trained) == Recorded()
         balance = audit(tmp_path)
         assert balance.balanced, balance.faults
@@ -164,7 +165,9 @@ def test_a_restarted_learner_gets_the_steps_after_its_checkpoint_in_order_and_a_
                     for number in (0, 1):
                         await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
                     steps.append(await stage["learner"].receive(StepReady))
-                    await stage["learner"].call("steps", FILTER)(StepTrained(RL, version, steps[-1].groups, {}))
+                    await stage["learner"].call("steps", FILTER)(
+                        StepTrained(RL, version, steps[-1].groups, TrainingFigures())
+                    )
                 await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("c", 6, 6))
                 before = len(stage["learner"].log)
                 assert (await enter(stage, version=6)).epoch == 2
@@ -172,7 +175,7 @@ def test_a_restarted_learner_gets_the_steps_after_its_checkpoint_in_order_and_a_
                 replayed = stage["learner"].log[before:]
                 names = [m.group if isinstance(m, TrainingGroup) else m.version for m in replayed]
                 assert names == [*steps[1].groups, 6, *steps[2].groups, 7]
-                again = StepTrained(RL, 6, steps[1].groups, {"loss": 9.0})
+                again = StepTrained(RL, 6, steps[1].groups, TrainingFigures(loss=9.0))
                 await stage["learner"].call("steps", FILTER)(again)  # a replay is no second step
         rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert sum('"kind": "step"' in row for row in rows) == 3
@@ -222,7 +225,7 @@ def test_a_checker_that_is_not_there_is_asked_on_and_one_that_dies_of_an_answer_
                 await settle_group(stage, 0, ["\\sqrt{16}", "4", "5", "5"])
                 await stage["learner"].receive(TrainingGroup)
                 assert len(checks) == attempts
-                assert actor.status()[1]["checks_failed"] == min(attempts, 7)
+                assert actor.status()[1].filter.checks_failed == min(attempts, 7)
         journal = SqliteJournal(tmp_path / "journal.sqlite")
         rewards = {sample: given for sample, _, _, given, _ in journal.trajectories("s2-g000000")}
         journal.close()
@@ -270,11 +273,11 @@ def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
                         .send(builders.trajectory(group, 0, answer=answer))
                     )
                 done = await stage["learner"].receive(EvaluationReady)
-                assert done.figures["success_before_sampled"] == 1.0
-                assert done.figures["success_before_greedy"] == 1 / 3
+                assert done.figures.sampled.success == 1.0
+                assert done.figures.greedy.success == 1 / 3
         assert audit(tmp_path).evaluated == 6
         journal = SqliteJournal(tmp_path / "journal.sqlite")
-        assert journal.evaluations()[1]["success_before_sampled"] == 1.0
+        assert journal.evaluations()[1].sampled.success == 1.0
         journal.close()
 
     simulate(main)
@@ -291,15 +294,15 @@ def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_a
                         await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
                 first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
                 steps = stage["learner"].call("steps", FILTER)
-                await steps(StepTrained(RL, 5, first.groups, {"skipped": 1.0, "groups_trained": 0.0}))
-                await steps(StepTrained(RL, 6, second.groups, {"skipped": 0.0}))
+                await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
+                await steps(StepTrained(RL, 6, second.groups, TrainingFigures()))
                 before = len(stage["learner"].log)
                 await enter(stage, version=5)
                 await trio.sleep(1)
                 names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
                 assert names[0] == StepReady(RL, 5, (), first.figures)
                 assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
-                await steps(StepTrained(RL, 5, (), {"skipped": 0.0}))
+                await steps(StepTrained(RL, 5, (), TrainingFigures()))
         balance = audit(tmp_path)
         assert balance.balanced, balance.faults
         assert (balance.trained, balance.dropped, balance.skipped_steps) == (2, {"not_finite": 2}, 1)
@@ -316,8 +319,8 @@ def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                left = {"stage": 0.0, "stage_seconds": 1.0, "steps_skipped": 2.0}
-                await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, figures=left))
+                left = StageFigures(stage=0, stage_seconds=1.0, supervised=SupervisedFigures(steps_skipped=2))
+                await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, left=left))
         assert json.loads((tmp_path / "summary.json").read_text())["sft_steps_skipped"] == 2
 
     simulate(main)
@@ -375,11 +378,11 @@ def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_t
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
                 await enter(stage)
                 records = actor._records  # type: ignore[attr-defined]
-                records.evaluation(1, {"success": 1.0}, 1.0)
+                records.evaluation(builders.evaluated(1.0), 1.0)
                 records.commit()
                 records.write_summary(1.0)
                 before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
-                records.evaluation(1, {"success": 1.0}, 2.0)
+                records.evaluation(builders.evaluated(1.0), 2.0)
                 actor._journal.commit()  # type: ignore[attr-defined]
                 with no_file_longer_than(len(before[0]) + 10):
                     with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
@@ -417,8 +420,8 @@ def test_a_prompt_too_long_is_named_once_counted_in_step_and_summary_and_survive
                 async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                     await push_too_long(stage, 1, range(2, 4))
                     step = await stage["learner"].receive(StepReady)
-                    assert (step.groups, step.figures["prompts_too_long"]) == ((), 8)
-                    trained = StepTrained(RL, 5, (), {})
+                    assert (step.groups, step.figures.sampled.prompts_too_long) == ((), 8)
+                    trained = StepTrained(RL, 5, (), TrainingFigures())
                     assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=10) == Recorded()
         return logs
 
@@ -498,7 +501,7 @@ def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -
                         each = builders.trajectory(group, 0, status=status[0], attempt=attempt)
                         await stage["rollout_generator"].push("trajectories", FILTER).send(each)
                 result = await stage["learner"].receive(EvaluationReady)
-                assert result.figures["success_before_sampled"] == 1.0
+                assert result.figures.sampled.success == 1.0
 
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(main)

@@ -21,6 +21,7 @@ from agent_rl.config.topology import Tasks
 from agent_rl.environments import toolboxes
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
+from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import (
     EngineLoad,
@@ -329,7 +330,7 @@ def test_a_policy_published_in_flight_shows_on_every_later_token(tmp_path: Path,
 def figures(actor: Any) -> dict[str, float]:
     """The faults among the generator's live figures."""
     names = ("rollouts_", "calls_", "responses_", "prompts_")
-    found = {name: value for name, value in actor.status()[1].items() if name.startswith(names) and value}
+    found = {name: value for name, value in numbers(actor.status()[1]).items() if name.startswith(names) and value}
     return {name: value for name, value in found.items() if not name.endswith("_per_s")}
 
 
@@ -337,7 +338,7 @@ def step_shares(made: Trajectory) -> dict[str, float]:
     """What of the rollout enters a step's metrics, without what is 0."""
     names = ("malformed", "unknown", "cut", "truncated", "tool_error_share", "rollouts_failed", "prompts")
     means = rollout_means([RolloutFigures.of(made).judged(1.0)])
-    return {name: value for name, value in means.items() if name.startswith(names) and value}
+    return {name: value for name, value in numbers(means).items() if name.startswith(names) and value}
 
 
 def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, model: Path) -> None:

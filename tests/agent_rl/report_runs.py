@@ -14,14 +14,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.config.load import load_topology
+from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
-from agent_rl.messages import ActorStatus, GroupOpened, Policy, Problem, ToolCallRecord, Trajectory, Transcript
+from agent_rl.messages import GroupOpened, Policy, Problem, ToolCallRecord, Trajectory, Transcript
 from agent_rl.observe.report import make_report
 from agent_rl.records.continuing import remember
 from agent_rl.records.run_records import RunRecords
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
+from agent_rl.testing import status
 from tests.builders import evaluate_stage
 from tests.end_to_end.topologies import write_micro
 
@@ -92,12 +94,14 @@ class SyntheticRun:
         self.version = 0
         self._number = 0
 
-    def enter(self, stage: int, **left: float) -> None:
-        """The learner enters a stage; ``left`` are figures of the one before."""
+    def enter(self, stage: int, loss: float | None = None) -> None:
+        """The learner enters a stage; ``loss`` is that of the supervised one before."""
         self.journal.set_fact("stage", str(stage))
         self.journal.set_fact("stage_version", str(self.version))
         if stage:
-            self.records.stage_left({"stage": stage - 1.0, "stage_seconds": 1.0, **left}, self.wall)
+            supervised = None if loss is None else SupervisedFigures(loss=loss)
+            left = StageFigures(stage=stage - 1, stage_seconds=1.0, supervised=supervised)
+            self.records.stage_left(left, self.wall)
         self._number = 0
 
     def step(self, rewards: Sequence[Sequence[float]], pieces: Sequence[str] = ("yes",), **figures: float) -> None:
@@ -118,7 +122,7 @@ class SyntheticRun:
         step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained))
         self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
         self.wall += 1.0
-        self.journal.step_trained(self.version, {"entropy": 0.5, "policy_gap": 0.001, **figures})
+        self.journal.step_trained(self.version, TrainingFigures(**{"entropy": 0.5, "policy_gap": 0.001, **figures}))
         self.records.step(self.version, self.wall)
         self.version += 1
 
@@ -136,7 +140,7 @@ class SyntheticRun:
         figures = evaluation_figures(judged, evaluate_stage(name=name, problems=len(rewards)))
         self.journal.add_evaluation(stage, figures)
         self.wall += 1.0
-        self.records.evaluation(stage, figures, self.wall)
+        self.records.evaluation(figures, self.wall)
 
     def whole(self) -> SyntheticRun:
         """A run from beginning to end."""
@@ -159,10 +163,11 @@ class SyntheticRun:
         for second in range(seconds + 1):
             self._at = float(second)
             for busy, waiting_for, actor in ((0.75, "roc_filter: step 3", "learner.0"), (0.5, "", "roc_filter.0")):
-                figures = {"stages": 4.0, "stage": 0.0, "step": second, "loss": 4.0 - second / 4, "nan": float("nan")}
+                figures = {"stages": 4, "stage": 0, "step": second, "loss": 4.0 - second / 4, "nan": float("nan")}
                 total = busy * second
-                status = ActorStatus(actor, actor[:-2], "running", "", figures, waiting_for, total, total / 2)
-                file.observe(status, float(second))
+                file.observe(
+                    status(actor, waiting_for=waiting_for, busy=total, cpu=total / 2, **figures), float(second)
+                )
         return self
 
     def close(self) -> Path:

@@ -8,13 +8,17 @@ import math
 import pytest
 
 from agent_rl.config.topology import Collapse
+from agent_rl.figures import RolloutMeans
 from agent_rl.learning.collapse import CollapseWatch, message
 
 
 def told(settings: Collapse, steps: list[tuple[float, float, float]]) -> list[str]:
     watch = CollapseWatch(settings)
-    names = ("success", "entropy", "response_tokens")
-    return [watch.step(i + 1, dict(zip(names, step, strict=True))) for i, step in enumerate(steps)]
+    return [watch.step(i + 1, *figures(*step)) for i, step in enumerate(steps)]
+
+
+def figures(success: float, entropy: float | None = 1.0, length: float = 9.0) -> tuple[RolloutMeans, float | None]:
+    return RolloutMeans(success=success, response_tokens=length), entropy
 
 
 def test_success_that_falls_below_its_share_of_the_best_window_is_a_collapse() -> None:
@@ -41,10 +45,10 @@ def test_entropy_and_length_count_when_asked_for() -> None:
 
 def test_steps_without_figures_say_nothing() -> None:
     watch = CollapseWatch(Collapse(window=1))
-    assert watch.step(1, {"success": 0.9, "entropy": 1.0, "response_tokens": 9.0}) == ""
-    assert watch.step(2, {"success": 0.0}) == ""
-    assert watch.step(3, {"success": math.nan, "entropy": 1.0, "response_tokens": 9.0}) == ""
-    assert watch.step(4, {"success": 0.0, "entropy": 1.0, "response_tokens": 9.0})
+    assert watch.step(1, *figures(0.9)) == ""
+    assert watch.step(2, *figures(0.0, None)) == ""
+    assert watch.step(3, *figures(math.nan)) == ""
+    assert watch.step(4, *figures(0.0))
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -54,8 +58,7 @@ def test_a_restart_changes_nothing(at: int) -> None:
     for number, success in enumerate(successes):
         if number == at:
             halved = CollapseWatch(Collapse(window=2), json.loads(json.dumps(halved.state())))
-        figures = {"success": success, "entropy": 1.0, "response_tokens": 9.0}
-        assert whole.step(number, figures) == halved.step(number, figures)
+        assert whole.step(number, *figures(success)) == halved.step(number, *figures(success))
         whole.saved(number)
         halved.saved(number)
     assert whole.state() == halved.state()

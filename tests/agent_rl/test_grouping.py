@@ -29,7 +29,7 @@ def book(*, stage: int = 0, max_staleness: int = 1, **changes: Any) -> GroupBook
         seed=0,
         select=partial(select_paper, keep=2),
     )
-    made.enter(StageEntered(stage, 0, 0, restored=True, figures={}), next_version=0)
+    made.enter(StageEntered(stage, 0, 0, restored=True), next_version=0)
     return made
 
 
@@ -63,8 +63,8 @@ def test_equal_rewards_are_dropped_yet_counted_towards_the_step() -> None:
     (closed,) = kinds(second, Closed)
     assert closed.step.trained == ("s0-g000001",)
     assert closed.step.decided == ("s0-g000000", "s0-g000001")
-    assert closed.figures["success"] == 0.25
-    assert closed.figures["rollouts"] == 8
+    assert closed.figures.sampled.success == 0.25
+    assert closed.figures.sampled.rollouts == 8
 
 
 def test_an_answer_that_spans_two_turns_earns_nothing() -> None:
@@ -157,7 +157,7 @@ def test_stale_open_groups_are_dropped_and_reported() -> None:
 def test_a_stage_boundary_drops_what_is_open() -> None:
     made = book()
     made.group_opened(builders.opened(0))
-    (dropped,) = made.enter(StageEntered(1, 3, 3, restored=False, figures={}), next_version=3)
+    (dropped,) = made.enter(StageEntered(1, 3, 3, restored=False), next_version=3)
     assert dropped.reason == "stage_boundary"  # type: ignore[union-attr]
     assert made.open_groups == 0
 
@@ -165,7 +165,7 @@ def test_a_stage_boundary_drops_what_is_open() -> None:
 def test_entering_the_same_stage_again_changes_nothing() -> None:
     made = book()
     made.group_opened(builders.opened(0))
-    assert made.enter(StageEntered(0, 0, 0, restored=True, figures={}), next_version=0) == []
+    assert made.enter(StageEntered(0, 0, 0, restored=True), next_version=0) == []
     assert made.open_groups == 1
 
 
@@ -194,9 +194,9 @@ def test_an_evaluation_ends_when_all_its_rollouts_are_judged() -> None:
         done += made.trajectory(builders.trajectory(group, 0, answer="4" if number in (0, 3, 4) else "1"))
     assert len(kinds(done, EvaluationGroupDone)) == 6
     (evaluated,) = kinds(done, Evaluated)
-    assert evaluated.figures["success_after_sampled"] == 1 / 3
-    assert evaluated.figures["success_after_greedy"] == 2 / 3
-    low, high = evaluated.figures["success_after_greedy_low"], evaluated.figures["success_after_greedy_high"]
+    assert evaluated.figures.sampled.success == 1 / 3
+    assert evaluated.figures.greedy.success == 2 / 3
+    low, high = evaluated.figures.greedy.low, evaluated.figures.greedy.high
     assert 0 < low < 2 / 3 < high < 1
 
 
@@ -215,7 +215,11 @@ def test_a_prompt_that_is_too_long_is_not_sampled_again_and_drops_its_group() ->
         settle(made, 1, ["4", "5", "4", "5"]), Closed
     )  # it counts towards the step as any decided group does
     assert closed.step.decided == (group.group, "s0-g000001")
-    assert (closed.figures["prompts_too_long"], closed.figures["rollouts"], closed.figures["success"]) == (4, 4, 0.5)
+    assert (
+        closed.figures.sampled.prompts_too_long,
+        closed.figures.sampled.rollouts,
+        closed.figures.sampled.success,
+    ) == (4, 4, 0.5)
 
 
 def test_engines_that_differ_in_length_leave_a_group_what_fits() -> None:
@@ -238,7 +242,7 @@ def test_attempts_that_failed_are_counted_in_their_step_and_enter_nothing_else()
     made.trajectory(builders.trajectory(group, 0, answer="4", attempt=2))
     (closed,) = kinds(made.trajectory(builders.trajectory(group, 1, answer="5")), Closed)
     figures = closed.figures
-    assert (figures["rollouts_failed"], figures["rollouts"], figures["response_tokens"]) == (2, 2, 6)
+    assert (figures.sampled.rollouts_failed, figures.sampled.rollouts, figures.sampled.response_tokens) == (2, 2, 6)
 
 
 def test_an_evaluation_goes_on_without_a_problem_that_is_too_long() -> None:
@@ -251,4 +255,4 @@ def test_an_evaluation_goes_on_without_a_problem_that_is_too_long() -> None:
         status = "prompt_too_long" if number in (1, 4) else "finished"
         done += made.trajectory(builders.trajectory(group, 0, status=status))
     (evaluated,) = kinds(done, Evaluated)
-    assert (evaluated.figures["lost_after_sampled"], evaluated.figures["success_after_sampled"]) == (1, 2 / 3)
+    assert (evaluated.figures.sampled.lost, evaluated.figures.sampled.success) == (1, 2 / 3)

@@ -7,21 +7,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from agent_rl.messages import ActorStatus
 from agent_rl.observe.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
 from agent_rl.observe.live_layout import flow
 from agent_rl.observe.logs import open_log
+from agent_rl.testing import status
 
 ACTORS = ("kv_scheduler.0", "rollout_generator.0", "rollout_generator.1", "learner.0")
 
 
 def view():
     return LiveView("demo", ACTORS, ["warm-up", "rl"], now=100.0)
-
-
-def status(actor, state="running", detail="", **figures):
-    numbers = {name: float(value) for name, value in figures.items()}
-    return ActorStatus(actor, actor.split(".")[0], state, detail, numbers, "", 0.0, 0.0)
 
 
 def drawn(shown, now):
@@ -95,12 +90,12 @@ def test_the_recipe_is_done_after_its_last_stage():
 
 def test_states_follow_actor_and_process():
     shown = view()
-    shown.observe(status("learner.0", tokens_per_s=1), 101.0)
+    shown.observe(status("learner.0", success=0.5), 101.0)
     assert "learner.0" not in shown.line(101.0)
     shown.process("learner.0", "restarting")
     assert "learner.0 restarting" in shown.line(101.0)
-    assert dict(shown.figures())["tokens/s"] == "-"
-    shown.observe(status("learner.0", "failed", "no memory"), 102.0)
+    assert dict(shown.figures())["success"] == "-"
+    shown.observe(status("learner.0", state="failed", detail="no memory"), 102.0)
     assert "learner.0 failed: no memory" in shown.line(102.0)
     shown.observe(status("learner.0"), 103.0)
     shown.process("learner.0", "stopping")
@@ -137,11 +132,12 @@ def busy():
         "rollouts_per_s": 3.27,
     }
     shown.observe(status("rollout_generator.0", **generator), 595.0)
-    shown.observe(status("rollout_generator.1", "failed", FAULT), 600.0)
+    shown.observe(status("rollout_generator.1", state="failed", detail=FAULT), 600.0)
     executor = {"queue": 17, "calls_per_s": 1234, "children": 32, "sessions": 12, "sessions_evicted": 1}
     shown.observe(status("tool_executor.0", detail="isolation strong", **executor), 600.0)
     walked = {"stage": 1, "stages": 2, "step": 12345, "steps": 70000, "seconds_per_step": 20.4}
-    figures = {"success": 0.4321, "staleness_mean": 0.51, "staleness_max": 2, "steps_without_update": 3}
+    figures = {"success": 0.4321, "staleness_mean": 0.51, "staleness_max": 2}
+    shown.observe(status("roc_filter.0", steps_without_update=3), 600.0)
     shown.observe(status("learner.0", **walked, **figures), 600.0)
     shown.silences = {"tool_executor.0": "silent for 7 s; rollout_generator.0 waits for it: 12 tool results"}
     return shown
@@ -156,6 +152,9 @@ def lines_at(width):
 ITEMS = {
     *(
         "queue 3",
+        "queue 0",
+        "open groups 0",
+        "trained 0",
         "rollouts in flight 64",
         "rejected frames 2",
         "running 33",

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_rl.messages import ActorStatus, Metric
+from agent_rl import testing
+from agent_rl.messages import Metric
 from agent_rl.observe.metrics import Histogram, MetricsBoard, counter, gauge
 
 
-def status(*metrics, actor="tool_executor.0", state="running", **figures):
-    numbers = {name: float(value) for name, value in figures.items()}
-    return ActorStatus(actor, actor.split(".")[0], state, "", numbers, "", 3.5, 4.5, metrics)
+def status(*metrics, actor="tool_executor.0", **figures):
+    return testing.status(actor, *metrics, busy=3.5, cpu=4.5, **figures)
 
 
 def read(*statuses, now=0.0):
@@ -46,17 +46,19 @@ def test_a_histogram_counts_and_a_bound_belongs_to_the_bucket_it_ends():
 
 
 def test_every_actors_figures_and_times_are_there_and_the_newest_status_counts():
-    old = status(counter("calls_total", 1, "Calls.", outcome="success"), queue=7)
-    new = status(counter("calls_total", 5, "Calls.", outcome="success"), counter("calls_total", 2, "", outcome="error"))
-    other = status(counter("calls_total", 9, "Calls.", outcome="error"), actor="tool_executor.1", queue=3)
+    old = status(counter("tool_calls_total", 1, "Calls.", outcome="success"), queue=7)
+    new = status(
+        counter("tool_calls_total", 5, "Calls.", outcome="success"), counter("tool_calls_total", 2, "", outcome="error")
+    )
+    other = status(counter("tool_calls_total", 9, "Calls.", outcome="error"), actor="tool_executor.1", queue=3)
     families = read(old, new, other, now=2.0)
-    calls = {(s.labels["actor"], s.labels["outcome"]): s.value for s in families["agent_rl_calls"].samples}
+    calls = {(s.labels["actor"], s.labels["outcome"]): s.value for s in families["agent_rl_tool_calls"].samples}
     assert calls == {
         ("tool_executor.0", "success"): 5,
         ("tool_executor.0", "error"): 2,
         ("tool_executor.1", "error"): 9,
     }
-    assert families["agent_rl_calls"].type == "counter"
+    assert families["agent_rl_tool_calls"].type == "counter"
     assert [(s.labels["actor"], s.value) for s in families["agent_rl_queue"].samples] == [("tool_executor.1", 3)]
     assert [s.value for s in families["agent_rl_status_age_seconds"].samples] == [2, 2]
     assert [s.value for s in families["agent_rl_busy_seconds"].samples] == [3.5, 3.5]
@@ -64,7 +66,7 @@ def test_every_actors_figures_and_times_are_there_and_the_newest_status_counts()
 
 
 def test_numbers_that_are_none_are_spelt_as_the_format_does():
-    families = read(status(a=math.nan, b=math.inf, c=-math.inf))
+    families = read(status(gauge("a", math.nan, ""), gauge("b", math.inf, ""), gauge("c", -math.inf, "")))
     values = [families[f"agent_rl_{name}"].samples[0].value for name in "abc"]
     assert math.isnan(values[0])
     assert values[1:] == [math.inf, -math.inf]

@@ -88,12 +88,12 @@ def test_where_engine_and_learner_agree_every_ratio_is_one(model: Path, updates:
     trained = trainer(model, updates_per_step=updates)
     trained.copy_weights(0)
     figures = trained.rl_step(sampled(model, None, 0), STAGE, 0)
-    assert figures["mismatch_tokens"] == 120
-    assert figures["mismatch_ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert figures["mismatch_max"] < 1e-4
-    assert figures["correction_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert (figures["staleness_gap"], figures["staleness_ratio"]) == (0.0, 1.0)
-    assert figures["policy_gap"] < 1e-5
+    assert figures.mismatch.mismatch_tokens == 120
+    assert figures.mismatch.mismatch_ratio == pytest.approx(1.0, abs=1e-5)
+    assert figures.mismatch.mismatch_max < 1e-4
+    assert figures.correction_mean == pytest.approx(1.0, abs=1e-5)
+    assert (figures.mismatch.staleness_gap, figures.mismatch.staleness_ratio) == (0.0, 1.0)
+    assert figures.policy_gap < 1e-5
 
 
 @pytest.mark.parametrize("off", [0.0, -0.3])
@@ -107,11 +107,11 @@ def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path, 
     before = {name: tensor.clone() for name, tensor in trained.model.trained().items()}
     stale = sampled(model, tmp_path / "0.safetensors", 0, off=off)
     figures = trained.rl_step(stale, STAGE, 1)
-    assert figures["mismatch_tokens"] == 120
-    assert figures["mismatch_gap"] == pytest.approx(-off, abs=1e-4)
-    assert figures["mismatch_ratio"] == pytest.approx(math.exp(-off), abs=1e-4)
-    assert figures["staleness_gap"] > 0.1  # a step of 0.03 moved the policy far
-    assert figures["policy_gap"] != pytest.approx(figures["mismatch_gap"], abs=0.05)
+    assert figures.mismatch.mismatch_tokens == 120
+    assert figures.mismatch.mismatch_gap == pytest.approx(-off, abs=1e-4)
+    assert figures.mismatch.mismatch_ratio == pytest.approx(math.exp(-off), abs=1e-4)
+    assert figures.mismatch.staleness_gap > 0.1  # a step of 0.03 moved the policy far
+    assert figures.policy_gap != pytest.approx(figures.mismatch.mismatch_gap, abs=0.05)
     assert any(not torch.equal(before[name], tensor) for name, tensor in trained.model.trained().items())
 
 
@@ -126,7 +126,7 @@ def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
         for version in range(2):
             trained.copy_weights(version)
             figures = trained.rl_step(stale, STAGE, version)
-            assert ("mismatch_gap" in figures) == (tokens > 0)
+            assert (figures.mismatch is not None) == (tokens > 0)
         ends.append(trained.copy_weights(2))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -138,4 +138,4 @@ def test_only_so_many_older_versions_are_kept_and_of_unknown_ones_nothing_is_tol
     assert [version for version in range(5) if older.of(version) is not None] == [2, 3, 4]
     trained = trainer(model)
     trained.copy_weights(7)
-    assert "mismatch_gap" not in trained.rl_step(sampled(model, None, 0), STAGE, 0)
+    assert trained.rl_step(sampled(model, None, 0), STAGE, 0).mismatch is None

@@ -29,7 +29,7 @@ def book(stage: int = RL, **changes: Any) -> GroupBook:
         seed=0,
         select=partial(select_paper, keep=2),
     )
-    made.enter(StageEntered(stage, 0, 0, restored=True, figures={}), next_version=0)
+    made.enter(StageEntered(stage, 0, 0, restored=True), next_version=0)
     return made
 
 
@@ -71,8 +71,8 @@ def test_groups_lost_to_an_accident_are_replaced_and_no_step_counts_them() -> No
     assert made.progress().uncounted == 4
     (closed,) = [each for each in done if isinstance(each, Closed)]
     assert closed.step.decided == ("s0-g000005", "s0-g000007")
-    assert closed.figures["rollouts"] == 8
-    assert closed.figures["rollouts_failed"] == 16  # those since the step before
+    assert closed.figures.sampled.rollouts == 8
+    assert closed.figures.sampled.rollouts_failed == 16  # those since the step before
 
 
 def test_a_group_with_fewer_rollouts_than_it_needs_is_lost_too() -> None:
@@ -110,7 +110,7 @@ def test_an_evaluation_with_one_answer_has_a_result() -> None:
         done += settle(made, number, [status], purpose="evaluate_sampled")
     assert outages(done) == []
     (evaluated,) = [each for each in done if isinstance(each, Evaluated)]
-    assert evaluated.figures["lost_after_sampled"] == 2
+    assert evaluated.figures.sampled.lost == 2
 
 
 def test_evaluations_within_a_stage_and_its_training_groups_are_lost_to_the_same_outage() -> None:

@@ -57,9 +57,9 @@ def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(
     names = set(trained.model.trained())
     assert names
     assert all(".lora_" in name for name in names)
-    first = trained.sft_step(BATCH, STAGE, 0)["loss"]
+    first = trained.sft_step(BATCH, STAGE, 0).loss
     for step in range(1, 20):
-        last = trained.sft_step(BATCH, STAGE, step)["loss"]
+        last = trained.sft_step(BATCH, STAGE, step).loss
     assert last < first / 2
     write_weights(trained.copy_weights(1), tmp_path / "w.safetensors")
     written = load_file(tmp_path / "w.safetensors")

@@ -131,8 +131,8 @@ def test_gradients_are_the_references(model: Path, mode: str, *, divide_by_std: 
     figures = assert_equal_to_the_reference(
         model, groups, advantage_std=divide_by_std, updates_per_step=updates, microbatch_tokens=40, temperature=0.8
     )
-    assert figures["trained_rollouts"] == 8
-    assert (figures["clip_share"] > 0) == (updates > 1)
+    assert figures.trained_rollouts == 8
+    assert (figures.clip_share > 0) == (updates > 1)
 
 
 @pytest.mark.parametrize("correction", ["none", "truncated", "masked", "decoupled"])
@@ -144,9 +144,9 @@ def test_gradients_are_the_references_under_every_correction(
         model, sampled(4, spread=1.0), correction=correction, sequence_mask=sequence_mask, updates_per_step=2
     )
     cuts = correction in {"truncated", "masked"} or sequence_mask is not None
-    assert (figures["correction_capped_share"] > 0) == cuts
+    assert (figures.correction_capped_share > 0) == cuts
     if correction == "none" and sequence_mask is None:
-        assert figures["correction_mean"] == 1.0
+        assert figures.correction_mean == 1.0
 
 
 @pytest.mark.parametrize("updates", [1, 2])

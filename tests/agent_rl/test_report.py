@@ -42,9 +42,9 @@ def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     for name, figures in zip(("before", "after"), journal.evaluations().values(), strict=True):
         for way in ("sampled", "greedy"):
             _, success, interval, trials, *_ = shown[f"{name}, {way}"]
-            assert success == f"{100 * figures[f'success_{name}_{way}']:.1f} %"
+            assert success == f"{100 * figures.ways()[way].success:.1f} %"
             assert trials == "4"
-            low, high = wilson_interval(round(4 * figures[f"success_{name}_{way}"]), 4)
+            low, high = wilson_interval(round(4 * figures.ways()[way].success), 4)
             assert interval == f"{100 * low:.1f} to {100 * high:.1f} %"
     balance = audit(directory)
     assert shown["trained"][0] == str(balance.trained) == "3"
@@ -52,10 +52,10 @@ def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     assert dropped == {"dropped: every rollout right": "2", "dropped: every rollout wrong": "1"}
     titles = "\n".join(page.texts("title")).replace("\u202f", " ")
     for index, step in enumerate(journal.steps()):
-        low, high = wilson_interval(round(8 * step.figures["success"]), 8)
-        share = f"{100 * step.figures['success']:.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f} %, n = 8)"
+        low, high = wilson_interval(round(8 * step.figures.sampled.success), 8)
+        share = f"{100 * step.figures.sampled.success:.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f} %, n = 8)"
         assert f"step {index + 1}: {share}" in titles
-        assert f"step {index + 1}: of the policy {step.learner_figures['entropy']:g} nats" in titles
+        assert f"step {index + 1}: of the policy {step.learner_figures.entropy:g} nats" in titles
     journal.close()
 
 

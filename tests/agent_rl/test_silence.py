@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from agent_rl.messages import ActorStatus
 from agent_rl.observe.silence import (
     NAMED_SECONDS,
     SILENT_SECONDS,
@@ -16,13 +15,9 @@ from agent_rl.observe.silence import (
     Silence,
     final_words,
 )
+from agent_rl.testing import status
 
 TICK = 0.5
-
-
-def status(actor, waiting_for="", state="running", busy=0.0, **figures):
-    numbers = {name: float(value) for name, value in figures.items()}
-    return ActorStatus(actor, actor.rpartition(".")[0], state, "", numbers, waiting_for, busy, 0.0)
 
 
 class Run:
@@ -55,7 +50,7 @@ class Run:
         return self
 
     def hear(self, actor, what="", state="running"):
-        self.said += [(self.now, each) for each in self.silence.heard(status(actor, what, state))]
+        self.said += [(self.now, each) for each in self.silence.heard(status(actor, waiting_for=what, state=state))]
 
     @property
     def texts(self):
@@ -205,7 +200,7 @@ def test_replicas_wait_together(actor):
     silence = Silence(lambda _: None)
     for each in ("learner.0", "learner.1"):
         silence.heard(status(each))
-    silence.heard(status("roc_filter.0", "learner: x"))
+    silence.heard(status("roc_filter.0", waiting_for="learner: x"))
     assert silence.waits_for(actor) == ["roc_filter.0 waits for it: x"]
 
 
@@ -225,8 +220,8 @@ def stand(movement, now, until, statuses):
 def test_a_run_in_which_nothing_moves_is_named_once_with_all_waits():
     movement = Movement(180.0)
     actors = [
-        status("learner.0", "roc_filter: step 3", loss=math.nan, step=3),
-        status("roc_filter.0", "kv_scheduler: groups"),
+        status("learner.0", waiting_for="roc_filter: step 3", loss=math.nan, step=3),
+        status("roc_filter.0", waiting_for="kv_scheduler: groups"),
         status("tool_executor.0"),
         status("kv_scheduler.0", state="starting"),
     ]
@@ -239,7 +234,7 @@ def test_a_run_in_which_nothing_moves_is_named_once_with_all_waits():
         "roc_filter.0 waits for kv_scheduler: groups; tool_executor.0 says of nothing that it waits for it"
     )
     assert movement.stands
-    (moves,) = movement.observe(status("learner.0", "roc_filter: step 4"), 2001.0)
+    (moves,) = movement.observe(status("learner.0", waiting_for="roc_filter: step 4"), 2001.0)
     assert moves.text.startswith("the run moves again, after 33.")
     assert not movement.stands
 
@@ -249,23 +244,23 @@ def test_a_run_in_which_nothing_moves_is_named_once_with_all_waits():
     [
         lambda now: status("learner.0", busy=0.9 * now),  # a training step of an hour
         lambda now: status("learner.0", generated=now),
-        lambda now: status("learner.0", f"roc_filter: step {now // 100}"),
+        lambda now: status("learner.0", waiting_for=f"roc_filter: step {now // 100}"),
         lambda now: status("learner.0", state="running" if now % 100 < 50 else "resting"),
     ],
 )
 def test_a_slow_run_that_moves_is_left_alone(moving):
-    still = status("roc_filter.0", "learner: x", busy=1.0)
+    still = status("roc_filter.0", waiting_for="learner: x", busy=1.0)
     assert stand(Movement(180.0), 0.0, 7200.0, lambda now: [moving(now), still]) == []
 
 
 def test_idling_is_no_movement():
-    idle = lambda now: [status("kv_scheduler.0", "learner: x", busy=0.02 * now)]  # noqa: E731
+    idle = lambda now: [status("kv_scheduler.0", waiting_for="learner: x", busy=0.02 * now)]  # noqa: E731
     assert len(stand(Movement(180.0), 0.0, 400.0, idle)) == 1
 
 
 def test_time_in_which_nobody_watched_is_no_standstill():
     movement = Movement(180.0)
-    still = [status("learner.0", "roc_filter: step 3")]
+    still = [status("learner.0", waiting_for="roc_filter: step 3")]
     assert stand(movement, 0.0, 100.0, lambda now: still) == []
     assert movement.tick(5000.0) == []
     assert stand(movement, 5000.0, 5070.0, lambda now: still) == []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
@@ -33,12 +34,15 @@ def a_step(
             journal.ready(name, [(0, 0)], [1.0], version, first + number + 1)
         else:
             journal.drop(name, "equal_rewards", 0.0, version, first + number + 1)
-    figures = {"rollouts": 8.0 * len(names), "success": correct, "response_tokens": 100.0}
-    figures |= {"staleness_mean": float(trained), "staleness_max": 2.0 * trained}
+    figures = StepFigures(
+        sampled=RolloutMeans(rollouts=8 * len(names), success=correct, response_tokens=100.0),
+        staleness_mean=float(trained),
+        staleness_max=2 * trained,
+    )
     journal.close_step(version, 0, names[:trained], names, figures)
-    learner = {"trained_rollouts": 4.0 * trained, "trained_tokens": 50.0 * trained, "skipped": 0.0}
+    learner = TrainingFigures(trained_rollouts=4 * trained, trained_tokens=50 * trained)
     if skipped:
-        journal.step_trained(version, {"skipped": 1.0}, dropped_for="not_finite")
+        journal.step_trained(version, TrainingFigures(skipped=True), dropped_for="not_finite")
     else:
         journal.step_trained(version, learner)
 

@@ -69,6 +69,7 @@ def announce_finished(options, path, state):
     from functools import partial
     import trio
     from agent_rl import messages
+    from agent_rl.figures import ActorFigures
     from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
     from agent_rl.config.load import load_topology
     from transport import CurveKeys, Node, Registry, ZmqNetwork
@@ -89,8 +90,9 @@ def announce_finished(options, path, state):
                 await nursery.start(partial(node.run, ignore))
 
                 async def report():
+                    figures = ActorFigures(extra={"step": 7.0})
                     while True:
-                        link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", {"step": 7.0}, "", 0, 0))
+                        link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", figures, "", 0, 0))
                         await trio.sleep(0.2)
 
                 nursery.start_soon(report)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl import testing
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.report.records import METRICS, read_records
 from agent_rl.records.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
@@ -15,16 +16,7 @@ from tests.full_disk import no_file_longer_than
 
 
 def status(busy: float, cpu: float, waiting_for: str = "", actor: str = "learner.0") -> ActorStatus:
-    return ActorStatus(
-        actor,
-        actor.split(".", maxsplit=1)[0],
-        "running",
-        "",
-        {"step": 3.0, "success": math.nan},
-        waiting_for,
-        busy,
-        cpu,
-    )
+    return testing.status(actor, busy=busy, cpu=cpu, waiting_for=waiting_for, stages=2, step=3, success=math.nan)
 
 
 def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
@@ -34,7 +26,7 @@ def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
     timeline.observe(status(5.5, 4.0), 101.0)
     row = timeline.row(101.2, wall=7.0)
     assert row["actors"]["learner.0"] == {
-        "state": "running", "busy": 0.5, "cpu": 1.0, "waiting_for": "", "waited": 0.5, "figures": {"step": 3.0},
+        "state": "running", "busy": 0.5, "cpu": 1.0, "waiting_for": "", "waited": 0.5, "figures": {"stages": 2.0, "step": 3.0, "trained_tokens": 0.0},
     }  # fmt: skip
     assert (row["wall"], row["seconds"]) == (7.0, 1.2)
     timeline.observe(status(6.5, 4.0), 102.0)

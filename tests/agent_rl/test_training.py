@@ -77,7 +77,7 @@ def test_an_empty_step_changes_nothing(model: Path) -> None:
     trained = trainer(model)
     before = {name: tensor.clone() for name, tensor in trained.model.module.state_dict().items()}
     figures = trained.rl_step([], builders.rl_stage(), 0)
-    assert figures["trained_tokens"] == 0
+    assert figures.trained_tokens == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in trained.model.module.state_dict().items())
 
 
@@ -116,7 +116,7 @@ def test_a_step_that_meets_nan_leaves_weights_and_optimizer_bit_for_bit(
     for step in range(steps_before):
         twin.rl_step(groups(twin), stage, step)
     for learner in (trained, twin):
-        assert learner.rl_step(groups(learner), stage, steps_before)["skipped"] == 0
+        assert learner.rl_step(groups(learner), stage, steps_before).skipped == 0
     assert_same(everything(twin), everything(trained))
 
 
@@ -230,7 +230,7 @@ def test_moments_that_are_not_finite_are_no_checkpoint(model: Path, tmp_path: Pa
 def test_warm_up_is_linear(model: Path) -> None:
     trained = trainer(model)
     rates = [
-        trained.rl_step(groups(trained), builders.rl_stage(learning_rate=1e-4, warmup_steps=4), step)["learning_rate"]
+        trained.rl_step(groups(trained), builders.rl_stage(learning_rate=1e-4, warmup_steps=4), step).learning_rate
         for step in (0, 1, 3, 9)
     ]
     assert rates == pytest.approx([0.25e-4, 0.5e-4, 1e-4, 1e-4])
@@ -239,7 +239,7 @@ def test_warm_up_is_linear(model: Path) -> None:
 def test_a_cosine_ends_near_zero_at_the_stages_last_step(model: Path) -> None:
     trained = trainer(model)
     stage = builders.rl_stage(learning_rate=1e-4, warmup_steps=0, steps=10, schedule="cosine")
-    rates = [trained.rl_step(groups(trained), stage, step)["learning_rate"] for step in (0, 5, 9)]
+    rates = [trained.rl_step(groups(trained), stage, step).learning_rate for step in (0, 5, 9)]
     assert rates == pytest.approx([1e-4, 0.5e-4, 0.0245e-4], rel=0.01)
 
 
@@ -248,10 +248,10 @@ def test_supervised_steps_lower_the_loss_on_trained_tokens_alone(model: Path) ->
     stage = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=2)
     batch = [([7, 20, 30, 40, 50], [0, 0, 1, 1, 1]), ([8, 21, 31], [0, 1, 1])]
     first = trained.sft_step(batch, stage, 0)
-    assert first["tokens"] == 5
+    assert first.tokens == 5
     for step in range(1, 30):
         last = trained.sft_step(batch, stage, step)
-    assert last["loss"] < first["loss"] / 4
+    assert last.loss < first.loss / 4
 
 
 def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from agent_rl.messages import GroupsUnfinished, Retry, StageEntered, UnfinishedG
 from agent_rl.records.journal import interim_stage
 from agent_rl.records.memory import MemoryJournal
 from agent_rl.scheduling.ids import group_number, interim_id, is_interim
+from agent_rl.testing import evaluated
 from tests import builders
 from tests.agent_rl.test_grouping import book, kinds, settle
 from tests.agent_rl.test_scheduling import World, progress, scheduler
@@ -118,7 +119,7 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
     made = book()
     made.stages = [STAGE]
     made.entered = None
-    made.enter(StageEntered(0, 0, 0, restored=True, figures={}), next_version=0)
+    made.enter(StageEntered(0, 0, 0, restored=True), next_version=0)
     settle(made, 0, ["4", "5", "4", "5"])
     first = finish(made, 0, ["4", "4"]) + finish(made, 2, ["5", "4"])
     assert len(kinds(first, EvaluationGroupDone)) == 2
@@ -126,15 +127,15 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
     assert made.waiting_groups == 1  # that of training
     (done,) = kinds(finish(made, 1, ["5", "5"]), Evaluated)
     assert (done.stage, done.number) == (0, 1)
-    assert done.figures["success_rl@2_sampled"] == 0.5
-    assert (done.figures["version_oldest_rl@2"], done.figures["version_newest_rl@2"]) == (2.0, 3.0)
+    assert done.figures.sampled.success == 0.5
+    assert (done.figures.version_oldest, done.figures.version_newest) == (2, 3)
     group, _ = filled(3, ["4", "4"])
     made.group_opened(group)
     answer = made.unfinished(0)
     assert answer is not None
     assert (answer.opened, answer.interim_opened) == (1, 4)
     assert [each.opened.group for each in answer.groups] == [interim_id(0, 3)]
-    dropped = made.enter(StageEntered(1, 6, 6, restored=False, figures={}), next_version=6)
+    dropped = made.enter(StageEntered(1, 6, 6, restored=False), next_version=6)
     assert [each.group for each in kinds(dropped, Dropped)] == [interim_id(0, 3)]
 
 
@@ -151,7 +152,7 @@ def test_whatever_the_order_each_is_complete_once(order: list[int]) -> None:
         complete = [k for k in range(1, 5) if set(evaluations.numbers(k)) <= set(seen)]
         if found:
             done.append(found[0])
-            assert found[1][f"success_rl@{found[0] * EVERY}_sampled"] == 1.0
+            assert (found[1].name, found[1].sampled.success) == (f"rl@{found[0] * EVERY}", 1.0)
         assert sorted(done) == complete
     assert sorted(done) == [1, 2, 3, 4]
 
@@ -166,8 +167,8 @@ def test_the_journal_keeps_them_apart() -> None:
     assert (journal.opened_count(2), journal.opened_count(interim_stage(2))) == (1, 4)
     for number in range(3):
         journal.evaluated(interim_id(2, number))
-    journal.add_interim_evaluation(2, 1, {"success": 0.5}, range(3))
-    assert journal.interim_evaluations(2) == {1: {"success": 0.5}}
+    journal.add_interim_evaluation(2, 1, evaluated(0.5), range(3))
+    assert journal.interim_evaluations(2) == {1: evaluated(0.5)}
     assert list(journal.faults()) == []
     assert journal.leave_stages(but=3, reason="boundary") == 2
     journal.close()

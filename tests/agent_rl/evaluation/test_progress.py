@@ -7,21 +7,20 @@ import io
 from rich.console import Console
 
 from actors.cli.evaluation.progress import EvaluationView
-from agent_rl.messages import ActorStatus
+from agent_rl.testing import status
 
 
-def heard(view: EvaluationView, now: float, done: float, total: float = 200.0) -> None:
-    figures = {"step": done, "steps": total}
+def heard(view: EvaluationView, now: float, done: int, total: int = 200) -> None:
     view.process("roc_filter.0", "running")
-    view.observe(ActorStatus("roc_filter.0", "roc_filter", "running", "", figures, "", 0.0, 0.0), now)
+    view.observe(status("roc_filter.0", rollouts_judged=done, rollouts_to_judge=total), now)
 
 
 def test_what_is_left_follows_from_what_this_start_has_done() -> None:
     view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 100.0)
     assert view.line(101.0) == "[0:01] starting"
-    heard(view, 105.0, 120.0)  # what an earlier start did
+    heard(view, 105.0, 120)  # what an earlier start did
     assert view.line(105.0) == "[0:05] 120 of 200 rollouts judged"
-    heard(view, 115.0, 140.0)
+    heard(view, 115.0, 140)
     assert view.line(115.0) == "[0:15] 140 of 200 rollouts judged, 0:30 left"
     view.process("tool_executor.0", "restarting")
     assert "(tool_executor.0 restarting)" in view.line(115.0)
