@@ -1,9 +1,9 @@
-"""``agent-rl report`` and ``agent-rl audit``: what a run directory holds, made readable and proved."""
+"""``agent-rl report``, ``audit`` and ``export``: what a run directory holds, made readable, proved, and handed on."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -38,9 +38,11 @@ def report(
 
 def leave_report(directory: Path) -> str:
     """The report at a run's end, and a line about it. A run that went well does not fail by its report."""
-    if not (directory / "journal.sqlite").is_file():
-        return ""
     from agent_rl.observe.report import write_report
+    from agent_rl.records.opening import JOURNAL
+
+    if not (directory / JOURNAL).is_file():
+        return ""
 
     try:
         return f"report: {write_report(directory, decode_stored)}"
@@ -85,3 +87,28 @@ def audit(
         raise Mistake(str(error)) from error
     print("\n".join(groups.lines()))
     return 0 if groups.balanced and not (bytes_read and bytes_read.faults) else 1
+
+
+def export(
+    directory: RunDirectory,
+    /,
+    *,
+    form: Annotated[Literal["jsonl", "parquet"], Parameter(name="--format")] = "jsonl",
+    output: Annotated[
+        Path | None,
+        Parameter(metavar="FILE", help="where to; left out: trajectories.jsonl or .parquet in the run directory"),
+    ] = None,
+) -> None:
+    """Write the trajectories that the journal holds, a row each: texts, tools, rewards, policies, log-probabilities.
+
+    The run may be under way. FILE appears whole or not at all.
+    """
+    from agent_rl.files.disk import DiskError
+    from agent_rl.records.export import ExportError
+    from agent_rl.records.export import export as write_trajectories
+    from agent_rl.records.journal import JournalError
+
+    try:
+        print("\n".join(write_trajectories(directory, decode_stored, form, output).lines()))
+    except (ExportError, JournalError, DiskError) as error:
+        raise Mistake(str(error)) from error

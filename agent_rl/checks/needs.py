@@ -39,17 +39,26 @@ def needs(topology: Topology) -> list[str]:
     rollouts = algorithm.groups_per_step * algorithm.samples
     trained = algorithm.groups_per_step * min(algorithm.keep, algorithm.samples)
     memory = steps * trained * tokens * MEMORY_BYTES
-    disk = kept * rollouts * tokens * JOURNAL_BYTES
+    sampled = rollouts * (algorithm.max_refill if algorithm.refill else 1)
+    disk = kept * sampled * tokens * JOURNAL_BYTES
     return [
         f"needs at most, where every response has {tokens:,} tokens:",
-        f"  open at once: {open_groups(topology):,} groups = {steps} steps of {algorithm.groups_per_step:,}, "
-        f"{steps * rollouts:,} rollouts",
-        f"  memory of the learner for trajectories, and of the filter while the learner does not take them: {size_text(memory)} = "
-        f"{steps} steps x {trained:,} rollouts x {tokens:,} tokens x {MEMORY_BYTES} bytes",
-        f"  disk for the journal: {size_text(disk)} = {kept:,} steps kept x {rollouts:,} rollouts x {tokens:,} tokens x "
-        f"{JOURNAL_BYTES} bytes; {_free(topology.run.directory)}",
-        f"  steps kept: run.keep_trajectories = {topology.run.keep_trajectories!r}, run.keep_checkpoints "
-        f"{topology.run.keep_checkpoints} x run.checkpoint_every {topology.run.checkpoint_every}, and the steps that are open",
+        (
+            f"  open at once: {open_groups(topology):,} groups = {steps} steps of {algorithm.groups_per_step:,}, "
+            f"{steps * rollouts:,} rollouts"
+        ),
+        (
+            f"  memory of the learner for trajectories, and of the filter while the learner does not take them: {size_text(memory)} = "
+            f"{steps} steps x {trained:,} rollouts x {tokens:,} tokens x {MEMORY_BYTES} bytes"
+        ),
+        (
+            f"  disk for the journal: {size_text(disk)} = {kept:,} steps kept x {sampled:,} rollouts x {tokens:,} tokens x "
+            f"{JOURNAL_BYTES} bytes; {_free(topology.run.directory)}"
+        ),
+        (
+            f"  steps kept: run.keep_trajectories = {topology.run.keep_trajectories!r}, run.keep_checkpoints "
+            f"{topology.run.keep_checkpoints} x run.checkpoint_every {topology.run.checkpoint_every}, and the steps that are open"
+        ),
     ]
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.checks.describe import describe, window_bytes
+from agent_rl.checks.describe import describe
 from agent_rl.checks.files import file_system
+from agent_rl.checks.needs import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.checks.topology import check_topology, find_cycle
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology
@@ -437,9 +438,34 @@ def test_the_description_names_actors_links_addresses_and_memory(folder):
     assert "2 x checked_actors:Generator on a" in text
     assert "learner.reports -> filter: call StepTrained / Recorded" in text
     assert "generator.1" in text
-    assert "at most 8 groups open (2 steps of 4), 64 rollouts" in text
-    assert window_bytes(topology) == 8 * 8 * 64 * 21
-    assert window_bytes(load(folder, SOUND, ["run.mode=synchronous"])[0]) == 4 * 8 * 64 * 21
+    assert "open at once: 8 groups = 2 steps of 4, 64 rollouts" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ([], 10),  # all there are
+        (["stages.0.steps=1000"], 3 * 50 + 4),
+        (["stages.0.steps=1000", "run.mode=synchronous", "run.checkpoint_every=10"], 3 * 10 + 2),
+        (["stages.0.steps=1000", "run.keep_trajectories=400"], 400 + 4),
+        (["stages.0.steps=1000", "run.keep_trajectories=all"], 1000),
+    ],
+)
+def test_the_needs_are_what_the_arithmetic_says(folder, changes: list[str], steps: int) -> None:
+    topology, _ = load(folder, SOUND, changes)
+    algorithm = topology.algorithm
+    open_steps = topology.max_staleness + 1
+    text = "\n".join(needs(topology))
+    assert steps_kept(topology) == steps
+    rollouts = algorithm.groups_per_step * algorithm.samples
+    disk = steps * rollouts * 64 * JOURNAL_BYTES
+    assert (
+        f"{size_text(disk)} = {steps:,} steps kept x {rollouts} rollouts x 64 tokens x {JOURNAL_BYTES} bytes; " in text
+    )
+    trained = algorithm.groups_per_step * min(algorithm.keep, algorithm.samples)
+    memory = size_text(open_steps * trained * 64 * MEMORY_BYTES)
+    assert f"{memory} = {open_steps} steps x {trained} rollouts x 64 tokens x {MEMORY_BYTES} bytes" in text
+    assert " are free at /" in text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
+from agent_rl.records.journal import JournalError
+from agent_rl.records.opening import read_journal
 from tests.end_to_end.processes import finish, process_of_actor, processes_of, wait_for
 from tests.end_to_end.topologies import write_micro
 
@@ -49,19 +50,15 @@ def prepare(folder: Path) -> list[str]:
 
 def stored(folder: Path) -> dict[tuple[str, int], bytes]:
     """The judged trajectories."""
-    path = folder / "out" / "journal.sqlite"
-    if not path.exists():
-        return {}
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        rows = database.execute(
-            "SELECT group_id, sample, payload FROM trajectories WHERE reward IS NOT NULL"
-        ).fetchall()
-    except sqlite3.OperationalError:  # it is being made
+        journal = read_journal(folder / "out")
+    except JournalError:  # it is being made
         return {}
+    try:
+        rows = [(group, each) for group in journal.group_ids() for each in journal.trajectories(group)]
     finally:
-        database.close()
-    return {(group, sample): payload for group, sample, payload in rows}
+        journal.close()
+    return {(group, each.sample): each.payload for group, each in rows if each.reward is not None}
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from actors.filter.stored import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Problem
 from agent_rl.records.audit import audit
+from agent_rl.records.contract import STATES
+from agent_rl.records.opening import read_journal
 from tests.end_to_end.processes import finish, processes_of, rows, start
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,8 +40,11 @@ def run_example(name: str, directory: Path, *settings: str) -> tuple[dict[str, A
 
 def problems_of(directory: Path) -> list[Problem]:
     """All training problems, as the journal has them."""
-    with sqlite3.connect(directory / "journal.sqlite") as db:
-        return [decode_stored(row[0]).problem for row in db.execute("SELECT opened FROM groups WHERE stage = 0")]
+    journal = read_journal(directory)
+    try:
+        return [decode_stored(row.opened).problem for row in journal.groups(stage=0, states=STATES)]
+    finally:
+        journal.close()
 
 
 def test_three_steps_of_gsm8k_close_and_the_summary_says_that_nothing_was_learnt(tmp_path: Path) -> None:

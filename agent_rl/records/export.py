@@ -1,0 +1,192 @@
+"""The trajectories of a run as a table, a row each: JSON lines or Parquet, written group by group, from a run that may be under way.
+
+::
+
+    journal (read-only) --> one group --> its rows --> JSON lines, or a batch of a Parquet file --> takes FILE's place at the end
+
+What a row holds is what the journal has: the group and its fate, the reward, and the trajectory as it was received. Policies are
+runs: ``[epoch, version, tokens]`` in the order of the response's tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from agent_rl.files.disk import whole
+from agent_rl.records.journal import GroupRow, Journal, JournalError
+from agent_rl.records.opening import read_journal
+
+Format = Literal["jsonl", "parquet"]
+Decode = Callable[[bytes], Any]
+"""A message as the journal stores it, to the message; raises ValueError for what is none."""
+Row = dict[str, Any]
+BATCH_ROWS = 256
+"""Rows of a Parquet file that are in memory at once."""
+PARQUET = {
+    "run": "string",
+    "group": "string",
+    "stage": "int32",
+    "number": "int64",
+    "purpose": "string",
+    "problem": "json",
+    "fate": "string",
+    "reason": "string",
+    "step": "int64",
+    "sample": "int32",
+    "attempt": "int32",
+    "status": "string",
+    "kept": "bool_",
+    "reward": "float64",
+    "rollout": "string",
+    "transcript": "json",
+    "prompt_tokens": "int32s",
+    "tokens": "int32s",
+    "loss_mask": "uint8s",
+    "logprobs": "float32s",
+    "policies": "json",
+    "generator": "string",
+    "seconds": "float64",
+}
+"""Columns by their type; ``s`` marks a list, ``json`` a text of JSON, since a tool's arguments have any shape."""
+
+
+class ExportError(Exception):
+    """There is nothing to export, or no way to; the message says what to do."""
+
+
+@dataclass(slots=True)
+class Exported:
+    """What was written. ``left`` groups had trajectories once, and have none any more."""
+
+    file: Path
+    groups: int = 0
+    rows: int = 0
+    left: int = 0
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [f"{self.file}: {self.rows:,} trajectories of {self.groups:,} groups"]
+        if self.left:
+            lines.append(
+                f"the trajectories of {self.left:,} more groups have left the journal; run.keep_trajectories says which stay"
+            )
+        return lines
+
+
+def export(directory: Path, decode: Decode, form: Format, file: Path | None = None) -> Exported:
+    """Write the trajectories of a run directory to ``file``, or into the directory; whole, or not at all.
+
+    Raises JournalError, ExportError and DiskError.
+    """
+    exported = Exported(file or directory / f"trajectories.{form}")
+    journal = read_journal(directory)
+    try:
+        with whole(exported.file) as partial, WRITERS[form](partial) as write:
+            for group in journal.group_ids():
+                rows = list(_rows(journal, group, decode, exported))
+                exported.groups += bool(rows)
+                exported.rows += len(rows)
+                for row in rows:
+                    write(row)
+    finally:
+        journal.close()
+    return exported
+
+
+def _rows(journal: Journal, group: str, decode: Decode, exported: Exported) -> Iterator[Row]:
+    row = journal.group(group)
+    assert row is not None
+    stored = journal.trajectories(group)
+    decided = row.state in {"trained", "evaluated"} or row.decided_order > 0
+    exported.left += decided and not stored
+    try:
+        problem = asdict(decode(row.opened).problem)
+        for each in stored:
+            about = _about(journal, row) | {"problem": problem}
+            about |= {"sample": each.sample, "attempt": each.attempt, "status": each.status, "reward": each.reward}
+            about["kept"] = (each.sample, each.attempt) in row.kept if row.kept else None
+            yield about | _columns(decode(each.payload))
+    except ValueError as error:
+        raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
+
+
+def _about(journal: Journal, row: GroupRow) -> Row:
+    return {
+        "run": journal.fact("run"),
+        "group": row.id,
+        "stage": row.stage,
+        "number": row.number,
+        "purpose": row.purpose,
+        "fate": row.state,
+        "reason": row.reason,
+        "step": row.step,
+    }
+
+
+def _columns(trajectory: Any) -> Row:
+    """The fields of a trajectory; what the group says as well is left out."""
+    found = {name: value for name, value in asdict(trajectory).items() if name in PARQUET}
+    policies = map(tuple, found["policies"].tolist())
+    found["policies"] = [[*policy, sum(1 for _ in tokens)] for policy, tokens in groupby(policies)]
+    return found
+
+
+@contextmanager
+def _jsonl(path: Path) -> Iterator[Callable[[Row], None]]:
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        yield lambda row: print(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False), file=file)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: lists for arrays, null for what is no number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Callable[[Row], None]]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ExportError("parquet needs pyarrow: pip install 'agent-rl[parquet]', or take --format jsonl") from error
+    types = {
+        "json": pa.string(),
+        **{f"{n}s": pa.list_(getattr(pa, n)()) for n in ("int32", "uint8", "float32")},
+    }
+    schema = pa.schema([(name, types.get(kind) or getattr(pa, kind)()) for name, kind in PARQUET.items()])
+    texts = [name for name, kind in PARQUET.items() if kind == "json"]
+    batch: list[Row] = []
+
+    def flush() -> None:
+        writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
+        batch.clear()
+
+    def write(row: Row) -> None:
+        batch.append(row | {name: json.dumps(_plain(row[name]), ensure_ascii=False) for name in texts})
+        if len(batch) >= BATCH_ROWS:
+            flush()
+
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        yield write
+        flush()
+
+
+WRITERS: dict[Format, Callable[[Path], AbstractContextManager[Callable[[Row], None]]]] = {
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+}
