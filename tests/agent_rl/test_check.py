@@ -444,7 +444,7 @@ def test_the_description_names_actors_links_addresses_and_memory(folder):
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
-        ([], 10),  # all there are
+        ([], 3),  # all there are
         (["stages.0.steps=1000"], 3 * 50 + 4),
         (["stages.0.steps=1000", "run.mode=synchronous", "run.checkpoint_every=10"], 3 * 10 + 2),
         (["stages.0.steps=1000", "run.keep_trajectories=400"], 400 + 4),
