@@ -25,5 +25,5 @@ def test_a_small_compaction_is_measured(
 
 
 def test_a_disk_without_room_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="has no room for .* GB: name another --directory, or fewer --gigabytes"):
+    with pytest.raises(SystemExit, match=r"has no room for .* GB: name another --directory, or fewer --gigabytes"):
         bench_journal.compaction(1e9, tmp_path)
