@@ -28,6 +28,7 @@ import trio
 
 from actors.filter.compaction import Compaction
 from actors.filter.stored import decode_stored, encode_stored
+from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Trajectory
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.testing import opened, trajectory
@@ -116,8 +117,8 @@ def write_steps(journal: SqliteJournal, steps: int, payload: bytes) -> None:
                 name, [(sample, 0) for sample in range(SAMPLES // 2)], [1.0, 0.0] * (SAMPLES // 4), version, number + 1
             )
             journal.commit()
-        journal.close_step(version, 0, names, names, {})
-        journal.step_trained(version, {})
+        journal.close_step(version, 0, names, names, StepFigures())
+        journal.step_trained(version, TrainingFigures())
         journal.commit(flush=True)
 
 
