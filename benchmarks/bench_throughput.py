@@ -20,7 +20,8 @@ import trio
 
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.examples import topology_file
-from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Stage
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import LOOK_SECONDS, RunFailed, Window, running, stage_rows, window

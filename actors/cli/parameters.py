@@ -12,6 +12,9 @@ from cyclopts.validators import Number
 TopologyFile = Annotated[
     Path, Parameter(name="FILE", help="the topology file (TOML), or the name of an example: quickstart")
 ]
+Overlays = Annotated[
+    Path, Parameter(name="OVERLAY", help="files laid over the first one, table by table; the last one wins")
+]
 Overrides = Annotated[
     tuple[str, ...],
     Parameter(

@@ -5,42 +5,52 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from actors.cli.output import MISTAKE, Mistake, complain, showing
-from actors.cli.parameters import Overrides, TopologyFile
+from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from actors.cli.records import leave_report
 from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.config.examples import topology_file
 
 if TYPE_CHECKING:
+    from agent_rl.config.source import Files
     from agent_rl.config.topology import Topology
     from agent_rl.observe.live import LiveView
     from agent_rl.records.run_directory import SummaryFile
 
 
-def check(file: TopologyFile, /, *, overrides: Overrides = ()) -> None:
+def check(
+    file: TopologyFile,
+    /,
+    *overlays: Overlays,
+    overrides: Overrides = (),
+    full: Annotated[bool, Parameter(help="print the whole topology, with every default, as TOML")] = False,
+) -> None:
     """Prove a topology file sound, and describe it."""
-    file = topology_file(str(file))
-    topology = sound_topology(file, overrides)
+    files = (topology_file(str(file)), *overlays)
+    topology = sound_topology(files, overrides)
     from agent_rl.checks.describe import describe
+    from agent_rl.config.full import full_text
 
-    print("\n".join([f"{file} is sound", "", *describe(topology)]))
+    if full:
+        print(full_text(topology), end="")
+        return
+    print("\n".join([f"{' with '.join(map(str, files))} is sound", "", *describe(topology)]))
 
 
 def run(
     file: TopologyFile,
     /,
-    *,
+    *overlays: Overlays,
     overrides: Overrides = (),
     host: Annotated[str | None, Parameter(metavar="NAME", help="start the actors of this host alone")] = None,
 ) -> int:
     """Run a topology file; the exit code is that of the run."""
-    file = topology_file(str(file))
-    topology = sound_topology(file, overrides, host)
+    files = (topology_file(str(file)), *overlays)
+    topology = sound_topology(files, overrides, host)
     from agent_rl.models.hub import HubError, is_hub_name, model_files
     from agent_rl.observe.live import LiveView
     from agent_rl.records.run_directory import summary_file
@@ -52,23 +62,25 @@ def run(
             model_files(name, complain)
         except HubError as error:
             raise Mistake(str(error)) from error
-    exit_code = supervise(topology, file, overrides, host, LiveView)
+    exit_code = supervise(topology, files, overrides, host, LiveView)
     _show_results(topology, host, before, exit_code)
     return exit_code
 
 
-def sound_topology(file: Path, overrides: Sequence[str], host: str | None = None) -> Topology:
-    """The topology of a file. Raises Mistake, which tells every fault, where something is wrong with it."""
+def sound_topology(files: Files, overrides: Sequence[str], host: str | None = None) -> Topology:
+    """The topology of files. Raises Mistake, which tells every fault, where something is wrong with it."""
     from agent_rl.checks.topology import check_topology
-    from agent_rl.config.load import TopologyError, load_topology
+    from agent_rl.config.load import load_topology
+    from agent_rl.config.source import TopologyError, first_of
     from agent_rl.config.user_modules import look_beside
 
+    file = first_of(files)
     look_beside(file)
     try:
-        topology = load_topology(file, overrides)
-        faults = check_topology(topology, file, overrides, host=host)
+        topology = load_topology(files, overrides)
+        faults = check_topology(topology, files, overrides, host=host)
     except TopologyError as error:
-        faults = error.faults
+        file, faults = error.path, error.faults
     if faults:
         raise Mistake(lines=[fault.render(file) for fault in faults])
     return topology
@@ -76,7 +88,7 @@ def sound_topology(file: Path, overrides: Sequence[str], host: str | None = None
 
 def supervise(
     topology: Topology,
-    file: Path,
+    files: Files,
     overrides: Sequence[str],
     host: str | None,
     view_class: type[LiveView],
@@ -93,7 +105,7 @@ def supervise(
     from transport import TransportError
 
     try:
-        return trio.run(partial(run_topology, topology, file, overrides, host, view_class=view_class, again=again))
+        return trio.run(partial(run_topology, topology, files, overrides, host, view_class=view_class, again=again))
     except (RunRefused, DiskError, OSError) as refusal:
         complain(f"agent-rl: {refusal}")
     except BaseExceptionGroup as group:

@@ -51,7 +51,10 @@ class Reports(Protocol):
 
 
 class ActorProcess:
-    """An actor of this host. ``incarnation`` is that of its first process; ``epoch`` makes the run's clock (`run_clock`)."""
+    """An actor of this host. ``path`` is its topology file, ``base`` the folder that relative paths in it start from.
+
+    ``incarnation`` is that of its first process; ``epoch`` makes the run's clock (`run_clock`).
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class ActorProcess:
         topology: Topology,
         *,
         path: Path,
-        overrides: Sequence[str],
+        base: Path,
         incarnation: int,
         started_at: float,
         epoch: float,
@@ -86,10 +89,8 @@ class ActorProcess:
         self._budget = RestartBudget(self.entry.restarts, self.entry.restart_window_seconds)
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
-        self._arguments = ["--topology", str(path), "--actor", name]
+        self._arguments = ["--topology", str(path), "--base", str(base), "--actor", name]
         self._arguments += ["--started-at", repr(started_at), "--epoch", repr(epoch)]
-        for override in overrides:
-            self._arguments += ["--set", override]
 
     async def keep(self, janitor: Janitor, log: Callable[..., object]) -> None:
         """Start the actor, and start it again when it dies, until the run ends or its budget is spent."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from transport import Network
 
 
-def run_network(topology: Topology, path: Path) -> Network:
-    """The network that all processes of the topology in the file ``path`` are on.
+def run_network(topology: Topology, base: Path) -> Network:
+    """The network that all processes of a topology are on, whose file is in the folder ``base``.
 
     Raises RunRefused when the key cannot be read, InsecureLink when several hosts have none.
     """
@@ -24,7 +24,7 @@ def run_network(topology: Topology, path: Path) -> Network:
     curve = None
     if key_file is not None and len(topology.hosts_in_use) > 1:
         try:
-            curve = CurveKeys.load(path.parent / key_file.expanduser())
+            curve = CurveKeys.load(base / key_file.expanduser())
         except (OSError, ValueError) as error:
             raise RunRefused(f"security.key_file: {error}") from error
     return ZmqNetwork(addresses(topology, runtime_directory(topology)), curve=curve)

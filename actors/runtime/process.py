@@ -30,8 +30,9 @@ from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import actor_nodes, supervisor_node
-from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ContractError, resolve
+from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.config.user_modules import look_beside
 from agent_rl.environments.base import TaskError
@@ -184,11 +185,12 @@ def _announce(status_link: Any, actor: Actor, state: str, figures: ActorFigures,
 async def run_actor(arguments: argparse.Namespace) -> None:
     """Everything from the topology file to the actor's end. Raises DiskError alone when a full disk is part of what failed."""
     path = Path(arguments.topology)
-    look_beside(path)
-    topology = load_topology(path, arguments.set)
+    base = Path(arguments.base)
+    look_beside(base / path.name)
+    topology = load_topology(path)
     directory = topology.run.directory.absolute()
     try:
-        await _run_actor(arguments, path, topology, directory)
+        await _run_actor(arguments, base, topology, directory)
     except Exception as error:
         full = disk_error(error, directory)
         if full is None:
@@ -196,15 +198,14 @@ async def run_actor(arguments: argparse.Namespace) -> None:
         raise full from error
 
 
-async def _run_actor(arguments: argparse.Namespace, path: Path, topology: Topology, directory: Path) -> None:
-    base = path.absolute().parent  # noqa: ASYNC240 - names a folder, reads nothing
+async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topology, directory: Path) -> None:
     role, replica = arguments.actor.rsplit(".", 1)
     entry = topology.actors[role]
     cls: type[Actor] = resolve("actor", entry.class_path)
     settings = cls.Settings.model_validate(entry.settings)
     node = Node(
         arguments.actor,
-        run_network(topology, path),
+        run_network(topology, base),
         Registry.of(messages),
         incarnation=arguments.incarnation,
         on_event=lambda event: _log_event(log, event),
@@ -293,11 +294,11 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="actors.runtime.process", description="Run one actor of a topology.")
     parser.add_argument("--topology", required=True)
+    parser.add_argument("--base", required=True)
     parser.add_argument("--actor", required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--started-at", type=float, required=True)
     parser.add_argument("--epoch", type=float, required=True)
-    parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
     keep_freed_memory()

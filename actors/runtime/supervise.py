@@ -38,6 +38,7 @@ from actors.runtime.scraping import listen, serve_metrics
 from agent_rl import messages
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
+from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor, sweep
@@ -46,7 +47,7 @@ from agent_rl.observe.live import Display, LiveView, make_display
 from agent_rl.observe.logs import open_log
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
-from agent_rl.records.continuing import remember
+from agent_rl.records.continuing import remember, write_resolved
 from agent_rl.records.history import check_history
 from agent_rl.records.incarnations import RESTARTS, next_start, read_epoch, run_clock
 from agent_rl.records.journal import JournalError
@@ -69,7 +70,7 @@ MIB = 1 << 20
 
 async def run_topology(
     topology: Topology,
-    path: Path,
+    files: Files,
     overrides: Sequence[str] = (),
     host: str | None = None,
     *,
@@ -83,6 +84,8 @@ async def run_topology(
     that continues the run when it is not ``agent-rl run``. Raises RunRefused when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
+    base = first_of(files).absolute().parent
+    again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None)
     raise_descriptor_limit()
     directory = topology.run.directory
     runtime = runtime_directory(topology)
@@ -115,8 +118,8 @@ async def run_topology(
         )
         supervisor = Supervisor(
             topology,
-            path,
-            overrides,
+            write_resolved(topology, directory, hosts[0], again),
+            base,
             hosts,
             view=view,
             timeline=timeline,
@@ -127,7 +130,7 @@ async def run_topology(
             epoch=epoch,
             again=again,
         )
-        return await supervisor.run(run_network(topology, path), received)
+        return await supervisor.run(run_network(topology, base), received)
 
 
 class Supervisor:
@@ -137,7 +140,7 @@ class Supervisor:
         self,
         topology: Topology,
         path: Path,
-        overrides: Sequence[str],
+        base: Path,
         hosts: Sequence[str],
         *,
         view: LiveView,
@@ -147,11 +150,9 @@ class Supervisor:
         entry_module: str,
         start: int,
         epoch: float,
-        again: str = "",
+        again: str,
     ) -> None:
         self._topology = topology
-        self._path = path
-        self._overrides = tuple(overrides)
         self._hosts = tuple(hosts)
         self._again = again
         self._view = view
@@ -179,7 +180,7 @@ class Supervisor:
                 role,
                 topology,
                 path=path,
-                overrides=overrides,
+                base=base,
                 incarnation=self._incarnation,
                 started_at=started_at,
                 epoch=epoch,
@@ -212,7 +213,7 @@ class Supervisor:
                 if self._timeline.lost:
                     self.say(f"{self._timeline.lost} rows of {TIMELINE} are missing: the disk did not take them")
                 if (self._signals or self._hung_up) and not self._exit_code:
-                    self.say(f"stopped; continue with: {self._command()}")
+                    self.say(f"stopped; continue with: {self._again}")
                 nursery.cancel_scope.cancel()
         finally:
             for actor in self._actors.values():
@@ -414,10 +415,9 @@ class Supervisor:
             actor.stopping = True
             actor.kill()
 
-    def _command(self) -> str:
-        """What starts this run again."""
-        if self._again:
-            return self._again
-        overrides = [part for override in self._overrides for part in ("--set", override)]
-        host = ["--host", self._hosts[0]] if self._others else []
-        return shlex.join(["agent-rl", "run", str(self._path), *overrides, *host])
+
+def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:
+    """What starts a run again."""
+    named = [str(file) for file in ((files,) if isinstance(files, Path) else files)]
+    changes = [part for override in overrides for part in ("--set", override)]
+    return shlex.join(["agent-rl", "run", *named, *changes, *(["--host", host] if host is not None else [])])

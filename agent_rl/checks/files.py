@@ -8,7 +8,7 @@ from glob import glob
 from os.path import normpath
 from pathlib import Path
 
-from agent_rl.config.load import Fault, Source
+from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Tasks, Topology
 from agent_rl.rollout.chat_templates import OURS, template_file
 

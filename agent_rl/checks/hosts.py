@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_rl.checks.descriptors import descriptor_limit, descriptor_needs
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
-from agent_rl.config.load import Fault, Source
+from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import is_supervised
 

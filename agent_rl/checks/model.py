@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent_rl.config.addresses import is_loopback
-from agent_rl.config.load import Fault, Source
+from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, is_hub_name, metadata

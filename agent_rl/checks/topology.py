@@ -20,8 +20,9 @@ from agent_rl.checks.contracts import class_findings, declaration, objections, o
 from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults
-from agent_rl.config.load import Fault, Source, validation_faults
+from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, resolve
+from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import ActorEntry, Topology
@@ -62,13 +63,13 @@ class CheckedActor:
 
 
 def check_topology(
-    topology: Topology, path: Path, overrides: Sequence[str] = (), *, host: str | None = None
+    topology: Topology, files: Files, overrides: Sequence[str] = (), *, host: str | None = None
 ) -> list[Fault]:
-    """All that is wrong with a topology that could be loaded from ``path``; an empty list means it is sound.
+    """All that is wrong with a topology that could be loaded from ``files``; an empty list means it is sound.
 
     Ports are looked at for the ``host`` that is to be started here, or for all.
     """
-    source = Source.read(path, overrides)
+    source, path = Source(files, overrides), first_of(files)
     faults: list[Fault] = []
     actors = {}
     for role in topology.actors:
@@ -95,7 +96,7 @@ def check_topology(
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
         faults += _task_faults(topology, path, source)
     faults += host_faults(topology, path, source, host)
-    return sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0))
+    return in_order(faults)
 
 
 def _shared_role_faults(actors: Mapping[str, Any], source: Source) -> list[Fault]:

@@ -1,69 +1,30 @@
-"""From a TOML file and ``--set`` overrides to a Topology, or to all that is wrong with them, line by line."""
+"""From TOML files and ``--set`` overrides to a Topology, or to all that is wrong with them, line by line."""
 
 from __future__ import annotations
 
-import copy
 import re
-import tomllib
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from dataclasses import replace
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.config.standard import STANDARD, completed
+from agent_rl.config.schema import inner, names_of
+from agent_rl.config.source import SMALLER, Fault, Files, Source, TopologyError, first_of
+from agent_rl.config.standard import completed
 from agent_rl.config.suggestions import suggest
-from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest_line
+from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing wrong with a topology file: what, where, and what helps.
+def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
+    """Read a topology file, or several, of which later ones are laid over those before.
 
-    ``line`` counts from 1; it is None when the key stands on none, as one set by ``--set``.
-    """
-
-    line: int | None
-    key: str
-    message: str
-    remedy: str = ""
-
-    def render(self, file: Path | str) -> str:
-        """``file:line: key: message; remedy``, without the parts there are none of."""
-        place = f"{file}:{self.line}" if self.line is not None else str(file)
-        message, key = _cut(self.message, LONGEST_MESSAGE), _cut(self.key, LONGEST_KEY)
-        said = f"{message}; {self.remedy}" if self.remedy else message
-        return f"{place}: {key}: {said}" if key else f"{place}: {said}"
-
-
-LONGEST_MESSAGE, LONGEST_KEY = 800, 100
-"""Characters: what a file repeats in a key or a value may be a megabyte."""
-
-
-def _cut(text: str, most: int) -> str:
-    """A text, or its beginning and its end."""
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 4 :]}"
-
-
-class TopologyError(Exception):
-    """The topology file cannot be used; ``faults`` lists every reason found."""
-
-    def __init__(self, path: Path, faults: Sequence[Fault]) -> None:
-        super().__init__("\n".join(fault.render(path) for fault in faults))
-        self.path = path
-        self.faults = list(faults)
-
-
-def load_topology(path: Path, overrides: Sequence[str] = ()) -> Topology:
-    """Read a topology file; each override is ``dotted.key=value``, the value in TOML (a string needs no quotes).
-
+    Each override is ``dotted.key=value``, the value in TOML (a string needs no quotes).
     Raises TopologyError with all faults of syntax, keys, types and references. That the actors exist and fit together
     is for ``agent_rl.checks.topology`` to say.
     """
-    source = Source.read(path, overrides)
+    source = Source(files, overrides)
     faults = list(source.faults)
     data = completed(source.data)
     topology = None
@@ -74,100 +35,13 @@ def load_topology(path: Path, overrides: Sequence[str] = ()) -> Topology:
     faults += _reference_faults(data, source)
     faults += _number_faults(data, (), source)
     if faults or topology is None:
-        raise TopologyError(path, sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0)))
+        raise TopologyError(first_of(files), in_order(faults))
     return topology
 
 
-SMALLER = "numbers in TOML have 64 bits: write one from -9223372036854775808 to 9223372036854775807"
-
-
-class Source:
-    """The values of a topology file after overrides, and where each key stands."""
-
-    def __init__(self, text: str, overrides: Sequence[str] = ()) -> None:
-        self.data = tomllib.loads(text)
-        self.lines = key_lines(text)
-        self.overridden: set[KeyPath] = set()
-        self.faults: list[Fault] = []
-        """What is wrong with the overrides."""
-        for override in overrides:
-            self._override(override)
-
-    @classmethod
-    def read(cls, path: Path, overrides: Sequence[str] = ()) -> Source:
-        """Read and parse the file. Raises TopologyError when it is not readable or not TOML."""
-        try:
-            return cls(path.read_text(encoding="utf-8-sig"), overrides)
-        except OSError as error:
-            raise TopologyError(path, [Fault(None, "", f"cannot be read: {error.strerror}")]) from error
-        except UnicodeDecodeError as error:
-            raise TopologyError(path, [Fault(None, "", f"is not UTF-8: {error.reason}")]) from error
-        except tomllib.TOMLDecodeError as error:
-            raise TopologyError(path, [_syntax_fault(error, path.read_text(encoding="utf-8-sig"))]) from error
-        except RecursionError as error:
-            raise TopologyError(
-                path, [Fault(None, "", "is nested too deeply; no key needs more than a few levels")]
-            ) from error
-        except ValueError as error:  # Python's own bound on the digits of an integer
-            line = _line_of_digits(path.read_text(encoding="utf-8-sig"))
-            raise TopologyError(path, [Fault(line, "", f"a number has thousands of digits; {SMALLER}")]) from error
-
-    def fault(self, path: KeyPath, message: str, remedy: str = "") -> Fault:
-        """A fault at a key, with the line of the key or of the table it is missing from."""
-        if any(path[: len(key)] == key for key in self.overridden):
-            return Fault(None, dotted_key(path), f"{message} (from --set)", remedy)
-        return Fault(nearest_line(self.lines, path), dotted_key(path), message, remedy)
-
-    def _override(self, override: str) -> None:
-        key, equals, value = override.partition("=")
-        parts = key.strip().split(".")
-        if not equals or not all(parts):
-            self._refuse(override, "is not KEY=VALUE", "write for example --set stages.1.steps=5")
-            return
-        data: Any = copy.deepcopy(self.data)  # so that a refused override leaves nothing behind
-        here: Any = data
-        annotation: Any = Topology
-        path: KeyPath = ()
-        for position, part in enumerate(parts):
-            last = position == len(parts) - 1
-            step: str | int = part
-            if isinstance(here, list):
-                if not part.isdecimal() or int(part) >= len(here):
-                    self._refuse(key, f"{dotted_key(path)} has no entry {part!r}", _entries(len(here)))
-                    return
-                step = int(part)
-            elif not isinstance(here, dict):
-                self._refuse(key, f"{dotted_key(path)} is a value and has no keys")
-                return
-            elif part not in here:
-                names = _names(annotation, here, path)
-                if names is not None and part not in names:
-                    where = dotted_key(path) or "a topology"
-                    self._refuse(key, f"{where} has no key {part!r}", suggest(part, names))
-                    return
-                if not last:
-                    here[part] = [] if get_origin(_plain(_inner(annotation, part, here))) is tuple else {}
-            annotation = _inner(annotation, step, here)
-            path = (*path, step)
-            holder: Any = here
-            if last:
-                holder[step] = parse_value(value)
-            else:
-                here = holder[step]
-        self.data = data
-        self.overridden.add(path)
-
-    def _refuse(self, key: str, message: str, remedy: str = "") -> None:
-        self.faults.append(Fault(None, f"--set {key.strip()}", message, remedy))
-
-
-def parse_value(text: str) -> Any:
-    """A value as TOML writes it; what is not TOML is a string."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, or nothing that Python reads
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
+def in_order(faults: Sequence[Fault]) -> list[Fault]:
+    """Faults as their keys stand in the files; those without a line come last."""
+    return sorted(faults, key=lambda fault: (fault.line is None, str(fault.file or ""), fault.line or 0))
 
 
 def validation_faults(
@@ -190,7 +64,7 @@ def validation_faults(
         message, remedy = _explain(kind, found, path, model, data)
         fault = source.fault((*prefix, *path), message, remedy)
         if path in messages:  # each member of a union objects to the same value
-            fault = Fault(fault.line, fault.key, f"{messages[path].message} or {message}", remedy)
+            fault = replace(fault, message=f"{messages[path].message} or {message}")
         messages[path] = fault
     return list(messages.values())
 
@@ -214,9 +88,9 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
         annotation: Any = model
         here = data
         for part in path[:-1]:
-            annotation = _inner(annotation, part, here)
+            annotation = inner(annotation, part, here)
             here = here[part]
-        return "is no known key", suggest(str(path[-1]), _names(annotation, {}, path[:-1]) or [])
+        return "is no known key", suggest(str(path[-1]), names_of(annotation, {}, path[:-1]) or [])
     if kind == "union_tag_not_found":
         return "is missing", "it says what the entry is"
     if kind == "union_tag_invalid":
@@ -265,86 +139,6 @@ def _file_path(loc: tuple[str | int, ...], data: Any, *, missing: bool) -> KeyPa
         elif missing and last and isinstance(here, dict):
             path = (*path, part)
     return path
-
-
-def _plain(annotation: Any) -> Any:
-    """An annotation without Annotated and without None."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) in {Union, types.UnionType}:
-        members = [member for member in get_args(annotation) if member is not type(None)]
-        if len(members) == 1:
-            return _plain(members[0])
-    return annotation
-
-
-def _model(annotation: Any, data: Any) -> type[BaseModel] | None:
-    """The model a table is read with; of several, the one its ``kind`` names."""
-    annotation = _plain(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    kind = data.get("kind") if isinstance(data, dict) else None
-    for member in get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else ():
-        field = getattr(member, "model_fields", {}).get("kind")
-        if field is not None and kind in get_args(field.annotation):
-            return member  # type: ignore[no-any-return]
-    return None
-
-
-def _inner(annotation: Any, part: str | int, data: Any) -> Any:
-    """The annotation of one key or entry; Any where the schema says nothing."""
-    model = _model(annotation, data)
-    if model is not None:
-        fields = {field.alias or name: field for name, field in model.model_fields.items()}
-        return fields[str(part)].annotation if str(part) in fields else Any
-    annotation = _plain(annotation)
-    arguments = get_args(annotation)
-    if get_origin(annotation) is tuple:
-        return _tagged(arguments[0], data, part)
-    if get_origin(annotation) is dict:
-        return arguments[1]
-    return Any
-
-
-def _tagged(annotation: Any, data: Any, part: str | int) -> Any:
-    """Settle a union of an array's entries by the entry's own ``kind``."""
-    entry = data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
-    return _model(annotation, entry) or annotation
-
-
-def _names(annotation: Any, data: Mapping[str, Any], path: KeyPath) -> list[str] | None:
-    """The keys a table may have: a model's fields, or the entries of a table of tables; None: any."""
-    model = _model(annotation, data)
-    if model is not None:
-        return [field.alias or name for name, field in model.model_fields.items()]
-    annotation = _plain(annotation)
-    if get_origin(annotation) is dict and _model(get_args(annotation)[1], {}) is not None:
-        standing = STANDARD if path == ("actors",) else () if data else Topology.model_fields[str(path[0])].default
-        return list(dict.fromkeys([*data, *standing]))
-    return None
-
-
-def _entries(count: int) -> str:
-    return f"it has entries 0 to {count - 1}" if count else "it has none"
-
-
-def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
-    message = str(error)
-    if message.startswith(("Cannot overwrite", "Cannot declare", "Duplicate", "Cannot mutate", "Cannot redefine")):
-        twice = duplicate(text)
-        if twice is not None:
-            path, first, second = twice
-            return Fault(second, dotted_key(path), f"is given twice, first in line {first}", "remove one of them")
-    place = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
-    if place is not None:
-        return Fault(int(place[1]), "", f"not TOML: {message[: place.start()]} (column {place[2]})")
-    return Fault(max(1, len(text.splitlines())), "", f"not TOML: {message.removesuffix(' (at end of document)')}")
-
-
-def _line_of_digits(text: str) -> int | None:
-    """The first line with a number that is longer than Python reads."""
-    digits = re.compile(r"(?<![\w\"'])[+-]?\d[\d_]{4000,}")
-    return next((number for number, line in enumerate(text.splitlines(), 1) if digits.search(line)), None)
 
 
 def _number_faults(value: Any, path: KeyPath, source: Source) -> list[Fault]:

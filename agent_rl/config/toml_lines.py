@@ -9,8 +9,9 @@ import bisect
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a value: keys of tables and indices of arrays, as in ``("stages", 1, "steps")``."""
 
@@ -26,13 +27,10 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     return _Scanner(text).scan()
 
 
-def nearest_line(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
-    """The line of ``path``, else of the innermost table around it that the document has; None when it has none."""
-    for length in range(len(path), 0, -1):
-        line = lines.get(path[:length])
-        if line is not None:
-            return line
-    return None
+def nearest(places: Mapping[KeyPath, T], path: KeyPath) -> T | None:
+    """The place of ``path``, else of the innermost table around it that has one; None when there is none."""
+    found = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
+    return next(found, None)
 
 
 def duplicate(text: str) -> tuple[KeyPath, int, int] | None:

@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config.load import Source, load_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import Files, Source, first_of
 from agent_rl.environments.task_files import problem_of, read_rows, resolve
 from agent_rl.environments.tasks import load_tasks
 from agent_rl.evaluation.errors import EvaluationError
@@ -37,7 +38,7 @@ class Problems:
     content: Mapping[str, Any]
 
 
-def chosen_problems(patterns: Sequence[str], topology: Path | None, count: int | None) -> Problems:
+def chosen_problems(patterns: Sequence[str], topology: Files | None, count: int | None) -> Problems:
     """The first ``count`` problems (None: all) of the files that paths and globs name; without any, of the topology's.
 
     Raises TaskError for what is no file or no problem, TopologyError, and EvaluationError when there are fewer than asked for.
@@ -47,10 +48,10 @@ def chosen_problems(patterns: Sequence[str], topology: Path | None, count: int |
     if topology is None:
         raise EvaluationError("name a MODEL and --data FILE..., or two results: --compare A B")
     tasks = load_topology(topology).tasks
-    base = topology.absolute().parent
+    base = first_of(topology).absolute().parent
     if tasks.generator is None:
         if not tasks.evaluation_files:
-            raise EvaluationError(f"{topology} names no evaluation_files: give --data FILE...")
+            raise EvaluationError(f"{first_of(topology)} names no evaluation_files: give --data FILE...")
         found = [path.absolute() for pattern in tasks.evaluation_files for _, path in resolve(pattern, base)]
         return _of_files(found, count)
     source = load_tasks(tasks, seed=0, base=base)
@@ -63,9 +64,9 @@ def chosen_problems(patterns: Sequence[str], topology: Path | None, count: int |
     return Problems(asked, said, said)
 
 
-def prompt_in(topology: Path) -> str | None:
+def prompt_in(topology: Files) -> str | None:
     """The prompt that a topology file names."""
-    tasks = Source.read(topology).data.get("tasks")
+    tasks = Source(topology).data.get("tasks")
     return tasks.get("prompt") if isinstance(tasks, dict) else None
 
 

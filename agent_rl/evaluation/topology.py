@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config.load import Source
+from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.standard import completed
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.files.reading_json import read_json
@@ -104,12 +104,13 @@ def model_config(model: Path) -> tuple[int | None, str]:
     return files.length, files.dtype
 
 
-def evaluation_topology(asked: Asked, directory: Path, file: Path | None) -> dict[str, Any]:
-    """The whole topology as TOML would read it: with the actors, hosts and model settings of ``file``, if one is given.
+def evaluation_topology(asked: Asked, directory: Path, files: Files | None) -> dict[str, Any]:
+    """The whole topology as TOML would read it: with the actors, hosts and model settings of ``files``, if any are given.
 
     Raises EvaluationError when the file's actors cannot evaluate, TopologyError when it cannot be read.
     """
-    found = Source.read(file).data if file is not None else {}
+    found = Source(files).data if files is not None else {}
+    file = first_of(files) if files is not None else None
     actors = copy.deepcopy(completed(found).get("actors"))
     if not isinstance(actors, dict) or not isinstance(actors.get(LEARNER), dict):
         raise EvaluationError(f"{file} has no actor named {LEARNER!r}, whose place the evaluator takes")

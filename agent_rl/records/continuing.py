@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_rl.config.full import resolved_text
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
@@ -67,6 +68,18 @@ def remember(topology: Topology, directory: Path) -> None:
             return
     with whole(path, others_write_it=True) as partial:  # the supervisors of several hosts start together
         partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+
+
+def write_resolved(topology: Topology, directory: Path, host: str, command: str) -> Path:
+    """Keep the topology as this start of the run has it: what actors read, whatever becomes of the files. Raises DiskError.
+
+    ``host`` is the first of those that the writing supervisor starts, ``command`` what starts the run again.
+    """
+    path = directory / f"topology.{host}.toml"
+    text = f"# What the actors of this run read; made by: {command}\n\n{resolved_text(topology)}"
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
 
 
 def _shown(value: Any) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent_rl.checks.topology import check_topology
-from agent_rl.config.load import Fault, load_topology
+from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ContractError
+from agent_rl.config.source import Fault
 from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,7 +11,8 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.checks.topology import check_topology
-from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
 from agent_rl.data.rows import DataError, writer
 from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.problems import chosen_problems

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.config.load import Fault, TopologyError, load_topology, parse_value
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import Fault, TopologyError, parse_value
 from agent_rl.config.toml_lines import key_lines
 
 SOUND = """\

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_rl.checks.topology import check_topology
-from agent_rl.config.load import TopologyError, load_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
 from agent_rl.config.standard import STANDARD, completed
 from agent_rl.config.topology import Topology
 from tests.end_to_end.topologies import MICRO

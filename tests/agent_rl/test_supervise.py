@@ -78,7 +78,7 @@ def announce_finished(options, path, state):
         topology = load_topology(path)
         keys = topology.security.key_file
         table = addresses(topology, runtime_directory(topology))
-        network = ZmqNetwork(table, curve=None if keys is None else CurveKeys.load(path.parent / keys))
+        network = ZmqNetwork(table, curve=None if keys is None else CurveKeys.load(Path(options.base) / keys))
         node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
         link = node.announce("status", [supervisor_node(topology.main_host)])
 
@@ -104,26 +104,26 @@ def announce_finished(options, path, state):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("--topology", "--actor", "--started-at", "--epoch"):
+    for name in ("--topology", "--base", "--actor", "--started-at", "--epoch"):
         parser.add_argument(name, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
-    parser.add_argument("--set", action="append")
     options = parser.parse_args()
     path = Path(options.topology)
     role = options.actor.rsplit(".", 1)[0]
-    settings = tomllib.loads(path.read_text())["actors"][role].get("settings", {})
+    topology = tomllib.loads(path.read_text())
+    settings = topology["actors"][role].get("settings", {})
     behaviour = settings.get("behaviour", "run")
 
     def tell(event, detail=""):
-        (path.parent / f"{options.actor}.{event}").touch()
+        (Path(options.base) / f"{options.actor}.{event}").touch()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
             text = f"{event} {options.actor} {os.getpid()} {options.incarnation} {detail}"
-            news.sendto(text.encode(), str(path.parent / "news"))
+            news.sendto(text.encode(), str(Path(options.base) / "news"))
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if behaviour == "run":
-        tell("up", " ".join([os.environ["OMP_NUM_THREADS"], str(os.getpgid(0) == os.getpid()), *(options.set or [])]))
+        tell("up", " ".join([os.environ["OMP_NUM_THREADS"], str(os.getpgid(0) == os.getpid()), str(topology["run"]["seed"])]))
         signal.sigwait({signal.SIGTERM})
         tell("stopped")
     elif behaviour == "stubborn":
@@ -149,7 +149,7 @@ def main():
         print("last", file=sys.stderr)
     elif behaviour == "crash_once":
         tell("up")
-        marker = path.parent / "crashed"
+        marker = Path(options.base) / "crashed"
         if not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -174,7 +174,7 @@ def main():
     elif behaviour in {"finished", "failed", "running"}:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         tell("up")
-        while "after" in settings and not (path.parent / (settings["after"] + ".up")).exists():
+        while "after" in settings and not (Path(options.base) / (settings["after"] + ".up")).exists():
             time.sleep(0.05)
         announce_finished(options, path, behaviour)
         tell("stopped")
@@ -301,7 +301,8 @@ def test_exit_statuses_in_words():
 
 
 def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
-    topology = stage.topology(a="replicas = 2", b='class = "fake_entry:First"\nsettings = { threads = 3 }')
+    stage.topology(a="replicas = 2", b='class = "fake_entry:First"\nsettings = { threads = 3 }')
+    topology = load_topology(stage.path, ["run.seed=4"])
     heard = []
 
     async def during():
@@ -312,9 +313,9 @@ def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
     assert supervise(stage, topology, during, overrides=["run.seed=4"]) == 0
     ups = {actor: details for event, actor, _, _, *details in heard if event == "up"}
     assert ups == {
-        "a.0": ["1", "True", "run.seed=4"],
-        "a.1": ["1", "True", "run.seed=4"],
-        "b.0": ["3", "True", "run.seed=4"],
+        "a.0": ["1", "True", "4"],
+        "a.1": ["1", "True", "4"],
+        "b.0": ["3", "True", "4"],
     }
     # b is first by its class' drain_order, though it stands last in the file
     assert next(actor for event, actor, *_ in heard if event == "stopped") == "b.0"
@@ -819,9 +820,9 @@ def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys
 
 def test_a_host_that_gives_up_ends_the_run(stage, capsys):
     topology = two_hosts(stage, "")
-    topology = load_topology(stage.path, ["actors.x.restarts=0"])
     text = stage.path.read_text().replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "crash" }\n')
     stage.path.write_text(text)
+    topology = load_topology(stage.path, ["actors.x.restarts=0"])
     assert run_both_hosts(stage, topology) == {"a": 1, "b": 1}
     assert "supervisor.b: stopping the run: x.0 exited with status 7" in capsys.readouterr().out
 

@@ -25,7 +25,7 @@ from actors.cli.records import decode_stored
 from actors.cli.topologies import sound_topology, supervise
 from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.config.examples import topology_file
-from agent_rl.config.load import TopologyError
+from agent_rl.config.source import TopologyError
 from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import Problems, chosen_problems, prompt_in
@@ -73,8 +73,9 @@ def evaluate(
         Parameter(metavar="DIR", help=f"where journal and results go; left out: {DIRECTORY}/ and the model's name"),
     ] = None,
     topology: Annotated[
-        Path | None, Parameter(metavar="FILE", help="take actors, hosts and model settings from this file")
-    ] = None,
+        tuple[Path, ...],
+        several("FILE", "take actors, hosts and model settings from this file, or files as of agent-rl run"),
+    ] = (),
     overrides: Overrides = (),
     show_problems: Annotated[bool, Parameter(help="print a line a problem, too")] = False,
     compare: Annotated[
@@ -95,9 +96,9 @@ def evaluate(
             if override.startswith(OPTIONS):
                 raise Mistake(f"--set {override}: what is asked, and how, is said by the command's own options")
         path, name, prompt_of_run = model_of(model, lambda text: print(text, file=sys.stderr))
-        base = topology_file(str(topology)) if topology is not None else None
+        base = (topology_file(str(topology[0])), *topology[1:]) if topology else None
         if base is not None:
-            _find_modules_beside(base)
+            _find_modules_beside(base[0])
         chosen = chosen_problems(data, base, problems)
         asked = Asked(
             model=path,
@@ -129,7 +130,7 @@ def _evaluate(
     problems: Problems,
     name: str,
     directory: Path,
-    base: Path | None,
+    base: tuple[Path, ...] | None,
     overrides: Sequence[str],
     *,
     show_problems: bool,

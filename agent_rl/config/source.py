@@ -1,0 +1,213 @@
+"""From topology files and ``--set`` overrides to one table of values, each with the file and line it comes from."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, get_origin
+
+from agent_rl.config.schema import inner, names_of, plain
+from agent_rl.config.suggestions import suggest
+from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest
+from agent_rl.config.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a topology file: what, where, and what helps.
+
+    ``line`` counts from 1; it is None when the key stands on none, as one set by ``--set``. ``file`` is None for the first one.
+    """
+
+    line: int | None
+    key: str
+    message: str
+    remedy: str = ""
+    file: Path | None = None
+
+    def render(self, file: Path | str) -> str:
+        """``file:line: key: message; remedy``, without the parts there are none of; ``file`` is the first one."""
+        place = f"{self.file or file}" + (f":{self.line}" if self.line is not None else "")
+        message, key = _cut(self.message, LONGEST_MESSAGE), _cut(self.key, LONGEST_KEY)
+        said = f"{message}; {self.remedy}" if self.remedy else message
+        return f"{place}: {key}: {said}" if key else f"{place}: {said}"
+
+
+LONGEST_MESSAGE, LONGEST_KEY = 800, 100
+"""Characters: what a file repeats in a key or a value may be a megabyte."""
+
+
+def _cut(text: str, most: int) -> str:
+    """A text, or its beginning and its end."""
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 4 :]}"
+
+
+class TopologyError(Exception):
+    """The topology file cannot be used; ``faults`` lists every reason found."""
+
+    def __init__(self, path: Path, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(fault.render(path) for fault in faults))
+        self.path = path
+        self.faults = list(faults)
+
+
+SMALLER = "numbers in TOML have 64 bits: write one from -9223372036854775808 to 9223372036854775807"
+
+
+Files: TypeAlias = Path | Sequence[Path]
+"""A topology file, or several, of which later ones are laid over those before."""
+
+
+def first_of(files: Files) -> Path:
+    """The file whose folder relative paths start from, whichever of the files they stand in."""
+    return files if isinstance(files, Path) else files[0]
+
+
+REPLACED: Mapping[KeyPath, set[str]] = {
+    ("model", "path"): {"initialise"},
+    ("model", "initialise"): {"path"},
+    ("tasks", "generator"): {"files", "evaluation_files", "weights", "fetch"},
+    ("tasks", "files"): {"generator", "settings"},
+}
+"""What a key of a later file takes the place of, beside what is under that key."""
+
+
+class Source:
+    """The values of topology files after overrides, and where each key stands. Later files win, table by table."""
+
+    def __init__(self, files: Files, overrides: Sequence[str] = ()) -> None:
+        """Read and parse the files. Raises TopologyError when one is not readable or not TOML."""
+        self.files = (files,) if isinstance(files, Path) else tuple(files)
+        self.data: dict[str, Any] = {}
+        self.places: dict[KeyPath, tuple[int, int]] = {}
+        """The number of the file, from 0, and the line there that each key comes from."""
+        self.overridden: set[KeyPath] = set()
+        self.faults: list[Fault] = []
+        """What is wrong with the overrides."""
+        for number, path in enumerate(self.files):
+            data, lines = self._read(path)
+            replaced: set[KeyPath] = set()
+            self.data = _laid_over(self.data, data, (), replaced)
+            self.places = {
+                key: place
+                for key, place in self.places.items()
+                if not replaced or not any(key[:length] in replaced for length in range(1, len(key) + 1))
+            } | {key: (number, line) for key, line in lines.items()}
+        for override in overrides:
+            self._override(override)
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+        text = ""
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+            return tomllib.loads(text), key_lines(text)
+        except OSError as error:
+            fault = Fault(None, "", f"cannot be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            fault = Fault(None, "", f"is not UTF-8: {error.reason}")
+        except tomllib.TOMLDecodeError as error:
+            fault = _syntax_fault(error, text)
+        except RecursionError:
+            fault = Fault(None, "", "is nested too deeply; no key needs more than a few levels")
+        except ValueError:  # Python's own bound on the digits of an integer
+            fault = Fault(_line_of_digits(text), "", f"a number has thousands of digits; {SMALLER}")
+        raise TopologyError(path, [fault])
+
+    def fault(self, path: KeyPath, message: str, remedy: str = "") -> Fault:
+        """A fault at a key, with the line of the key or of the table it is missing from."""
+        if any(path[: len(key)] == key for key in self.overridden):
+            return Fault(None, dotted_key(path), f"{message} (from --set)", remedy)
+        number, line = nearest(self.places, path) or (0, None)
+        return Fault(line, dotted_key(path), message, remedy, self.files[number] if number else None)
+
+    def _override(self, override: str) -> None:
+        key, equals, value = override.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            self._refuse(override, "is not KEY=VALUE", "write for example --set stages.1.steps=5")
+            return
+        data: Any = copy.deepcopy(self.data)  # so that a refused override leaves nothing behind
+        here: Any = data
+        annotation: Any = Topology
+        path: KeyPath = ()
+        for position, part in enumerate(parts):
+            last = position == len(parts) - 1
+            step: str | int = part
+            if isinstance(here, list):
+                if not part.isdecimal() or int(part) >= len(here):
+                    self._refuse(key, f"{dotted_key(path)} has no entry {part!r}", _entries(len(here)))
+                    return
+                step = int(part)
+            elif not isinstance(here, dict):
+                self._refuse(key, f"{dotted_key(path)} is a value and has no keys")
+                return
+            elif part not in here:
+                names = names_of(annotation, here, path)
+                if names is not None and part not in names:
+                    where = dotted_key(path) or "a topology"
+                    self._refuse(key, f"{where} has no key {part!r}", suggest(part, names))
+                    return
+                if not last:
+                    here[part] = [] if get_origin(plain(inner(annotation, part, here))) is tuple else {}
+            annotation = inner(annotation, step, here)
+            path = (*path, step)
+            holder: Any = here
+            if last:
+                holder[step] = parse_value(value)
+            else:
+                here = holder[step]
+        self.data = data
+        self.overridden.add(path)
+
+    def _refuse(self, key: str, message: str, remedy: str = "") -> None:
+        self.faults.append(Fault(None, f"--set {key.strip()}", message, remedy))
+
+
+def _laid_over(
+    base: Mapping[str, Any], more: Mapping[str, Any], path: KeyPath, replaced: set[KeyPath]
+) -> dict[str, Any]:
+    """A table of the files before with that of a later file over it; ``replaced`` takes what is no longer there."""
+    gone = {key for given in more for key in REPLACED.get((*path, given), ()) if key in base and key not in more}
+    tables = {key for key, value in more.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
+    replaced |= {(*path, key) for key in gone | ((base.keys() & more.keys()) - tables)}
+    kept = {key: value for key, value in base.items() if key not in gone}
+    return kept | {
+        key: _laid_over(base[key], value, (*path, key), replaced) if key in tables else value
+        for key, value in more.items()
+    }
+
+
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it; what is not TOML is a string."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # no TOML, or nothing that Python reads
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _entries(count: int) -> str:
+    return f"it has entries 0 to {count - 1}" if count else "it has none"
+
+
+def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
+    message = str(error)
+    if message.startswith(("Cannot overwrite", "Cannot declare", "Duplicate", "Cannot mutate", "Cannot redefine")):
+        twice = duplicate(text)
+        if twice is not None:
+            path, first, second = twice
+            return Fault(second, dotted_key(path), f"is given twice, first in line {first}", "remove one of them")
+    place = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
+    if place is not None:
+        return Fault(int(place[1]), "", f"not TOML: {message[: place.start()]} (column {place[2]})")
+    return Fault(max(1, len(text.splitlines())), "", f"not TOML: {message.removesuffix(' (at end of document)')}")
+
+
+def _line_of_digits(text: str) -> int | None:
+    """The first line with a number that is longer than Python reads."""
+    digits = re.compile(r"(?<![\w\"'])[+-]?\d[\d_]{4000,}")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if digits.search(line)), None)
