@@ -39,6 +39,7 @@ class EvaluatorSettings(Settings):
     """How long the filter may take to answer."""
 
     record_timeout_seconds: PositiveFloat = 120.0
+    """Of one answer of the filter."""
 
 
 class Evaluator(Actor):

@@ -39,7 +39,9 @@ class KVSchedulerSettings(Settings):
     template_tokens: PositiveInt = 16
     """What the chat template adds to a problem's own tokens."""
     request_window: PositiveInt = 1024
+    """Requests under way to a generator that it has not acknowledged."""
     unfinished_timeout_seconds: PositiveFloat = 60.0
+    """How long the filter may take to say which groups are unfinished; then it is asked again."""
 
 
 class KVScheduler(Actor):

@@ -80,6 +80,7 @@ class RoCFilterSettings(Settings):
     check_attempts: PositiveInt = 3
     """Checks of one answer that may die before it counts as not equal. That no checker is there is no such check."""
     training_window: PositiveInt = 4096
+    """Groups and steps under way to the learner that it has not taken."""
 
 
 class RoCFilter(Actor):

@@ -57,13 +57,17 @@ class RolloutGeneratorSettings(Settings):
     """The engine and the agent loop's limits."""
 
     engine: str = "torch"
+    """A short name, or ``module:Class`` (``actors.engines.base.Engine``)."""
     engine_settings: dict[str, Any] = Field(default={})
+    """Of the engine; listed below for those that are built in."""
     max_rollouts: PositiveInt = 64
     """Rollouts at once: rows of the embedded engine's KV cache."""
     kv_tokens: PositiveInt | None = None
     """Capacity of the KV cache in tokens; None: what max_rollouts of the model's maximum length take."""
     threads: PositiveInt = 1
+    """Of torch."""
     device: str = "cpu"
+    """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     tool_timeout_seconds: PositiveFloat = 300.0
     """From sending a call to its result, queueing at the executor included; its own limits are shorter, and one that falls silent
     is noticed within seconds."""
@@ -78,7 +82,9 @@ class RolloutGeneratorSettings(Settings):
     error_detail: Literal["traceback", "last_line"] = "traceback"
     """What the model sees of an error; the last line alone suits models whose budget cannot hold tracebacks."""
     load_interval_seconds: PositiveFloat = 0.25
+    """How often the scheduler hears of the engine's load."""
     trajectory_window: PositiveInt = 256
+    """Trajectories under way to the filter that it has not acknowledged."""
 
 
 class RolloutGenerator(Actor):

@@ -53,6 +53,7 @@ class ToolExecutorSettings(Settings):
     isolation: Isolation = "host"
     """How model code is isolated: as strongly as the host allows, or a level to insist on; see docs/sandbox.md."""
     interpreters: PositiveInt = 1
+    """Warm interpreters that calls are forked from."""
     children: PositiveInt = 8
     """Calls running at once, times ``interpreters``."""
     checkers: PositiveInt = 1
@@ -63,6 +64,7 @@ class ToolExecutorSettings(Settings):
     wall_seconds: PositiveFloat = 4.0
     """The most a call may take: the model's code in the sandbox, and a tool's own code on the host unless the tool says otherwise."""
     cpu_seconds: PositiveFloat = 4.0
+    """Processor time of each process of a call."""
     memory_mib: PositiveInt = 512
     """Address space of each process of a call, beyond the interpreter's."""
     processes: PositiveInt = 16
@@ -76,6 +78,7 @@ class ToolExecutorSettings(Settings):
     """Processor time of all calls and their interpreters together, where there is not enough for all who want some: against 100 for each
     group beside theirs, and in version 1 for each process of the executor's own group. The checkers have as much."""
     output_bytes: PositiveInt = 65536
+    """Of a call's output; what is more is cut."""
     file_mib: PositiveInt = 16
     """Size of a file."""
     scratch_mib: PositiveInt = 64
@@ -87,6 +90,7 @@ class ToolExecutorSettings(Settings):
     threads: PositiveInt = 32
     """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
     check_seconds: PositiveFloat = 10.0
+    """The most that judging one answer may take."""
 
 
 class ToolExecutor(Actor):

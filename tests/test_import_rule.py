@@ -61,9 +61,17 @@ def test_checking_a_topology_loads_neither_torch_nor_vllm() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_the_page_of_messages_is_up_to_date() -> None:
-    code = "import runpy; print(runpy.run_path('docs/make_messages.py')['page']() == open('docs/messages.md').read())"
+@pytest.mark.parametrize("name", ["messages", "configuration"])
+def test_pages_that_are_made_are_up_to_date(name: str) -> None:
+    code = f"import runpy; print(runpy.run_path('docs/make_{name}.py')['page']() == open('docs/{name}.md').read())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.strip() == "True", "run python docs/make_messages.py"
+    assert done.stdout.strip() == "True", f"run python docs/make_{name}.py"
+
+
+def test_every_key_of_a_topology_says_what_it_means() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 120
+    assert not [row for row in rows if row.endswith("|  |")]

@@ -22,6 +22,7 @@ class TorchEngineSettings(Settings):
     """What ``engine_settings`` may say to `actors.engines.torch.engine.TorchEngine`."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
+    """Whether sequences in flight keep the KV cache of the old weights when new ones are loaded, or compute it again."""
 
 
 class VllmEngineSettings(Settings):
@@ -30,7 +31,9 @@ class VllmEngineSettings(Settings):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
 
     kv_on_update: Literal["keep", "recompute"] = "recompute"
+    """As of the embedded engine; vLLM recomputes unless told otherwise."""
     block_size: PositiveInt = 32
+    """Tokens of a block of vLLM's KV cache."""
 
 
 KNOWN: Mapping[str, type[Settings]] = {

@@ -45,7 +45,9 @@ class LearnerSettings(Settings):
     """Where and with how many threads to train."""
 
     threads: PositiveInt = 1
+    """Of torch."""
     device: str = "cpu"
+    """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: a third more work, far less memory."""
     compile: bool = False

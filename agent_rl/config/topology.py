@@ -30,10 +30,13 @@ class Run(Part):
     """What is run, where its files go, and when it ends."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Letters, digits, ``.``, ``_`` and ``-``; what people see, and part of the names of sockets."""
     seed: int = 0
+    """Of everything drawn in the run: problems, sampling, order, initial weights."""
     directory: Path
     """Journal, logs, metrics and checkpoints; relative to the working directory. On a local disk."""
     mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """``synchronous``: rollout and training take turns, as with a staleness budget of 0."""
     max_minutes: PositiveFloat | None = None
     """Training stages end when this start of the run has lasted so long, by the monotonic clock, which nobody sets; evaluation
     stages after them still run. A restarted actor changes nothing, and the next ``agent-rl run`` has the same time again."""
@@ -43,6 +46,7 @@ class Run(Part):
     """Seconds between checkpoints within a supervised stage, of which the newest is kept; more where saving takes long, so that
     it takes at most a twentieth of the time."""
     keep_checkpoints: PositiveInt = 3
+    """The newest checkpoints that are kept."""
     keep_trajectories: Literal["all", "replay"] | PositiveInt = "replay"
     """Which trajectories of training stay in the journal, for `agent-rl export` and the report: all; those that a restart from the
     oldest checkpoint may need, and samples; or also those of so many last steps. Those of evaluate stages always stay."""
@@ -62,14 +66,23 @@ class InitialiseModel(Part):
     """A small architecture to be initialised here, from the seed of the run."""
 
     architecture: Literal["qwen3"] = "qwen3"
+    """The only one that is initialised here."""
     hidden_size: PositiveInt = 128
+    """Width of the residual stream."""
     layers: PositiveInt = 3
+    """Transformer blocks."""
     heads: PositiveInt = 4
+    """Attention heads, a multiple of ``kv_heads``."""
     kv_heads: PositiveInt = 2
+    """Heads of keys and values."""
     head_dim: PositiveInt = 32
+    """Width of a head."""
     mlp_size: PositiveInt = 384
+    """Width of the feed-forward layers."""
     max_length: PositiveInt = 256
+    """The most tokens of a sequence, prompt included."""
     tie_embeddings: bool = True
+    """Whether input and output embeddings are one tensor."""
     byte_fallback: bool = False
     """Whether a character beyond printable ASCII becomes the tokens of its UTF-8 bytes, as problems of the world need; without,
     it becomes the unknown token, and the vocabulary is 256 tokens smaller."""
@@ -85,7 +98,9 @@ class Lora(Part):
     """Train low-rank adapters (peft) instead of all weights; what is published and saved has them merged."""
 
     rank: PositiveInt = 16
+    """Of the adapters."""
     alpha: PositiveFloat = 32.0
+    """Adapters are scaled by ``alpha / rank``."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
     """Names of the linear layers to adapt, as in ``["q_proj", "v_proj"]``."""
 
@@ -94,10 +109,13 @@ class Model(Part):
     """Exactly one of a Hugging Face path (or name) and a small architecture."""
 
     path: str | None = None
+    """A Hugging Face model: a directory, or a name on the hub."""
     initialise: InitialiseModel | None = None
+    """A small model to begin with, in place of ``path``."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of weights as they are served. With bfloat16 the learner keeps float32 copies, which updates are made in."""
     lora: Lora | None = None
+    """None: all weights are trained."""
     chat_template: str | None = None
     """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: as the tokenizer says."""
 
@@ -108,6 +126,7 @@ class Tasks(Part):
     generator: str | None = None
     """``module:Class`` of a task generator (see agent_rl/environments/tasks.py)."""
     settings: dict[str, Any] = {}
+    """Keywords of the generator."""
     files: tuple[str, ...] = ()
     """JSONL (also .gz) or parquet files or globs, relative to the topology file, with columns ``problem`` and
     ``answer`` or verl's ``prompt`` and ``reward_model.ground_truth``."""
@@ -115,6 +134,7 @@ class Tasks(Part):
     """How often a training problem comes from each entry of ``files``, relative to the others; without them every problem
     of every file is as likely as any other."""
     evaluation_files: tuple[str, ...] = ()
+    """Held-out problems, in the form of ``files``."""
     fetch: dict[str, str] = {}
     """By folder of files, what ``agent-rl data fetch`` takes to fill it, as in ``{ "data/gsm8k" = "openai/gsm8k" }``: ``check``
     names the command where a file is missing. Nothing is fetched by itself."""
@@ -132,25 +152,38 @@ class SftStage(Part):
     """Supervised steps on demonstrations of the format."""
 
     kind: Literal["sft"]
+    """Which stage this is."""
     name: str = "sft"
+    """What people see."""
     steps: PositiveInt
+    """Optimizer steps."""
     batch: PositiveInt = 64
+    """Demonstrations a step."""
     data: tuple[str, ...] = ()
     """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without, the tasks' demonstrations."""
     learning_rate: PositiveFloat = 3e-3
+    """After the warm-up."""
     warmup_steps: NonNegativeInt = 10
+    """Steps in which the rate rises linearly to ``learning_rate``."""
     schedule: Literal["constant", "cosine"] = "cosine"
+    """What follows the warm-up: a constant rate, or a cosine to zero at the last step."""
 
 
 class EvaluateStage(Part):
     """Success on held-out problems, sampled and greedy, on the live generators."""
 
     kind: Literal["evaluate"]
+    """Which stage this is."""
     name: str
+    """What people see, and the key of its figures; no two evaluate stages share one."""
     problems: PositiveInt
+    """How many held-out problems are asked, the first ones."""
     max_response_tokens: PositiveInt
+    """The most tokens of a response, tool responses included."""
     max_turns: PositiveInt
+    """The most turns of the model in a rollout."""
     temperature: PositiveFloat = 1.0
+    """Of what is sampled; the greedy answer has none."""
     samples: PositiveInt = 1
     """Rollouts sampled of each problem."""
     greedy: bool = True
@@ -171,6 +204,7 @@ class TaskFilter(Part):
     """Which tasks a stage draws from; nothing set means all."""
 
     max_problem_chars: PositiveInt | None = None
+    """Problems of more characters are left out."""
     ids: Path | None = None
     """A text file of problem ids, one a line: what a difficulty filter kept. Relative to the topology file."""
 
@@ -182,6 +216,7 @@ class Collapse(Part):
     """
 
     window: PositiveInt = 20
+    """Steps that each mean is taken over."""
     success_below: float = Field(default=0.5, ge=0, lt=1)
     """Success below this share of the best window's, and lower than that by 0.1 or more; 0 turns it off."""
     entropy_below: float = Field(default=0.0, ge=0)
@@ -198,28 +233,42 @@ class Interim(Part):
     problems: PositiveInt
     """The first held-out problems, the same ones each time."""
     samples: PositiveInt = 1
+    """Rollouts sampled of each problem."""
     temperature: PositiveFloat = 1.0
+    """Of the sampling."""
     max_response_tokens: PositiveInt | None = None
     """None: the stage's; so of turns."""
     max_turns: PositiveInt | None = None
+    """None: the stage's."""
 
 
 class RlStage(Part):
     """Steps of GRPO-RoC."""
 
     kind: Literal["rl"]
+    """Which stage this is."""
     name: str = "rl"
+    """What people see."""
     steps: PositiveInt
+    """Steps of ``algorithm.groups_per_step`` groups."""
     max_response_tokens: PositiveInt
+    """The most tokens of a response, tool responses included."""
     max_turns: PositiveInt
+    """The most turns of the model in a rollout."""
     learning_rate: PositiveFloat = 1e-6
+    """After the warm-up."""
     warmup_steps: NonNegativeInt = 20
+    """Steps in which the rate rises linearly to ``learning_rate``."""
     schedule: Literal["constant", "cosine"] = "constant"
     """What follows the linear warm-up: the paper's constant rate, or a cosine to zero at the stage's last step."""
     reset_optimizer: bool = False
+    """Whether the stage begins with a fresh optimizer."""
     filter: TaskFilter = TaskFilter()
+    """Which problems the stage draws from."""
     collapse: Collapse = Collapse()
+    """When the stage's training counts as collapsed."""
     evaluate: Interim | None = None
+    """Evaluations while the stage trains; None: there are none."""
 
     @property
     def evaluations(self) -> int:
@@ -248,36 +297,52 @@ class Algorithm(Part):
     """GRPO-RoC and its step (paper, section GRPO-RoC); defaults as in the paper where it gives them."""
 
     groups_per_step: PositiveInt = 512
+    """Groups that a step waits for."""
     samples: PositiveInt = 32
+    """Rollouts sampled of each problem: a group."""
     keep: PositiveInt = 16
+    """Rollouts of a group that are trained on."""
     minimum_samples: PositiveInt = 2
     """A group with fewer usable rollouts than this is dropped."""
     resampling: Literal["paper", "release", "none"] = "paper"
+    """Which rollouts of a group are kept: the paper's rule, the release's, or a uniform draw."""
     temperature: PositiveFloat = 1.0
+    """Of the sampling; losses are computed at it too."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
+    """A ratio below ``1 - clip_low`` is clipped."""
     clip_high: PositiveFloat = 0.28
+    """A ratio above ``1 + clip_high`` is clipped."""
     updates_per_step: PositiveInt = 1
     """Mini-batches a step is split into."""
     microbatch_tokens: PositiveInt = 16384
     """Tokens computed at once, prompts included, packed without padding; a longer sequence is computed alone."""
     gradient_clip: PositiveFloat = 1.0
+    """The largest norm of a gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Of the optimizer."""
     entropy_coefficient: float = 0.0
     """Weight of an entropy bonus; the paper has none, nor a KL term."""
     correction: Literal["none", "truncated", "masked", "decoupled"] = "truncated"
     """What a token's loss is multiplied by, for the gap between mu, which sampled it, and pi_prox, the learner's policy before the
     step: 1; min(pi_prox / mu, cap); pi_prox / mu where that is between floor and cap, else 0 (IcePop); pi_prox / mu (AReaL)."""
     correction_cap: float = Field(default=2.0, ge=1)
+    """Of the truncated and the masked correction."""
     correction_floor: float = Field(default=0.5, gt=0, le=1)
     """Of the masked correction alone."""
     sequence_mask: tuple[float, float] | None = None
     """Responses whose pi_prox / mu, in geometric mean over their tokens, is outside these bounds are left out of the loss."""
     advantage_std: bool = True
+    """Whether advantages are divided by the standard deviation of the group's rewards."""
     max_staleness: NonNegativeInt = 1
+    """Steps that a group's oldest policy may be behind the one that is trained."""
     on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
+    """What becomes of a group beyond that: training waits for it, it is dropped, or it is trained with the correction."""
     refill: bool = False
+    """Whether groups with equal rewards are replaced by others, so that the batch does not shrink."""
     max_refill: PositiveInt = 3
+    """Groups that a step may replace, as a multiple of ``groups_per_step``."""
     rollout_attempts: PositiveInt = 3
+    """How often a rollout is sampled anew that infrastructure failed."""
 
     @field_validator("sequence_mask")
     @classmethod
@@ -291,7 +356,9 @@ class Host(Part):
     """A machine. ``address`` is what other hosts reach it by; ``base_port`` the first TCP port they listen on."""
 
     address: str = "127.0.0.1"
+    """What other hosts reach it by."""
     base_port: int = Field(default=5700, ge=1024, le=60000)
+    """The first of its TCP ports; each actor has one."""
 
 
 class Security(Part):
@@ -308,14 +375,19 @@ class ActorEntry(Part):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
 
     class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """``module:Class``; of a standard role, its standard class."""
     host: str = "local"
+    """A name of ``[hosts]``."""
     replicas: PositiveInt = 1
+    """Processes of this actor."""
     settings: dict[str, Any] = {}
+    """Of the class; those of the standard classes are listed below."""
     links: dict[str, str | tuple[str, ...]] = {}
     """Link name (the class names its links) to the role or roles it leads to."""
     restarts: NonNegativeInt = 3
     """Within ``restart_window_seconds``; and so many in a row of a process that ends by itself before it did anything."""
     restart_window_seconds: PositiveFloat = 60.0
+    """The time in which ``restarts`` are counted."""
     silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
     """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""
 

@@ -1,0 +1,149 @@
+"""Make docs/configuration.md from the schema: ``python docs/make_configuration.py``; a test notices when it is out of date.
+
+What is written below a field in its class is the field's meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from actors.engines.checking import TorchEngineSettings, VllmEngineSettings
+from actors.evaluator import EvaluatorSettings
+from agent_rl.config import topology
+from agent_rl.config.plugins import ALIASES, resolve
+
+OUTPUT = Path(__file__).with_name("configuration.md")
+HEAD = """\
+# Configuration
+
+Made from the schema by `python docs/make_configuration.py`.
+
+A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set algorithm.keep=4`. Later files win table by
+table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from the folder of
+the first file, `run.directory` and `model.path` from the working directory.
+
+Actors, classes and links that a file does not write are the standard ones: `agent-rl check --full FILE` prints them all.
+A role that is not written has its standard class. A link that is not written leads to every role that receives what it
+carries. Standard roles are added where a role that is written needs them.
+
+Where a field takes code of your own, write `module:Name`, or one of the short names below.
+"""
+TABLES: dict[str, tuple[str, ...]] = {
+    "Run": ("[run]",),
+    "Model": ("[model]",),
+    "InitialiseModel": ("[model.initialise]",),
+    "Lora": ("[model.lora]",),
+    "Tasks": ("[tasks]",),
+    "Algorithm": ("[algorithm]",),
+    "SftStage": ('[[stages]] kind = "sft"',),
+    "RlStage": ('[[stages]] kind = "rl"',),
+    "TaskFilter": ("filter = { ... } of an rl stage",),
+    "Collapse": ("collapse = { ... } of an rl stage",),
+    "Interim": ("evaluate = { ... } of an rl stage",),
+    "EvaluateStage": ('[[stages]] kind = "evaluate"',),
+    "Host": ("[hosts.NAME]",),
+    "Security": ("[security]",),
+    "ActorEntry": ("[actors.ROLE]",),
+}
+"""What each class of the schema is in a file."""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, "## Short names\n", "| of | names |", "|---|---|"]
+    for kind, names in ALIASES.items():
+        if short := [f"`{name}`" for name in names if ":" not in name]:
+            parts.append(f"| {kind.replace('_', ' ')} | {', '.join(short)} |")
+    parts.append("")
+    listed = [model for model in vars(topology).values() if _is_table(model)]
+    for name, model in sorted(((m.__name__, m) for m in listed), key=lambda each: _place(each[0])):
+        heading = TABLES.get(name, (name,))[0]
+        parts += [f"## `{heading}`\n", *_section(model)]
+    for role, path in ALIASES["actor"].items():
+        parts += [f"## `[actors.{role}]` settings\n", *_section(resolve("actor", path).Settings)]
+    for heading, model in (
+        ('engine_settings with engine = "torch"', TorchEngineSettings),
+        ('engine_settings with engine = "vllm"', VllmEngineSettings),
+        ("settings of the evaluator", EvaluatorSettings),
+    ):
+        parts += [f"## `{heading}`\n", *_section(model)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _is_table(found: Any) -> bool:
+    tables = inspect.isclass(found) and issubclass(found, BaseModel) and found.__module__ == topology.__name__
+    return tables and found.__name__ not in {"Part", "Topology"}
+
+
+def _place(name: str) -> int:
+    return list(TABLES).index(name) if name in TABLES else len(TABLES)
+
+
+def _section(model: type[BaseModel]) -> Iterator[str]:
+    yield f"{_text(inspect.getdoc(model) or '')}\n"
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    written = _written(model)
+    for name, field in model.model_fields.items():
+        annotation, meaning = written[name]
+        yield f"| `{field.alias or name}` | {_type(annotation, field)} | {_default(field)} | {meaning} |"
+    yield ""
+
+
+def _written(model: type[BaseModel]) -> dict[str, tuple[str, str]]:
+    """Of each field of a class and of those it is derived from: its type, and what is written below it."""
+    found: dict[str, tuple[str, str]] = {}
+    for cls in reversed(model.__mro__):
+        if not issubclass(cls, BaseModel) or cls is BaseModel:
+            continue
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        for field, below in pairwise([*(node.body if isinstance(node, ast.ClassDef) else []), ast.Pass()]):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                    found[name] = ast.unparse(field.annotation), _text(text)
+                case ast.AnnAssign(target=ast.Name(id=name)), _:
+                    found[name] = ast.unparse(field.annotation), ""
+    return found
+
+
+def _text(docstring: str) -> str:
+    return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", " ".join(docstring.split())).replace("|", "\\|")
+
+
+LIMITED = {"PositiveInt": "int > 0", "PositiveFloat": "float > 0", "NonNegativeInt": "int >= 0"}
+
+
+def _type(annotation: str, field: FieldInfo) -> str:
+    shown = re.sub(r"Annotated\[(\w+), .*\]", r"\1", annotation).removesuffix(" | None")
+    limits = re.findall(r"(Gt|Ge|Lt|Le)\(\w+=([-.\w]+)\)", str(field.metadata)) if shown not in LIMITED else []
+    signs = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
+    for name, limited in LIMITED.items():
+        shown = shown.replace(name, limited)
+    return ", ".join([f"`{shown}`", *(f"{signs[kind]} {limit}" for kind, limit in limits)]).replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, BaseModel):
+        return "its defaults"
+    if field.default is None:
+        return ""
+    if isinstance(field.default, dict) and field.default:
+        return ", ".join(f"`{name}`" for name in field.default)
+    shown = str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')
+    return f"`{shown}`" if field.default not in ((), {}) else "none"
+
+
+if __name__ == "__main__":
+    OUTPUT.write_text(page())
