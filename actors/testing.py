@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 import trio
+from trio.testing import MockClock
 
 from actors.base import Actor, ActorContext
 from actors.runtime.process import make_links, serve
@@ -139,8 +140,10 @@ async def stand_ins(
         nursery.cancel_scope.cancel()
 
 
-async def in_place(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-    """What actors get for a thread."""
+async def in_thread(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What actors get for a thread: one in real time; in virtual time, which would run away from it, the work is done in place."""
+    if not isinstance(trio.lowlevel.current_clock(), MockClock):
+        return await trio.to_thread.run_sync(work, *arguments, **options)
     await trio.lowlevel.checkpoint()
     return work(*arguments)
 
@@ -160,7 +163,7 @@ async def running(
     """Run ``cls`` as the topology's ``role``, or one of its replicas, among the stand-ins.
 
     On leaving it is stopped as at the end of a run, or with ``kill`` ended as by SIGKILL. A restart needs a greater
-    incarnation. What the actor would do in a thread is done in place.
+    incarnation. In virtual time, what the actor would do in a thread is done in place.
     """
     name = f"{role}.{replica}"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation)
@@ -191,7 +194,7 @@ async def running(
                 open_journal=keep_open,
                 started_at=0.0,
                 wall=trio.current_time,
-                in_thread=in_place,
+                in_thread=in_thread,
             )
             status = node.announce("status", [SUPERVISOR])
             actor = cls(context)

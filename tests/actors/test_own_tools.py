@@ -1,0 +1,268 @@
+"""Tools of the user's own in a real executor: on the host and in the sandbox, with state, and all that can go wrong with them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from actors.execution.deadlines import Deadline, DeadlineError, NoThreadError, Threads
+from agent_rl.environments import toolboxes
+from agent_rl.environments.base import SNAPSHOT_BYTES, Context, ToolOutput
+from agent_rl.environments.python_tools import PYTHON_TOOL, python
+from agent_rl.environments.tools import tool
+from agent_rl.messages import ToolResult
+from agent_rl.testing import tool_call
+from tests.actors.sandbox.running import require
+from tests.actors.test_tool_executor import Ask, serve
+
+HELD = threading.Event()
+
+
+@tool
+async def ask_the_problem(*, context: Context) -> dict[str, Any]:
+    """What the context says."""
+    ran = await context.execute("print(6 * 7)")
+    checked = await context.check("builtins:str", "checked")
+    return {
+        "problem": context.problem.text,
+        "seed": context.seed,
+        "rollout": context.rollout,
+        "ran": ran.stdout,
+        "checked": checked,
+        "in_time": 0 < context.deadline <= 4,
+    }
+
+
+@tool
+def count(word: str, *, state: dict[str, int]) -> int:
+    """Counts words."""
+    state[word] = state.get(word, 0) + 1
+    return state[word]
+
+
+@tool
+def misbehave(how: str, *, state: list[str]) -> Any:
+    """Does what it is told to."""
+    state.append(how)
+    match how:
+        case "raise":
+            raise RuntimeError("on purpose")
+        case "exit":
+            sys.exit(3)
+        case "none":
+            return None
+        case "nan":
+            return {"x": float("nan")}
+        case "huge":
+            return "x" * 10**6
+        case "surrogate":
+            return "\ud800"
+        case "output":
+            return ToolOutput("success", value=7)  # type: ignore[arg-type]
+        case "state":
+            state.append("x" * SNAPSHOT_BYTES)
+        case "no json":
+            state.append(object())  # type: ignore[arg-type]
+        case "hang":
+            HELD.wait(30)
+    return "fine"
+
+
+@tool(seconds=0.2)
+async def wait_for_ever() -> str:
+    """Waits."""
+    await trio.sleep_forever()
+    return ""
+
+
+@tool(runs="sandbox")
+def in_the_sandbox(path: str, *, state: list[str]) -> str:
+    """Looks whether there is a file, and prints."""
+    print("looking")  # noqa: T201
+    state.append(path)
+    if path == "raise":
+        raise RuntimeError("on purpose")
+    return f"{Path(path).exists()} {len(state)}"
+
+
+class Handwritten:
+    """A tool that is no function."""
+
+    name = "reverse"
+    schema: ClassVar[dict[str, Any]] = {
+        "type": "function",
+        "function": {"name": "reverse", "description": "Reverses.", "parameters": {"type": "object"}},
+    }
+    runs, stateful, seconds = "host", False, None
+
+    async def call(self, arguments: Any, state: bytes, context: Context) -> str:
+        return str(arguments["text"])[::-1]
+
+    def render(self, output: ToolOutput) -> str:
+        return f"<{output.value}>"
+
+
+OWN = (ask_the_problem, count, misbehave, wait_for_ever, in_the_sandbox, Handwritten(), python)
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolboxes, "OWN", OWN)
+    HELD.clear()
+
+
+def run(folder: Path, main: Callable[[Ask], Awaitable[Any]], **settings: Any) -> Any:
+    return serve(folder, main, **settings)
+
+
+def test_any_number_of_tools_at_once_with_state_context_and_sandbox(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> list[ToolResult]:
+        first = await ask(tool_call({"word": "a"}, "count"))
+        return [
+            first,
+            await ask(tool_call({"word": "a"}, "count", state=first.state or b"")),
+            await ask(tool_call({}, "ask_the_problem")),
+            await ask(tool_call({"text": "abc"}, "reverse")),
+            await ask(tool_call({"code": "print(1)"}, PYTHON_TOOL)),
+            await ask(tool_call({"code": "print(1)"}, "nothing")),
+        ]
+
+    first, second, context, reverse, ran, unknown = run(tmp_path, main)
+    assert (first.value, first.state, second.value, second.state) == ("1", b'{"a": 1}', "2", b'{"a": 2}')
+    assert context.value == (
+        '{"problem": "What is 2 + 2?", "seed": 7, "rollout": "s0-g000000/0/0", "ran": "42\\n", "checked": "checked", "in_time": true}'
+    )
+    assert (reverse.value, ran.stdout) == ("cba", "1\n")
+    names = ", ".join(each.name for each in OWN)
+    assert unknown.stderr == f"there is no tool 'nothing'; there is {names}"
+
+
+@pytest.mark.parametrize("level", ["strong", "limits"])
+def test_a_sandboxed_function_finds_its_module_and_keeps_its_state_by_snapshot(level: str, tmp_path: Path) -> None:
+    require(level)
+    (tmp_path / "secret.txt").write_text("42")
+
+    async def main(ask: Ask) -> list[ToolResult]:
+        first = await ask(tool_call({"path": str(tmp_path / "secret.txt")}, "in_the_sandbox"))
+        second = await ask(tool_call({"path": "/"}, "in_the_sandbox", state=first.state or b""))
+        return [first, second, await ask(tool_call({"path": 1}, "in_the_sandbox"))]
+
+    first, second, wrong = run(tmp_path, main, isolation=level)
+    assert (first.outcome, first.stdout, first.value) == ("success", "looking\n", f"{level == 'limits'} 1")
+    assert (second.value, wrong.outcome) == ("True 2", "malformed")
+    assert 0 < second.run_seconds < 4
+
+
+def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path: Path) -> None:
+    wrong = ["raise", "exit", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
+
+    async def main(ask: Ask) -> dict[str, ToolResult]:
+        found = {how: await ask(tool_call({"how": how}, "misbehave", state=b'["before"]')) for how in wrong}
+        found["apart"] = await ask(tool_call({"path": "raise"}, "in_the_sandbox"))
+        found["well"] = await ask(tool_call({"how": "well"}, "misbehave", state=b'["before"]'))
+        return found
+
+    with capture_logs() as logs:
+        found = run(tmp_path, main, output_bytes=5000)
+    assert found.pop("well").state == b'["before", "well"]'
+    outcomes = {how: result.outcome for how, result in found.items()}
+    assert outcomes == dict.fromkeys([*wrong, "apart"], "error") | {"huge": "output_limit", "surrogate": "success"}
+    assert found.pop("surrogate").value == "?"
+    assert found.pop("huge").value.endswith("[cut after 5000 bytes]\n")
+    assert all(result.state is None for result in found.values())
+    said = {how: result.stderr for how, result in found.items()}
+    assert said["raise"] == "RuntimeError: on purpose"
+    assert said["apart"] == "RuntimeError: on purpose\n"
+    assert said["exit"] == "SystemExit: 3"
+    assert said["none"].startswith("TypeError: the tool returned None; it must return a text")
+    assert said["nan"].startswith("ValueError: what the tool returned cannot be written as JSON")
+    assert said["output"] == "TypeError: the tool returned a ToolOutput whose value is 7; it must be a text"
+    assert said["state"].startswith("The state of the tool would take 65")
+    assert said["no json"].startswith("ValueError: the state of the tool cannot be written as JSON")
+    failed = {row["error"]: row["where"] for row in logs if row["event"] in {"a tool failed", "a tool raised an error"}}
+    line = misbehave.function.__code__.co_firstlineno
+    assert failed["RuntimeError: on purpose"].startswith("test_own_tools.py, line ")
+    assert failed[said["none"]] == f"test_own_tools.py, line {line}"
+    raised = [row["where"] for row in logs if row.get("error", "").startswith("RuntimeError: on purpose")]
+    assert len(raised) == len(set(raised)) == 2  # each in its own function
+
+
+def test_calls_that_hang_are_given_up_and_the_threads_they_hold_are_bounded_and_named(tmp_path: Path) -> None:
+    async def main(ask: Ask) -> tuple[list[ToolResult], ToolResult, ToolResult, ToolResult]:
+        results: list[ToolResult] = []
+
+        async def hang(number: int) -> None:
+            results.append(await ask(tool_call({"how": "hang"}, "misbehave", rollout=f"r{number}", state=b'["x"]')))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(hang, number)
+        waiting = await ask(tool_call({}, "wait_for_ever"))
+        other = await ask(tool_call({"code": "print(1)"}))  # what needs no thread goes on
+        no_thread = await ask(tool_call({"word": "a"}, "count"))
+        HELD.set()
+        await trio.sleep(0.1)
+        again = await ask(tool_call({"word": "a"}, "count"))
+        assert again.outcome == "success"
+        return results, waiting, other, no_thread
+
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
+        patch.setattr(Threads.__init__, "__defaults__", (0.3,))
+        hung, waiting, other, no_thread = run(tmp_path, main, threads=2, wall_seconds=0.5)
+    assert [(result.outcome, result.state) for result in hung] == [("timeout", None)] * 2
+    assert (waiting.outcome, other.stdout) == ("timeout", "1\n")
+    assert waiting.run_seconds == pytest.approx(0.2)
+    assert no_thread.outcome == "unavailable"
+    where = [row["where"] for row in logs if row["event"] == "a tool was given up at its deadline"][:2]
+    assert len(set(where)) == 1
+    assert where[0].startswith("test_own_tools.py, line ")
+    (said,) = (row["why"] for row in logs if row["event"] == "no thread for a tool")
+    assert said == f"all 2 threads for code that blocks are taken, 2 of them by calls that hang: misbehave ({where[0]})"
+
+
+def test_waiting_for_the_sandbox_does_not_count_for_the_deadline() -> None:
+    async def main() -> list[str]:
+        said = []
+        for count_it in (False, True):
+            deadline = Deadline(1.0)
+            try:
+                with deadline.enforced():
+                    await trio.sleep(0.6)
+                    if count_it:
+                        await trio.sleep(0.6)
+                    else:
+                        with deadline.suspended(), deadline.suspended():
+                            await trio.sleep(100)
+                            said.append(f"{deadline.left:.1f}")
+                    said.append(f"{deadline.left:.1f}")
+            except DeadlineError:
+                said.append("over")
+        return said
+
+    assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == ["0.4", "0.4", "over"]
+
+
+def test_a_thread_that_comes_back_is_no_hung_one_any_more() -> None:
+    async def main() -> None:
+        threads = Threads(1, trio.to_thread.run_sync, wait_seconds=0.05)
+        deadline = Deadline(0.1)
+        with pytest.raises(DeadlineError, match=r"test_own_tools.py, line \d+"):
+            with deadline.enforced():
+                await threads.run(lambda: time.sleep(0.4), deadline, "sleeper")
+        with pytest.raises(NoThreadError, match=r"all 1 threads .* 1 of them by calls that hang: sleeper \(test_own"):
+            await threads.run(lambda: None, Deadline(5.0), "next")
+        await trio.sleep(0.5)
+        assert threads.hung == {}
+        assert await threads.run(lambda: 7, Deadline(5.0), "next") == 7
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(lambda: 1 // 0, Deadline(5.0), "next")
+
+    trio.run(main)
