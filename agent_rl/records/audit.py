@@ -22,6 +22,8 @@ class Audit:
     steps: int
     empty_steps: int
     skipped_steps: int
+    left: int
+    """Groups whose trajectories have left the journal."""
     faults: tuple[str, ...]
 
     @property
@@ -48,6 +50,10 @@ class Audit:
             f"steps: {self.steps}, of which {self.empty_steps} without a group to train and {self.skipped_steps} skipped as not finite",
             f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]
+        if self.left:
+            lines.append(
+                f"trajectories: those of {self.left} groups have left the journal, as run.keep_trajectories says"
+            )
         lines += [f"FAULT {fault}" for fault in self.faults]
         lines.append("balanced" if self.balanced else "NOT BALANCED")
         return lines
@@ -80,6 +86,7 @@ def audit_journal(journal: Journal) -> Audit:
         steps=steps,
         empty_steps=empty,
         skipped_steps=skipped,
+        left=journal.left(),
         faults=tuple(journal.faults()),
     )
 

@@ -324,6 +324,7 @@ class JournalContract(ABC):
         forget(journal)
         kept = [*sampled, names[15], names[16], names[18]]
         assert readable(journal, names) == kept == journal.samples()
+        assert journal.left() == len(names) - len(kept)
         assert readable(journal, open_ones) == open_ones
         assert audit_journal(journal).balanced
         train(journal, 4, open_ones)

@@ -92,22 +92,21 @@ def export(directory: Path, decode: Decode, form: Format, file: Path | None = No
     try:
         with whole(exported.file) as partial, WRITERS[form](partial) as write:
             for group in journal.group_ids():
-                rows = list(_rows(journal, group, decode, exported))
+                rows = list(_rows(journal, group, decode))
                 exported.groups += bool(rows)
                 exported.rows += len(rows)
                 for row in rows:
                     write(row)
+        exported.left = journal.left()
     finally:
         journal.close()
     return exported
 
 
-def _rows(journal: Journal, group: str, decode: Decode, exported: Exported) -> Iterator[Row]:
+def _rows(journal: Journal, group: str, decode: Decode) -> Iterator[Row]:
     row = journal.group(group)
     assert row is not None
     stored = journal.trajectories(group)
-    decided = row.state in {"trained", "evaluated"} or row.decided_order > 0
-    exported.left += decided and not stored
     try:
         problem = asdict(decode(row.opened).problem)
         for each in stored:

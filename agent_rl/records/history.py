@@ -29,7 +29,7 @@ from agent_rl.records.opening import JOURNAL, read_journal
 
 MADE_WITH = "made_with"
 """The journal's fact that holds what the run was made with (see continuing.py), as topology.json does."""
-METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
 ELSEWHERE = "or start again in another run.directory"
 
 
@@ -155,6 +155,11 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
     here = hosts if hosts is not None else [] if entry is None else [entry.host]
     if entry is None or entry.host not in here:
         return
+    for name in (JOURNAL, METRICS, SUMMARY):
+        if (directory / name).is_dir():
+            raise JournalError(
+                f"{directory / name} is a directory where the run writes a file: move it away, {ELSEWHERE}"
+            )
     path = directory / JOURNAL
     rows = _row_count(directory / METRICS)
     saved = checkpoints(directory) if topology.main_host in here else []

@@ -252,6 +252,12 @@ class Journal(ABC):
             found.append(Stored(each.sample, each.attempt, each.status, each.reward, payload))
         return found
 
+    def left(self) -> int:
+        """Of how many groups that were trained, evaluated or counted towards a step the trajectories have left."""
+        there = {group for (group,) in self._scan(TrajectoryRow, ("group_id",))}
+        groups = self._scan(GroupRow, ("id", "state", "decided_order"))
+        return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
+
     def opened_count(self, stage: int) -> int:
         """How many group numbers of the stage were opened (numbers are dense)."""
         return max((number for (number,) in self._scan(GroupRow, ("number",), stage=stage)), default=-1) + 1

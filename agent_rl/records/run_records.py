@@ -20,13 +20,12 @@ from agent_rl.figures import EvaluationFigures, Fates, StageFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
-from agent_rl.records.history import MADE_WITH, METRICS
+from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SUMMARY
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.opening import read_journal
 from agent_rl.records.run_directory import add_end, read_end
 from agent_rl.records.summary import summarise
 
-SUMMARY = "summary.json"
 SECONDS, START = "seconds_used", "start"
 """Facts of the journal: seconds of all starts so far; when the present start began, and the seconds before it."""
 STAGE_SECONDS = "seconds_in_stage_{}"
@@ -199,9 +198,18 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
         sft_steps=int(sum(_fact(journal, SFT_STEPS, index) for index in range(len(kinds)))),
         sft_steps_skipped=int(sum(_fact(journal, SFT_SKIPPED, index) for index in range(len(kinds)))),
         sft_loss=float(losses[-1]) if losses else None,
-        checkpoint=journal.fact(CHECKPOINT),
+        checkpoint=_newest_checkpoint(directory, journal),
         checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
     )
+
+
+def _newest_checkpoint(directory: Path, journal: Journal) -> str | None:
+    """Where the newest checkpoint is: in this run directory, which may have been moved, or where the learner saved it."""
+    saved = journal.fact(CHECKPOINT)
+    if saved is None:
+        return None
+    here = directory.absolute() / CHECKPOINTS / Path(saved).name
+    return str(here) if here.is_dir() else saved
 
 
 def rebuild(directory: Path) -> None:

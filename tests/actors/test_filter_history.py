@@ -27,6 +27,7 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.records.audit import audit
+from agent_rl.records.journal import Journal
 from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
 from tests.actors.topologies import micro
@@ -250,3 +251,27 @@ def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
                 journal.close()
 
     simulate(main)
+
+
+def test_trajectories_that_no_replay_needs_leave_while_the_filter_works(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = two_stages(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+                await enter(stage, 1, 0, 0)
+                journal: Journal = actor._journal  # type: ignore[attr-defined]
+                journal.segment_bytes = 1
+                steps = [await train_a_step(stage, 2 * version, 1, version) for version in range(4)]
+                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("checkpoints/version-3", 3, 3))
+                await train_a_step(stage, 8, 1, 4)
+                await trio.sleep(1.0)
+                held = [group for step in steps for group in step.groups if journal.trajectories(group)]
+                assert held == [
+                    *steps[0].groups,
+                    *steps[3].groups,
+                ]  # samples of the first step, and what a replay needs
+                left = {"00000001", "00000002"}
+                assert left.isdisjoint(path.name for path in (tmp_path / "journal.trajectories").iterdir())
+
+    simulate(main)
+    assert audit(tmp_path).balanced

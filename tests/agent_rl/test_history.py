@@ -20,7 +20,9 @@ from agent_rl.records.continuing import remember
 from agent_rl.records.contract import forget
 from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
 from agent_rl.records.journal import JournalError
+from agent_rl.records.opening import open_journal
 from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.run_records import rebuild
 from agent_rl.records.sqlite import SqliteJournal
 from tests.agent_rl.report_runs import SyntheticRun
 from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
@@ -302,3 +304,25 @@ def test_a_journal_that_has_lost_steps_is_refused(run: Run, statement: str, said
     other.close()
     with pytest.raises(JournalError, match=said):
         run.check()
+
+
+@pytest.mark.parametrize("name", ["journal.sqlite", "metrics.jsonl", "summary.json"])
+def test_a_directory_in_the_place_of_a_file_is_refused(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.directory / name).unlink()
+    (run.directory / name).mkdir()
+    assert main(["run", str(run.file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{run.directory / name} is a directory where the run writes a file: move it away, or start again" in line
+
+
+def test_the_summary_of_a_run_that_was_moved_names_the_checkpoint_where_it_is(run: Run) -> None:
+    journal = open_journal(run.directory)
+    newest = max((run.directory / "checkpoints").glob("version-*"))
+    journal.set_fact("checkpoint", str(newest))
+    journal.close()
+    moved = run.directory.rename(run.directory.with_name("moved"))
+    rebuild(moved)
+    assert json.loads((moved / "summary.json").read_text())["checkpoint"] == str(moved / "checkpoints" / newest.name)
+    shutil.rmtree(moved / "checkpoints")  # they are on another host
+    rebuild(moved)
+    assert json.loads((moved / "summary.json").read_text())["checkpoint"] == str(newest)

@@ -120,7 +120,9 @@ def test_samples_outlive_compaction(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path).whole()
     run.journal.keep_from(run.version)
     forget(run.journal)
-    headings = report(run.close()).texts("h3")
+    page = report(run.close())
+    headings = page.texts("h3")
+    assert "The trajectories of 2 groups have left the journal" in page.notes()
     assert "Groups of the first RL step (rl, step 1 of the run)" in headings
     assert "Groups of the last RL step (rl, step 3 of the run)" in headings
 

@@ -86,3 +86,24 @@ def test_a_killed_run_goes_on_and_its_records_can_be_made_again(
     code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
     assert code == 2, out + err
     assert "knows of checkpoints, and there is none" in err
+
+
+@pytest.mark.slow
+def test_a_payload_that_is_damaged_while_the_run_goes_ends_it_at_once(tmp_path: Path) -> None:
+    path, directory = write_half_right(tmp_path, steps=MARGIN)
+    process = start(path)
+    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
+    (payloads,) = (directory / "journal.trajectories").iterdir()
+    while process.poll() is None and steps_trained(directory) < MARGIN:  # each is read soon after it was written
+        with payloads.open("r+b") as file:
+            file.seek(-min(2000, payloads.stat().st_size), 2)
+            file.write(bytes(1000))
+        time.sleep(0.01)
+        if '"failed"' in (directory / "logs" / "roc_filter.0.jsonl").read_text():
+            break
+    began = time.monotonic()
+    code, out, err = finish(process)
+    assert code == 2, out + err
+    assert "is not what was written); put back a whole copy" in out + err
+    assert "Traceback" not in out + err
+    assert time.monotonic() - began < 60

@@ -271,6 +271,8 @@ def _read_journal(journal: Journal, records: Records) -> None:
         Fate(step, _fate(state, reason, right=right), n) for step, state, reason, right, n in journal.fates()
     ]
     records.kept_rewards = journal.kept_rewards()
+    if left := records.audit.left:
+        records.notes.append(f"The trajectories of {left} groups have left the journal, as run.keep_trajectories says.")
     written = len(records.steps)
     if records.audit.steps != written:
         records.notes.append(
