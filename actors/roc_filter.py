@@ -405,6 +405,7 @@ class RoCFilter(Actor):
                 queue=len(self._acks),
                 checks_failed=self._verdicts.failed,
                 fates=self._records.fates,
+                rows=self._records.rows,
                 rollouts_judged=judged,
                 rollouts_to_judge=to_judge,
             )

@@ -265,6 +265,8 @@ class FilterFigures:
     """Messages to be acknowledged with the next commit."""
     checks_failed: int
     fates: Fates
+    rows: int = 0
+    """Of ``metrics.jsonl``."""
     rollouts_judged: int | None = None
     """In an evaluate stage: of ``rollouts_to_judge``."""
     rollouts_to_judge: int | None = None

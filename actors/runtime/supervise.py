@@ -35,6 +35,7 @@ from actors.runtime.networks import run_network
 from actors.runtime.other_hosts import OtherHosts, is_supervisor, link_notice
 from actors.runtime.roster import Roster
 from actors.runtime.scraping import listen, serve_metrics
+from actors.runtime.tracking import Tracking
 from agent_rl import messages
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
@@ -133,6 +134,12 @@ async def run_topology(
         return await supervisor.run(run_network(topology, base), received)
 
 
+def _writes_rows(topology: Topology, hosts: Sequence[str]) -> bool:
+    """Whether the filter of these hosts is one whose rows are tracked."""
+    entry = topology.actors.get("roc_filter")
+    return bool(topology.run.trackers) and entry is not None and entry.host in hosts
+
+
 class Supervisor:
     """Start, watch, restart and stop the actors of ``hosts``; the file's header draws how a run ends."""
 
@@ -158,6 +165,7 @@ class Supervisor:
         self._view = view
         self._timeline = timeline
         self._metrics = MetricsBoard()
+        self._tracking = Tracking(topology, path, self.say) if _writes_rows(topology, hosts) else None
         self._display = display
         self._log = log
         self._incarnation = start * RESTARTS
@@ -203,11 +211,15 @@ class Supervisor:
                     nursery.start_soon(serve_metrics, listeners, lambda: self._metrics.text(trio.current_time()))
                 await self._open_nodes(nursery, network)
                 nursery.start_soon(self._watch)
+                if self._tracking is not None:
+                    nursery.start_soon(self._tracking.run, janitor)
                 for actor in self._actors.values():
                     nursery.start_soon(actor.keep, janitor, self._log.info)
                 await self._ending.wait()
                 await self._drain()
                 self._record_end()
+                if self._tracking is not None:
+                    await self._tracking.finish()
                 for line in self._final_words:
                     self.say(line)
                 if self._timeline.lost:
@@ -285,6 +297,8 @@ class Supervisor:
         if self._others.is_main:  # which hears of all; hosts may share the directory, and the file has one writer
             self._timeline.observe(status, now)
         self._metrics.observe(status, now)
+        if self._tracking is not None and status.figures.filter is not None:
+            self._tracking.wake(status.figures.filter.rows)
         actor = self._actors.get(status.actor)
         if actor is not None:
             actor.heard(status, sender.incarnation)
@@ -339,6 +353,8 @@ class Supervisor:
             else:
                 self._exit_code = KILLED
                 self.say("killing all actors")
+                if self._tracking is not None:
+                    self._tracking.abandon()
                 for actor in self._actors.values():
                     actor.stopping = True
                     actor.kill()

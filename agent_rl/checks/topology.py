@@ -90,6 +90,8 @@ def check_topology(
     faults += _shared_role_faults(actors, source)
     if topology.tasks.generator is not None:
         _resolved("task_generator", topology.tasks.generator, ("tasks", "generator"), source, faults)
+    for index, tracker in enumerate(topology.run.trackers):
+        _resolved("tracker", tracker, ("run", "trackers", index), source, faults)
     faults += file_faults(topology, path, source)
     faults += model_faults(topology, path, source)
     faults += device_faults(topology, source, host)

@@ -66,7 +66,10 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "agent_rl.arithmetic:ArithmeticTasks": "agent_rl.environments.arithmetic.problems:ArithmeticTasks",
     },
     "tool": {},
-    "tracker": {},
+    "tracker": {
+        "tensorboard": "agent_rl.observe.trackers.tensorboard:TensorBoardTracker",
+        "wandb": "agent_rl.observe.trackers.wandb:WandbTracker",
+    },
 }
 """The short names of what is built in, by kind. Those of actors are the roles, each with its standard class. A path that an
 earlier version used is an alias too."""

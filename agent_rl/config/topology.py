@@ -56,6 +56,8 @@ class Run(Part):
     """So of ``timeline.jsonl``, which with the one before takes at most twice as much."""
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without anything moving, the run says who waits for what; it goes on."""
+    trackers: tuple[str, ...] = ()
+    """Where the rows of ``metrics.jsonl`` go too: ``tensorboard``, ``wandb``, or ``module:Name`` of a tracker of your own."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """Where the learner's host answers ``GET /metrics``, with the metrics of all actors, for Prometheus."""
     metrics_address: str = "127.0.0.1"

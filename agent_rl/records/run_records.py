@@ -57,6 +57,8 @@ class RunRecords:
         self._charged_until = wall
         self._rows: LineFile | None = None
         self._pending: list[str] = []
+        self.rows = 0
+        """In the file."""
         self.fates = count_fates(journal)
         """Of training groups and steps, as of the last record."""
         self._mend_rows()
@@ -138,6 +140,7 @@ class RunRecords:
                     self._rows = LineFile(path)
                 self._rows.append(self._pending[0])
             del self._pending[0]
+            self.rows += 1
 
     def look(self) -> None:
         """Whether the journal is where it was. Raises JournalError when not."""
@@ -174,6 +177,7 @@ class RunRecords:
         path = self._directory / METRICS
         written = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         rows = self._journal.records()
+        self.rows = len(rows)
         if written != _lines(rows):
             _write_rows(self._directory, rows)
 

@@ -1,0 +1,52 @@
+"""The process of one tracker: ``python -m actors.runtime.tracker``, started by the supervisor (`tracking.Tracking`).
+
+The first line on stdin says which tracker of which run; each further line is a row of ``metrics.jsonl``. Each is answered with a
+line on stdout: ``{}`` once it is recorded, or ``{"fault": "..."}``, after which the process ends. At the end of stdin it closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from agent_rl.config.plugins import described, resolve
+from agent_rl.config.user_modules import look_beside
+from agent_rl.observe.trackers.base import Tracker, tracked
+
+
+def main() -> None:
+    """Entry point."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a tracker prints is no answer
+
+    def answer(said: dict[str, str]) -> None:
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+    try:
+        tracker = _made(json.loads(sys.stdin.readline()))
+        answer({})
+        for line in sys.stdin:
+            found = tracked(json.loads(line))
+            if found is not None:
+                tracker.record(*found)
+            answer({})
+        tracker.close()
+    except Exception as error:
+        answer({"fault": described(error)})
+        raise
+    answer({})
+
+
+def _made(asked: dict[str, Any]) -> Tracker:
+    look_beside(Path(asked["topology"]))
+    cls = resolve("tracker", asked["tracker"])
+    made: Tracker = cls(directory=Path(asked["directory"]), run=asked["run"], identity=asked["identity"])
+    return made
+
+
+if __name__ == "__main__":
+    main()

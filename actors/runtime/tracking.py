@@ -1,0 +1,239 @@
+"""Trackers are fed here, on the filter's host: a process each, which gets the rows of ``metrics.jsonl`` that it has not yet had.
+
+::
+
+    filter's status: rows --> Tracking.wake --> _Feed: row --> tracker's process --> Tracker.record
+                                                       `--- {} within a deadline ---> RUN/trackers/NAME.json: {"identity", "rows"}
+
+The file is the queue: at most one row is under way, and what a slow tracker has not had yet waits on the disk. A tracker that
+raises, dies, hangs or cannot write is named once and gets nothing more until the next start; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agent_rl.config.topology import Topology
+from agent_rl.files.disk import DiskError, whole
+from agent_rl.files.leftovers import Janitor
+from agent_rl.records.history import METRICS
+
+FOLDER = "trackers"
+
+
+class TrackerFailedError(Exception):
+    """A tracker cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a tracker has."""
+
+    start: float = 120.0
+    row: float = 60.0
+    close: float = 20.0
+    """For the rest and its closing, once the run has ended."""
+
+
+class Tracking:
+    """The trackers of one run."""
+
+    def __init__(
+        self, topology: Topology, path: Path, say: Callable[[str], object], deadlines: Deadlines | None = None
+    ) -> None:
+        self._say = say
+        deadlines = deadlines or Deadlines()
+        self._seconds_to_close = deadlines.close
+        self._feeds = [_Feed(name, topology, path, deadlines) for name in topology.run.trackers]
+        self._rows = -1
+        self._done = trio.Event()
+        self._scope = trio.CancelScope()
+
+    async def run(self, janitor: Janitor | None = None) -> None:
+        """Feed every tracker until `finish`, or until it fails."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                for feed in self._feeds:
+                    nursery.start_soon(self._keep, feed, janitor)
+        self._done.set()
+
+    def wake(self, rows: int) -> None:
+        """So many rows there are now."""
+        if rows != self._rows:
+            self._rows = rows
+            for feed in self._feeds:
+                feed.wake()
+
+    async def finish(self) -> None:
+        """The run has ended: let the trackers have what is left, for as long as they may."""
+        for feed in self._feeds:
+            feed.ending = True
+            feed.wake()
+        with trio.move_on_after(self._seconds_to_close):
+            await self._done.wait()
+            return
+        for feed in self._feeds:
+            if not feed.ended:
+                self._say(f"{feed} did not take the last rows within {self._seconds_to_close:g} s; {feed.remedy}")
+
+    def abandon(self) -> None:
+        """End the trackers' processes at once."""
+        self._scope.cancel()
+
+    async def _keep(self, feed: _Feed, janitor: Janitor | None) -> None:
+        try:
+            await feed.run(janitor)
+        except (TrackerFailedError, DiskError, OSError, ValueError) as error:
+            self._say(f"{feed} has stopped: {error}; {feed.remedy}")
+        feed.ended = True
+
+
+class _Feed:
+    """One tracker, its process, and how many rows it has had."""
+
+    def __init__(self, name: str, topology: Topology, path: Path, deadlines: Deadlines) -> None:
+        self._directory = topology.run.directory.absolute()
+        self._deadlines = deadlines
+        self.ending = self.ended = False
+        self._name = name
+        self._asked = {"tracker": name, "topology": str(path.absolute()), "directory": str(self._directory)}
+        self._asked["run"] = topology.run.name
+        file = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        self._state = self._directory / FOLDER / f"{file}.json"
+        self._log = self._directory / "logs" / f"tracker.{file}.stderr"
+        self._more = trio.Event()
+        self._at = 0
+        """How many bytes of the rows were read."""
+
+    def __str__(self) -> str:
+        return f"tracker {self._name!r}"
+
+    @property
+    def remedy(self) -> str:
+        """What becomes of the rows, and where to look."""
+        return f"the run goes on, and the next start delivers what {METRICS} has more; see {self._log}"
+
+    def wake(self) -> None:
+        """There may be more rows, or the end."""
+        self._more.set()
+        self._more = trio.Event()
+
+    async def run(self, janitor: Janitor | None) -> None:
+        """Start the tracker, give it every row in turn, and close it. Raises TrackerFailedError and OSError."""
+        state: dict[str, Any] = {"identity": secrets.token_hex(8), "rows": 0}
+        self._state.parent.mkdir(exist_ok=True)
+        if self._state.exists():
+            try:
+                state |= json.loads(self._state.read_text())
+            except (ValueError, TypeError) as error:
+                raise TrackerFailedError(f"{self._state} cannot be read ({error}); remove it") from error
+        self._save(state)
+        self._at = self._end_of(state["rows"])
+        self._log.parent.mkdir(exist_ok=True)
+        with self._log.open("ab") as log:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", "-m", "actors.runtime.tracker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        if janitor is not None:
+            janitor.started(process.pid)
+        try:
+            answers = _Answers(process)
+            await answers.ask({**self._asked, "identity": state["identity"]}, self._deadlines.start, "to start")
+            while True:
+                more, ending = self._more, self.ending
+                for row in self._rows():
+                    await answers.ask(row, self._deadlines.row, "for a row")
+                    state["rows"] += 1
+                    self._save(state)
+                if ending:
+                    break
+                await more.wait()
+            await answers.ask(None, self._deadlines.close, "to close")
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(process)
+            if janitor is not None:
+                janitor.ended(process.pid)
+
+    def _save(self, state: dict[str, Any]) -> None:
+        with whole(self._state) as partial:
+            partial.write_text(json.dumps(state) + "\n")
+
+    def _end_of(self, rows: int) -> int:
+        """Where so many rows of the file end, in bytes."""
+        try:
+            with (self._directory / METRICS).open("rb") as file:
+                return sum(len(line) for line in islice(file, rows))
+        except FileNotFoundError:
+            return 0
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """Whole rows that were not read before."""
+        try:
+            file = (self._directory / METRICS).open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                yield json.loads(line)
+
+
+class _Answers:
+    """A tracker's process as something that is asked."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self._read = b""
+
+    async def ask(self, line: dict[str, Any] | None, seconds: float, what: str) -> None:
+        """Send a line (None: there are no more), and wait for the answer. Raises TrackerFailedError."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            with trio.fail_after(seconds):
+                if line is None:
+                    await stdin.aclose()
+                else:
+                    await stdin.send_all(json.dumps(line).encode() + b"\n")
+                while b"\n" not in self._read:
+                    some = await stdout.receive_some()
+                    if not some:
+                        raise TrackerFailedError(f"its process ended with status {await self._process.wait()}")
+                    self._read += some
+        except trio.TooSlowError as error:
+            raise TrackerFailedError(f"it took more than {seconds:g} s {what}") from error
+        except trio.BrokenResourceError as error:
+            raise TrackerFailedError("its process ended") from error
+        answer, _, self._read = self._read.partition(b"\n")
+        if fault := json.loads(answer).get("fault"):
+            raise TrackerFailedError(fault)
+
+
+async def _end(process: trio.Process) -> None:
+    """Kill what is left of the process's group, and collect it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -1,0 +1,265 @@
+"""Trackers: what they keep, what they are given, and what becomes of a run whose tracker fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.runtime.tracking import Deadlines, Tracking
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.plugins import resolve
+from agent_rl.observe.trackers.base import tracked
+from agent_rl.observe.trackers.contract import Kept, TrackerContract
+
+ROW = {"kind": "step", "stage": "rl", "step": 1, "version": 1, "success": 0.5, "seconds": 3.0, "wall": 9.0}
+MINE = """
+import json, os, time
+
+class Mine:
+    '''Keeps what it is given in a file, and does what the file `behaviour` says.'''
+
+    def __init__(self, *, directory, run, identity):
+        self.directory = directory
+        self.keep({"made": identity})
+        if self.behaviour() == "raise at start":
+            raise RuntimeError("no such server")
+
+    def behaviour(self):
+        file = self.directory / "behaviour"
+        return file.read_text() if file.exists() else ""
+
+    def keep(self, what):
+        with (self.directory / "kept.jsonl").open("a") as file:
+            file.write(json.dumps(what) + "\\n")
+
+    def record(self, version, figures):
+        match self.behaviour():
+            case "raise": raise ValueError("a figure it does not like")
+            case "hang": time.sleep(600)
+            case "die": os._exit(7)
+            case "talk": print("what no one asked for")
+        self.keep({"version": version, **figures})
+
+    def close(self):
+        self.keep({"closed": True})
+"""
+
+
+@pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs the extra tensorboard")
+class TestTensorBoard(TrackerContract):
+    @property
+    def tracker(self) -> Any:  # type: ignore[override]
+        return resolve("tracker", "tensorboard")
+
+    def read(self, directory: Path) -> Kept:
+        from tensorboardX.event_file_writer import EventFileWriter  # noqa: F401 - its package has the format's messages
+        from tensorboardX.proto.event_pb2 import Event
+
+        found: dict[str, list[tuple[int, float]]] = {}
+        for path in (directory / "tensorboard").iterdir():
+            rest = path.read_bytes()
+            while rest:
+                size = int.from_bytes(rest[:8], "little")
+                event = Event.FromString(rest[12 : 12 + size])
+                rest = rest[12 + size + 4 :]
+                for value in event.summary.value:
+                    found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        return {name: sorted(values) for name, values in found.items()}
+
+
+def logged(content: bytes) -> Iterator[bytes]:
+    """The records of a log of LevelDB's format, behind a header of 7 bytes."""
+    parts, at = b"", 7
+    while at < len(content):
+        if (room := 32768 - at % 32768) < 7:  # a block ends with zeros where no header fits
+            at += room
+            continue
+        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in {1, 4}:  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="needs the extra wandb")
+class TestWandb(TrackerContract):
+    @pytest.fixture(autouse=True)
+    def _offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_SILENT", "true")
+
+    @property
+    def tracker(self) -> Any:  # type: ignore[override]
+        return resolve("tracker", "wandb")
+
+    def read(self, directory: Path) -> Kept:
+        from wandb.proto.wandb_internal_pb2 import Record
+
+        found: dict[str, list[tuple[int, float]]] = {}
+        identities = set()
+        for path in directory.glob("wandb/offline-run-*/*.wandb"):
+            for record in map(Record.FromString, logged(path.read_bytes())):
+                if record.run.run_id:
+                    identities.add(record.run.run_id)
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                for name, value in items.items():
+                    if name.startswith(("train/", "evaluation/")):
+                        found.setdefault(name, []).append((json.loads(items["policy_version"]), json.loads(value)))
+        assert identities == {"0123456789abcdef"}
+        return {name: sorted(values) for name, values in found.items()}
+
+
+def test_figures_are_named_by_what_they_are_of() -> None:
+    row = {
+        **ROW,
+        "parts": {"tests": 0.25},
+        "environments": {"maths": {"success": 1.0, "parts": {"x": 2.0}}},
+        "no": None,
+    }
+    assert tracked(row) == (
+        1,
+        {
+            "train/success": 0.5,
+            "train/seconds": 3.0,
+            "train/part_tests": 0.25,
+            "train/maths/success": 1.0,
+            "train/maths/part_x": 2.0,
+        },
+    )
+    assert tracked({**ROW, "kind": "evaluation", "success": float("nan")}) == (1, {"evaluation/seconds": 3.0})
+    assert tracked({"kind": "stage", "stage": 0}) is None
+
+
+class Run:
+    """A run directory whose rows are tracked by the class above."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory = folder / "run"
+        self.directory.mkdir()
+        (folder / "my_tracker.py").write_text(MINE)
+        self.path = folder / "topology.toml"
+        self.path.write_text(Path("examples/quickstart.toml").read_text())
+        overrides = [f"run.directory={self.directory}", 'run.trackers=["my_tracker:Mine"]']
+        self.topology = load_topology(self.path, overrides)
+        self.said: list[str] = []
+        self.rows = 0
+
+    def add(self, *versions: int) -> int:
+        with (self.directory / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps({**ROW, "version": version}) + "\n" for version in versions)
+        self.rows += len(versions)
+        return self.rows
+
+    @property
+    def kept(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "kept.jsonl").read_text().splitlines()]
+
+    def versions(self) -> list[int]:
+        return [each["version"] for each in self.kept if "version" in each]
+
+    def track(self, during: Callable[[Tracking], Any] | None = None, **seconds: float) -> None:
+        """One start of the run."""
+
+        async def main() -> None:
+            tracking = Tracking(self.topology, self.path, self.said.append, Deadlines(**seconds))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tracking.run)
+                if during is not None:
+                    await during(tracking)
+                await tracking.finish()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run) -> None:
+    run.add(1, 2)
+
+    async def grow(tracking: Tracking) -> None:
+        while not (run.directory / "kept.jsonl").exists() or run.versions() != [1, 2]:  # noqa: ASYNC110
+            await trio.sleep(0.05)  # what another process does is looked at
+        tracking.wake(run.add(3))
+
+    run.track(grow)
+    assert run.kept[-1] == {"closed": True}
+    assert run.versions() == [1, 2, 3]
+    run.add(4)
+    run.track()
+    assert run.versions() == [1, 2, 3, 4]
+    assert run.kept[-2] == {"version": 4, "train/success": 0.5, "train/seconds": 3.0}
+    first, second = (each["made"] for each in run.kept if "made" in each)
+    assert first == second
+    assert run.said == []
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("raise at start", r"RuntimeError: no such server \(my_tracker.py, line \d+\)"),
+        ("raise", r"ValueError: a figure it does not like \(my_tracker.py, line \d+\)"),
+        ("die", "its process ended with status 7"),
+        ("hang", "it took more than 2 s for a row"),
+    ],
+)
+def test_a_tracker_that_fails_is_named_once_and_the_next_start_delivers_what_it_missed(
+    run: Run, behaviour: str, reason: str
+) -> None:
+    run.add(1, 2)
+    (run.directory / "behaviour").write_text(behaviour)
+    run.track(row=2.0)
+    (said,) = run.said
+    assert re.match(rf"tracker 'my_tracker:Mine' has stopped: {reason}; the run goes on, and the next start", said)
+    assert str(run.directory / "logs" / "tracker.my_tracker_Mine.stderr") in said
+    (run.directory / "behaviour").write_text("talk")
+    run.track()
+    assert run.versions() == [1, 2]
+    assert len(run.said) == 1
+
+
+def test_a_run_does_not_wait_long_for_a_tracker_that_lags(run: Run) -> None:
+    run.add(1)
+    (run.directory / "behaviour").write_text("hang")
+    began = time.monotonic()
+    run.track(close=1.5)
+    assert time.monotonic() - began < 10
+    (said,) = run.said
+    assert "did not take the last rows within 1.5 s" in said
+
+
+def test_a_disk_that_takes_no_state_stops_the_tracker_alone(run: Run) -> None:
+    run.add(1)
+    (run.directory / "trackers").write_text("a file where the folder goes")
+    run.track()
+    (said,) = run.said
+    assert "has stopped: " in said
+
+
+def test_rows_that_are_half_written_wait_for_their_end(run: Run) -> None:
+    run.add(1)
+    with (run.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "versi')
+    run.track()
+    assert run.versions() == [1]
+
+
+def test_trackers_that_cannot_be_had_are_refused_before_anything_starts(run: Run, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(run.path.parent))
+    for name, message in (("tensorbord", "'tensorbord' is no tracker"), ("my_tracker:Yours", "has no class 'Yours'")):
+        setting = [f'run.trackers=["{name}"]']
+        faults = check_topology(load_topology(run.path, setting), run.path, setting)
+        assert any(message in fault.message for fault in faults), faults
