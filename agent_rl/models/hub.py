@@ -7,6 +7,7 @@ does not answer within `ANSWER_SECONDS`, an error says so, and what helps.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from agent_rl.files.disk import disk_errno
 from agent_rl.models.model_files import Unreadable, missing_shards
 
 T = TypeVar("T")
@@ -126,6 +128,11 @@ def _explained(name: str, kind: Literal["model", "data set"]) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise HubError(f"{name} at {url} has no such revision; name a branch, a tag or a commit{given}") from error
     except Exception as error:  # HTTP libraries have errors of their own, and they change with versions
+        if (number := disk_errno(error)) is not None:
+            raise HubError(
+                f"{name} cannot be written to the cache {constants.HF_HUB_CACHE}: {os.strerror(number)}; make room there, or "
+                "point HF_HOME to another disk"
+            ) from error
         if constants.HF_HUB_OFFLINE:
             raise HubError(
                 f"{name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub
 import pyarrow as pa
 import pytest
 from huggingface_hub import constants, file_download
@@ -347,6 +349,17 @@ def test_a_data_set_that_is_not_there_or_is_gated_says_what_helps(hub: Hub, tmp_
     assert main(["data", "fetch", "not/a/name"]) == 2
     assert "'not/a/name' is no name of a data set" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+def test_a_full_disk_is_not_taken_for_a_lost_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    with pytest.raises(
+        HubError, match=r"cannot be written to the cache .*/cache: No space left .*HF_HOME to another disk"
+    ):
+        fetch(Request("org/sums"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["main/train-00000-of-00002.jsonl", "main/test-00000-of-00001.jsonl"])
