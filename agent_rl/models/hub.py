@@ -130,8 +130,8 @@ def _explained(name: str, kind: Literal["model", "data set"]) -> Iterator[None]:
     except Exception as error:  # HTTP libraries have errors of their own, and they change with versions
         if (number := disk_errno(error)) is not None:
             raise HubError(
-                f"{name} cannot be written to the cache {constants.HF_HUB_CACHE}: {os.strerror(number)}; make room there, or "
-                "point HF_HOME to another disk"
+                f"{name} cannot be written to the cache {constants.HF_HUB_CACHE}: {os.strerror(number)}; make room there, "
+                "or point HF_HOME to another disk"
             ) from error
         if constants.HF_HUB_OFFLINE:
             raise HubError(

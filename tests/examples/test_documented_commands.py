@@ -48,6 +48,15 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
         assert words[0] in app
 
 
+def test_the_readme_is_short_and_its_topology_is_whole(tmp_path: Path) -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 150
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", TEXTS["README.md"], re.MULTILINE | re.DOTALL)
+    path = tmp_path / "mine.toml"
+    path.write_text(block)
+    assert len(block.splitlines()) <= 28
+    assert load_topology(path).stages
+
+
 def test_the_recipe_of_the_paper_is_two_topologies(tmp_path: Path) -> None:
     blocks = re.findall(r"^```toml\n(.*?)^```$", TEXTS["docs/reproduction.md"], re.MULTILINE | re.DOTALL)
     first, second = map(tomllib.loads, blocks)
