@@ -16,8 +16,9 @@ from actors.testing import running, stand_ins
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer, initialise_model
-from agent_rl.messages import ToolCall, VerifyAnswer
+from agent_rl.messages import VerifyAnswer
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.testing import tool_call
 from benchmarks.bench_end_to_end import Measured, parser, read_peer, report, specification
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.peers.trl_grpo import (
@@ -169,8 +170,8 @@ def test_the_executor_runs_and_judges_in_its_own_process(tmp_path: Path) -> None
         async with stand_ins(topology, "tool_executor") as stage:
             async with running(InProcessExecutor, topology, "tool_executor", tmp_path, stage):
                 ask = stage["rollout_generator"].call("tools", "tool_executor.0")
-                done = [await ask(ToolCall(f"r/{i}", "r", i, PYTHON_TOOL, call)) for i, call in enumerate(calls)]
-                other = await ask(ToolCall("r/9", "r", 9, "shell", {"code": "1"}))
+                done = [await ask(tool_call(call, number=str(i))) for i, call in enumerate(calls)]
+                other = await ask(tool_call({"code": "1"}, "shell"))
                 check = stage["roc_filter"].call("checks", "tool_executor.0")
                 verdicts = [await check(VerifyAnswer("c", "42", answer)) for answer in ("42.0", "41")]
         assert [result.outcome for result in (*done, other)] == ["success", "malformed", "error", "unknown_tool"]
