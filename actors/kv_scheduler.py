@@ -11,7 +11,7 @@ import trio
 from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
-from agent_rl.config.plugins import ContractError, called, needs_start
+from agent_rl.config.plugins import ContractError, PluginError, called, needs_start, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.tasks import load_tasks
 from agent_rl.figures import ActorFigures
@@ -27,13 +27,15 @@ from agent_rl.messages import (
     RolloutRequest,
     UnfinishedGroups,
 )
-from agent_rl.scheduling.placement import MostRoom, Placement, try_placement
+from agent_rl.scheduling.placement import Placement, try_placement
 from agent_rl.scheduling.scheduler import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
 
 
 class KVSchedulerSettings(Settings):
     """How prompts are sized before they are tokenized, and how far requests may run ahead of a generator."""
 
+    placement: str = "most_room"
+    """A short name, or ``module:Class`` (`agent_rl.scheduling.placement.Placement`)."""
     characters_per_token: PositiveFloat = 1.0
     """Below the tokenizer's real ratio is safe: it promises too much KV cache rather than too little."""
     template_tokens: PositiveInt = 16
@@ -73,6 +75,10 @@ class KVScheduler(Actor):
                 sizes.append((f"{stage.name}.samples", stage.samples))
             elif isinstance(stage, RlStage) and stage.evaluate is not None:
                 sizes.append((f"{stage.name}.evaluate.samples", stage.evaluate.samples))
+        try:
+            resolve("placement", settings.placement)
+        except PluginError as error:
+            return [f"placement: {error}"]
         key, largest = max(sizes, key=lambda size: size[1])
         if settings.request_window < largest:
             least = f"set it to at least {key} = {largest}"
@@ -92,7 +98,9 @@ class KVScheduler(Actor):
 
     def placement(self) -> Placement:
         """Which rollout is placed next, and on which engine: what a scheduler of your own overrides."""
-        return MostRoom()
+        name = self.context.settings.placement
+        made: Placement = called(name, resolve("placement", name), "before the start", resolve("placement", name))
+        return made
 
     async def start(self) -> None:
         """Load the tasks and build the decider."""

@@ -42,7 +42,7 @@ from agent_rl.groups.instructions import (
     Rewarded,
 )
 from agent_rl.groups.outages import OutageError
-from agent_rl.groups.resampling import SELECTIONS, Candidate, made_up_groups, sound_selection
+from agent_rl.groups.resampling import Candidate, Select, made_up_groups, named_selection, sound_selection
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -127,7 +127,7 @@ class RoCFilter(Actor):
         actor = cls.on_trial(topology, settings)
         try:
             for group in made_up_groups(algorithm.samples, algorithm.minimum_samples):
-                sound_selection(actor.select, group, random.Random(0), "a made-up group")
+                sound_selection(actor.selection(), group, random.Random(0), "a made-up group")
         except ContractError as error:
             if not needs_start(error, actor):
                 raise
@@ -140,7 +140,13 @@ class RoCFilter(Actor):
         own. What it returns is looked at: a run that would train on rubbish stops, with the reason.
         """
         algorithm = self.context.topology.algorithm
-        return SELECTIONS[algorithm.resampling](group, rng, keep=algorithm.keep)
+        return named_selection(algorithm.resampling, algorithm.keep)(group, rng)
+
+    def selection(self) -> Select:
+        """`select` where a class of one's own defines it, else what ``algorithm.resampling`` names."""
+        algorithm = self.context.topology.algorithm
+        own = type(self).select is not RoCFilter.select
+        return self.select if own else named_selection(algorithm.resampling, algorithm.keep)
 
     # Life --------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class RoCFilter(Actor):
             max_staleness=topology.max_staleness,
             stages=topology.stages,
             seed=topology.run.seed,
-            select=self.select,
+            select=self.selection(),
         )
         self._acks: list[Callable[[], None]] = []
         self._commit_wanted = trio.Event()

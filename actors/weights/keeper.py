@@ -19,6 +19,7 @@ from agent_rl.config.addresses import run_digest
 from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import Collapse, Topology
 from agent_rl.files.leftovers import Claim
+from agent_rl.learning.advantages import try_advantage
 from agent_rl.learning.collapse import CollapseWatch
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import CheckpointSaved, Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
@@ -29,7 +30,7 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agent_rl.learning.losses import LossSettings, LossSums
+    from agent_rl.learning.losses import Loss, LossSettings, LossSums
     from agent_rl.learning.trainer import Trainer
     from agent_rl.rollout.prompts import ChatFormat
 
@@ -127,9 +128,25 @@ class ModelKeeper(Actor):
         settings: LossSettings,
     ) -> tuple[Tensor, LossSums]:
         """The loss of one micro-batch (see `agent_rl.learning.losses.Loss`): the one method a learner of your own overrides."""
-        from agent_rl.learning.losses import policy_loss
+        made: tuple[Tensor, LossSums] = self._named_loss()(
+            logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings
+        )
+        return made
 
-        return policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
+    def _named_loss(self) -> Loss:
+        loss: Loss = resolve("loss", self.context.topology.algorithm.loss)
+        return loss
+
+    def _loss(self) -> Loss:
+        """`loss` where a class of one's own defines it, else what ``algorithm.loss`` names."""
+        return self.loss if type(self).loss is not ModelKeeper.loss else self._named_loss()
+
+    @classmethod
+    def probe(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
+        """Try the advantage on made-up groups. The loss is tried in the learner's process, which has torch."""
+        del settings
+        try_advantage(topology.algorithm.advantage)
+        return []
 
     async def _start_model(self) -> None:
         """Load the newest whole checkpoint, or the model the run starts from."""
@@ -258,7 +275,7 @@ class ModelKeeper(Actor):
             algorithm=topology.algorithm,
             threads=settings.threads,
             seed=topology.run.seed,
-            loss=self.loss,
+            loss=self._loss(),
             options=ModelOptions(
                 activation_checkpointing=settings.activation_checkpointing,
                 compile=settings.compile,
@@ -283,7 +300,8 @@ class ModelKeeper(Actor):
     def _try_loss(self) -> None:
         from agent_rl.learning.losses import try_loss
 
-        try_loss(self, self.loss, self._trainer.settings)
+        name = "" if type(self).loss is not ModelKeeper.loss else self.context.topology.algorithm.loss
+        try_loss(self, self._loss(), self._trainer.settings, name)
 
     def busy_seconds(self) -> float:
         """Time in torch: training, and reading and copying of weights."""

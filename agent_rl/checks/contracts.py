@@ -1,4 +1,4 @@
-"""Whether a class can play an actor at all: what it declares, how its methods can be called, what it is tried on.
+"""Whether a class can play an actor at all: what it declares, which methods are awaited, what it is tried on.
 
 A substitute is looked at as a class; nothing of it is started. Each fault names what is wrong and what would mend it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from agent_rl import messages
-from agent_rl.config.plugins import ContractError, described
+from agent_rl.config.plugins import ContractError, PluginError, described
 
 Finding = tuple[str, str]
 """What is wrong, and the remedy."""
@@ -79,7 +79,7 @@ def _declared(cls: Any, name: str) -> Iterator[Finding]:
 
 
 def _methods(cls: Any, name: str) -> Iterator[Finding]:
-    """Whether methods are asynchronous where they are awaited, and can be called as those they override."""
+    """Whether methods are asynchronous where they are awaited."""
     for method in ASYNCHRONOUS:
         if not inspect.iscoroutinefunction(getattr(cls, method)):
             yield f"{name}.{method} is not asynchronous, and it is awaited", f"write async def {method}"
@@ -90,63 +90,6 @@ def _methods(cls: Any, name: str) -> Iterator[Finding]:
         inspect.signature(cls).bind(object())
     except (TypeError, ValueError):
         yield f"{name} cannot be made with a context alone", "write def __init__(self, context)"
-    checked = {*ASYNCHRONOUS, *SYNCHRONOUS}
-    for owner, method, base in _overrides(cls):
-        said = f"{owner.__name__}.{method}"
-        raw, overridden = inspect.getattr_static(owner, method), inspect.getattr_static(base, method)
-        if not callable(_function(raw)):
-            yield f"{said} is {_kind(raw)}, and {base.__name__}.{method} is a method", f"write def {method}"
-            continue
-        awaited = inspect.iscoroutinefunction(_function(overridden))
-        if method not in checked and inspect.iscoroutinefunction(_function(raw)) != awaited:
-            how = "awaited: write async def" if awaited else "not awaited: write def"
-            yield f"{said} is {'not ' if awaited else ''}asynchronous", f"{base.__name__}.{method} is {how} {method}"
-        if not _accepts(_as_called(raw), _as_called(overridden)):
-            wanted = f"{method}{_as_called(overridden).replace(return_annotation=inspect.Signature.empty)}"
-            yield f"{said}{_as_called(raw)} cannot be called as {base.__name__}.{method} is", f"accept {_plain(wanted)}"
-
-
-def _overrides(cls: type) -> Iterator[tuple[type, str, type]]:
-    """Each public method that a class of the line defines anew: the class, the name, the class it has another one from."""
-    line = cls.__mro__
-    for index, owner in enumerate(line):
-        for method in vars(owner):
-            base = next((base for base in line[index + 1 :] if hasattr(base, method)), None)
-            if method.startswith("_") or base is None:
-                continue
-            if inspect.isroutine(_function(inspect.getattr_static(base, method))):
-                yield owner, method, base
-
-
-def _function(raw: Any) -> Any:
-    return raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
-
-
-def _as_called(raw: Any) -> inspect.Signature:
-    """The signature as callers of an instance see it: without self or cls."""
-    signature = inspect.signature(_function(raw))
-    if isinstance(raw, staticmethod) or not (isinstance(raw, classmethod) or inspect.isfunction(raw)):
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _accepts(signature: inspect.Signature, base: inspect.Signature) -> bool:
-    """Whether what can be called as ``base`` says can be called so with this signature too."""
-    positional = [p for p in base.parameters.values() if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
-    keywords = [p.name for p in base.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    required = [p for p in positional if p.default is p.empty]
-    try:
-        signature.bind(*positional, **dict.fromkeys(keywords))
-        signature.bind(
-            *required, **dict.fromkeys(k for k in keywords if base.parameters[k].default is inspect.Parameter.empty)
-        )
-    except TypeError:
-        return False
-    return True
-
-
-def _plain(signature: str) -> str:
-    return " ".join(signature.split())
 
 
 def _kind(value: object) -> str:
@@ -174,6 +117,8 @@ def objections(cls: Any, trial: str, topology: Any, settings: BaseModel) -> list
     """What a class' own ``check`` objects to, or what it does wrong when tried on made-up input (``probe``)."""
     try:
         return list(getattr(cls, trial)(topology, settings)) if hasattr(cls, trial) else []
+    except PluginError:
+        return []  # what cannot be had is named where the topology names it
     except ContractError as error:
         return [str(error)]
     except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults

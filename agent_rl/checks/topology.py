@@ -21,7 +21,7 @@ from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults
 from agent_rl.config.load import in_order, validation_faults
-from agent_rl.config.plugins import Kind, PluginError, resolve
+from agent_rl.config.plugins import Kind, PluginError, find, resolve
 from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
@@ -87,6 +87,13 @@ def check_topology(
         remedy = "a full queue would stop them all; break the circle, or wait in a task of its own"
         faults.append(source.fault(("actors", cycle[0], "links"), message, remedy))
     faults += _algorithm_faults(topology, source)
+    algorithm = topology.algorithm
+    _resolved("selection", algorithm.resampling, ("algorithm", "resampling"), source, faults)
+    _resolved("advantage", algorithm.advantage, ("algorithm", "advantage"), source, faults)
+    try:
+        find("loss", algorithm.loss)
+    except PluginError as error:
+        faults.append(source.fault(("algorithm", "loss"), error.message, error.remedy))
     faults += _shared_role_faults(actors, source)
     if topology.tasks.generator is not None:
         _resolved("task_generator", topology.tasks.generator, ("tasks", "generator"), source, faults)

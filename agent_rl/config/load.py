@@ -104,6 +104,8 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
     if kind.startswith(("model_", "dict_type")):
         return f"must be a table, not {found['input']!r}", _WANTED["dict"]
     message = found["msg"].removeprefix("Value error, ")
+    if kind == "value_error":  # of a validator of ours, which says all there is to say
+        return message, ""
     message = re.sub(r"^Input should be |^(?:String|Tuple|List|Value) should ", "must be ", message)
     message = message.replace("must be have", "must have").replace("must be match", "must match")
     message = message.split(", unable to parse")[0].replace("a valid integer", "a whole number")

@@ -173,7 +173,7 @@ def called(name: str, call: Callable[[], T], given: str, code: object = None) ->
     ``code`` is the function or class called; where it cannot be called so, the message says where it is defined.
     """
     try:
-        return call()
+        made = call()
     except ContractError:
         raise
     except Exception as error:
@@ -181,6 +181,13 @@ def called(name: str, call: Callable[[], T], given: str, code: object = None) ->
         raise ContractError(
             f"{name} fails {given} with {described(error)}" + (f" ({place})" if place else "")
         ) from error
+    if inspect.iscoroutine(made):
+        made.close()
+        place = defined_at(code)
+        raise ContractError(
+            f"{name} is asynchronous, and it is not awaited; write def" + (f" ({place})" if place else "")
+        )
+    return made
 
 
 def defined_at(code: object) -> str:

@@ -5,10 +5,12 @@ This module holds the schema alone (pydantic); reading it imports neither torch 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,6 +20,21 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from agent_rl.config.plugins import Kind, PluginError, path_of
+
+
+def _named(kind: Kind, name: str) -> str:
+    try:
+        path_of(kind, name)
+    except PluginError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+SelectionName = Annotated[str, AfterValidator(partial(_named, "selection"))]
+AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
+LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
 
 
 class Part(BaseModel):
@@ -306,8 +323,13 @@ class Algorithm(Part):
     """Rollouts of a group that are trained on."""
     minimum_samples: PositiveInt = 2
     """A group with fewer usable rollouts than this is dropped."""
-    resampling: Literal["paper", "release", "none"] = "paper"
-    """Which rollouts of a group are kept: the paper's rule, the release's, or a uniform draw."""
+    resampling: SelectionName = "paper"
+    """Which rollouts of a group are kept: the paper's rule, the release's, or a uniform draw; or ``module:function``
+    (`agent_rl.groups.resampling.Selection`)."""
+    advantage: AdvantageName = "group"
+    """How rewards of a group become advantages: less their mean; or ``module:function`` (`agent_rl.learning.advantages.Advantage`)."""
+    loss: LossName = "clipped"
+    """What is minimised: the paper's clipped surrogate; or ``module:function`` (`agent_rl.learning.losses.Loss`)."""
     temperature: PositiveFloat = 1.0
     """Of the sampling; losses are computed at it too."""
     clip_low: float = Field(default=0.2, gt=0, le=1)

@@ -10,9 +10,10 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias, cast
 
-from agent_rl.config.plugins import ContractError, called
+from agent_rl.config.plugins import ContractError, called, defined_at, resolve
 from agent_rl.environments.maths.rewards import answer_tags
 from agent_rl.messages import Trajectory
 
@@ -118,7 +119,20 @@ def select_uniform(group: Sequence[Candidate], rng: random.Random, *, keep: int)
     return tuple(sorted(rng.sample(positives, kept_positives) + rng.sample(negatives, kept_negatives)))
 
 
-SELECTIONS = {"paper": select_paper, "release": select_release, "none": select_uniform}
+class Selection(Protocol):
+    """What ``algorithm.resampling`` names: `Select`, told how many to keep."""
+
+    def __call__(self, group: Sequence[Candidate], rng: random.Random, *, keep: int) -> Sequence[int]:
+        """The positions kept."""
+
+
+def named_selection(name: str, keep: int) -> Select:
+    """The selection of that name (`agent_rl.config.plugins`). Raises PluginError."""
+    selection: Selection = resolve("selection", name)
+    select: Any = partial(selection, keep=keep)
+    place = defined_at(selection)
+    select.__qualname__ = name + (f" ({place})" if place else "")
+    return cast("Select", select)
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
@@ -133,7 +147,7 @@ def sound_selection(select: Select, group: Sequence[Candidate], rng: random.Rand
     or keeps equal rewards alone: they have no advantage over one another, and training on them would teach nothing.
     """
     what, given = getattr(select, "__qualname__", "select"), f"for {name} of {len(group)} rollouts"
-    returned = called(what, lambda: select(group, rng), given)
+    returned = called(what, lambda: select(group, rng), given, select)
     try:
         kept = sorted(_position(each) for each in returned)
     except TypeError:

@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
+from agent_rl.config.plugins import ContractError, called, defined_at, resolve
 from agent_rl.messages import Float32Vector
+
+
+class Advantage(Protocol):
+    """What ``algorithm.advantage`` names."""
+
+    def __call__(self, rewards: Float32Vector, *, divide_by_std: bool) -> Float32Vector:
+        """Advantages [kept] float32 of one group's rewards [kept]; ``divide_by_std`` is ``algorithm.advantage_std``."""
+
+
+def named_advantage(name: str) -> Advantage:
+    """The advantage of that name (`agent_rl.config.plugins`), looked at each time. Raises PluginError."""
+    advantage: Advantage = resolve("advantage", name)
+
+    def looked_at(rewards: Float32Vector, *, divide_by_std: bool) -> Float32Vector:
+        given = f"for the rewards {rewards.tolist()}"
+        made = called(name, lambda: advantage(rewards, divide_by_std=divide_by_std), given, advantage)
+        found = np.asarray(made)
+        if found.shape != rewards.shape or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+            place = defined_at(advantage)
+            wanted = f"it must return as many finite numbers{f' ({place})' if place else ''}"
+            raise ContractError(f"{name} returned {made!r:.80} {given}; {wanted}")
+        return found.astype(np.float32)
+
+    return looked_at
+
+
+def try_advantage(name: str) -> None:
+    """Let it judge made-up groups. Raises ContractError when it fails, or returns what is no advantage."""
+    for rewards in ([1.0, 0.0], [0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0]):
+        named_advantage(name)(np.array(rewards, dtype=np.float32), divide_by_std=True)
 
 
 def group_advantages(rewards: Float32Vector, *, divide_by_std: bool = True) -> Float32Vector:

@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from agent_rl.config.plugins import ContractError, called, needs_start
+from agent_rl.config.plugins import ContractError, called, defined_at, needs_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +138,18 @@ def corrections(log_gap: Tensor, kept: Tensor, settings: LossSettings) -> tuple[
     return weight, cut
 
 
-def try_loss(learner: object, loss: Loss, settings: LossSettings) -> None:
-    """The loss of a learner on a made-up micro-batch. Raises ContractError when it breaks its contract."""
-    name = f"{type(learner).__name__}.loss"
+def try_loss(learner: object, loss: Loss, settings: LossSettings, name: str = "") -> None:
+    """The loss of a learner, its own or the one named ``name``, on a made-up micro-batch. Raises ContractError when it breaks its contract."""
+    name = name or f"{type(learner).__name__}.loss"
     try:
-        fault = called(name, lambda: loss_fault(loss, settings), "on a made-up micro-batch")
+        fault = called(name, lambda: loss_fault(loss, settings), "on a made-up micro-batch", loss)
     except ContractError as error:
         if not needs_start(error, learner):
             raise
         return
     if fault:
-        raise ContractError(f"{name} {fault}")
+        place = defined_at(loss)
+        raise ContractError(f"{name} {fault}" + (f" ({place})" if place else ""))
 
 
 def loss_fault(loss: Loss, settings: LossSettings) -> str:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from agent_rl.config.topology import Algorithm, Lora, RlStage, SftStage
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
-from agent_rl.learning.advantages import group_advantages
+from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.batching import microbatches, split_evenly
 from agent_rl.learning.checkpoints import load_checkpoint, save_checkpoint
 from agent_rl.learning.finite import NotFiniteError, named, not_finite, refuse_not_finite
@@ -90,6 +90,7 @@ class Trainer:
         self.max_length = self.model.max_length
         self.settings = LossSettings(**{field.name: getattr(algorithm, field.name) for field in fields(LossSettings)})
         self.loss = loss
+        self._advantage = named_advantage(algorithm.advantage)
         self.older = OlderWeights(algorithm.max_staleness if mismatch_tokens else 0)
         self._mismatch_tokens = mismatch_tokens
         self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
@@ -180,7 +181,7 @@ class Trainer:
         )
 
     def _sequences(self, group: TrainingGroup) -> list[_Sequence]:
-        advantages = group_advantages(group.rewards, divide_by_std=self.algorithm.advantage_std)
+        advantages = self._advantage(group.rewards, divide_by_std=self.algorithm.advantage_std)
         return [
             _Sequence(
                 name=f"{group.group}, sample {t.sample}",

@@ -134,16 +134,20 @@ REFUSED = [
     (
         "filter",
         "class Mine(Base):\n    def select(self, group): return (0,)",
-        "Mine.select(group) cannot be called as RoCFilter.select is",
-        "accept select(group",
+        "Mine.select() takes 2 positional arguments but 3 were given (substitute_",
+        "",
     ),
-    ("filter", "class Mine(Base):\n    select = 3", "Mine.select is int 3", "write def select"),
-    ("filter", "class Mine(Base):\n    async def select(self, group, rng): return ()", "select is asynchronous", "def"),
     (
-        "learner",
-        "class Mine(Base):\n    def loss(self, logprobs, proximal, behaviour, advantages, mask): pass",
-        "Mine.loss(logprobs, proximal, behaviour, advantages, mask) cannot be called as Learner.loss is",
-        "normaliser",
+        "filter",
+        "class Mine(Base):\n    select = 3",
+        "select fails for a made-up group of 15 rollouts with TypeError: 'int' object is not callable",
+        "",
+    ),
+    (
+        "filter",
+        "class Mine(Base):\n    async def select(self, group, rng): return ()",
+        "Mine.select is asynchronous, and it is not awaited; write def (substitute_",
+        "",
     ),
     (
         "filter",
@@ -305,7 +309,8 @@ def test_the_command_says_it_in_one_line_without_a_traceback(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "actors.roc_filter.class: Mine.select(group) cannot be called as RoCFilter.select is; accept select(" in line
+    assert "actors.roc_filter.class: Mine.select fails for a made-up group of 15 rollouts with TypeError: " in line
+    assert line.endswith("(mine.py, line 3)")
 
 
 def test_selections_of_the_package_are_sound_on_every_made_up_group() -> None:

@@ -117,7 +117,7 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
         ('generator = "agent_rl.environments.arithmetic.problems:Arithmetic"', "", "tasks", "neither is given", ""),
         ("[hosts.local]", "[[hosts]]", "hosts", "must be a table", ""),
         ("max_turns = 2", 'max_turns = 2\nfilter = "short"', "stages.1.filter", "must be a table", ""),
-        ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "'paper'", "did you mean 'paper'?"),
+        ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "did you mean 'paper'?", ""),
     ],
 )
 def test_each_kind_of_mistake_is_said_in_words_of_the_file(tmp_path, old, new, key, message, remedy):

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import re
 import subprocess
 import sys
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from actors.kv_scheduler import KVScheduler
+from actors.learner import Learner
+from actors.roc_filter import RoCFilter
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ALIASES, ContractError, PluginError, called, find, path_of, resolve
+from agent_rl.config.topology import Topology
+from agent_rl.groups.resampling import made_up_groups
+from agent_rl.learning.advantages import named_advantage
+from agent_rl.learning.losses import LossSettings, loss_fault, try_loss
+from tests.agent_rl.test_standard import FIRST
 
 _numbers = count()
 
@@ -137,3 +150,136 @@ def test_a_failure_names_the_line_that_raised_or_else_the_definition(module) -> 
         called("Made", made, "before the start", made)
     with pytest.raises(ContractError, match=r"len fails for 0 with TypeError: .* has no len\(\)$"):
         called("len", partial(len, 0), "for 0", len)
+
+
+# What a topology names ------------------------------------------------------------------------------------------------
+
+MINE = """
+import numpy as np
+
+def select(group, rng, *, keep):
+    right = [i for i, each in enumerate(group) if each.reward]
+    wrong = [i for i, each in enumerate(group) if not each.reward]
+    return (right[0], wrong[0])
+
+def nothing(group): return ()
+
+def twice(group, rng, *, keep): return (0, 0)
+
+def ranked(rewards, *, divide_by_std): return rewards - np.median(rewards)
+
+def not_finite(rewards, *, divide_by_std): return rewards / 0.0 if rewards[0] > 1 else [float("nan")] * len(rewards)
+
+def loss(logprobs, proximal, behaviour, advantages, mask, *, normaliser, settings):
+    from agent_rl.learning.losses import policy_loss
+    made, sums = policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
+    return 2 * made, sums
+
+def backwards(logprobs, proximal, behaviour, advantages, mask, *, normaliser, settings):
+    made, sums = loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
+    return -made, sums
+
+def short(logprobs): pass
+
+class Last:
+    def next(self, waiting): return len(waiting) - 1
+    def engine(self, rollout, engines): return engines[-1].generator
+
+class Nowhere(Last):
+    def engine(self, rollout, engines): return "nowhere"
+
+class Needs:
+    def __init__(self, more): pass
+"""
+
+
+def checked(tmp_path: Path, *overrides: str) -> tuple[Topology, list[str]]:
+    """The first topology, and what check says of it."""
+    path = tmp_path / "first.toml"
+    path.write_text(FIRST.format(directory=tmp_path / "run"))
+    topology = load_topology(path, overrides)
+    return topology, [fault.render("first.toml") for fault in check_topology(topology, path, overrides)]
+
+
+def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(tmp_path: Path, module) -> None:
+    name = module(MINE)
+    topology, said = checked(
+        tmp_path,
+        f"algorithm.resampling={name}:select",
+        f"algorithm.advantage={name}:ranked",
+        f"algorithm.loss={name}:loss",
+        f"actors.kv_scheduler.settings.placement={name}:Last",
+    )
+    assert said == []
+    group = next(made_up_groups(8, 8))
+    select = RoCFilter.on_trial(topology, RoCFilter.Settings()).selection()
+    assert sorted(group[each].reward for each in select(group, random.Random(0))) == [0.0, 1.0]
+    rewards = np.array([1, 0, 0], dtype=np.float32)
+    assert named_advantage(f"{name}:ranked")(rewards, divide_by_std=True).tolist() == [1.0, 0.0, 0.0]
+    learner = Learner.on_trial(topology, Learner.Settings())
+    assert loss_fault(learner._loss(), LossSettings()) == ""
+    assert loss_fault(learner.loss, LossSettings()) == ""
+    settings = KVScheduler.Settings(placement=f"{name}:Last")
+    assert type(KVScheduler.on_trial(topology, settings).placement()).__name__ == "Last"
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "said"),
+    [
+        (
+            "algorithm.resampling",
+            "nothing",
+            r":nothing \(plugged_\d+.py, line 9\) fails for a made-up group of .* with TypeError",
+        ),
+        (
+            "algorithm.resampling",
+            "twice",
+            r":twice \(plugged_\d+.py, line 11\) returned \(0, 0\) for a made-up group of",
+        ),
+        (
+            "algorithm.resampling",
+            "selekt",
+            "algorithm.resampling: plugged_.* has no function 'selekt'.*did you mean 'select'",
+        ),
+        (
+            "algorithm.advantage",
+            "not_finite",
+            r"returned \[nan, nan\] for the rewards \[1.0, 0.0\]; .*plugged_\d+.py, line 15",
+        ),
+        (
+            "algorithm.advantage",
+            "nothing",
+            r"nothing fails for the rewards .* with TypeError: .*plugged_\d+.py, line 9",
+        ),
+        ("algorithm.advantage", "rank", "algorithm.advantage: plugged_.* has no function 'rank'"),
+        ("algorithm.loss", "lost", "algorithm.loss: plugged_.* has no function 'lost'"),
+        ("actors.kv_scheduler.settings.placement", "Nowhere", "Nowhere.engine returned 'nowhere'"),
+        (
+            "actors.kv_scheduler.settings.placement",
+            "Needs",
+            r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 35",
+        ),
+        (
+            "actors.kv_scheduler.settings.placement",
+            "Lost",
+            "placement: plugged_.* has no class 'Lost'; did you mean 'Last'",
+        ),
+    ],
+)
+def test_one_that_does_not_fit_is_refused_with_file_and_line(tmp_path: Path, module, key, function, said) -> None:
+    name = module(MINE)
+    _, (fault,) = checked(tmp_path, f"{key}={name}:{function}")
+    assert re.search(said, fault), fault
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("backwards", r":backwards does not fall when .* \(plugged_\d+.py, line 22\)"),
+        ("short", r":short fails on a made-up micro-batch with TypeError: .* \(plugged_\d+.py, line 26\)"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused_before_anything_is_trained(module, function, said) -> None:
+    name = f"{module(MINE)}:{function}"
+    with pytest.raises(ContractError, match=said):
+        try_loss(object(), resolve("loss", name), LossSettings(), name)

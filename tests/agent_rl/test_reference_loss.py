@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from agent_rl.config.plugins import ALIASES
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.groups.resampling import SELECTIONS, candidate
+from agent_rl.groups.resampling import candidate, named_selection
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
@@ -74,7 +75,7 @@ def sampled(seed: int, *, spread: float, mode: str = "release", count: int = 2) 
 
 def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list[int]:
     candidates = [candidate(rollout, reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
-    kept = list(SELECTIONS[mode](candidates, random.Random(0), keep=4))
+    kept = list(named_selection(mode, 4)(candidates, random.Random(0)))
     if mode == "release":
         assert kept == reference_loss.release_keeps(rollouts, rewards, keep=4)
     return kept
@@ -123,7 +124,7 @@ def assert_equal_to_the_reference(model: Path, groups: list[TrainingGroup], **ch
     return figures
 
 
-@pytest.mark.parametrize("mode", sorted(SELECTIONS))
+@pytest.mark.parametrize("mode", sorted(ALIASES["selection"]))
 @pytest.mark.parametrize("divide_by_std", [True, False])
 @pytest.mark.parametrize("updates", [1, 2, 4])
 def test_gradients_are_the_references(model: Path, mode: str, *, divide_by_std: bool, updates: int) -> None:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.groups.resampling import SELECTIONS, Candidate, has_signal, penalty, quotas, select_paper, select_release
+from agent_rl.config.plugins import ALIASES
+from agent_rl.groups.resampling import (
+    Candidate,
+    has_signal,
+    named_selection,
+    penalty,
+    quotas,
+    select_paper,
+    select_release,
+)
 
 
 def rollout(sample: int, reward: float, *, calls: int = 1, failed: int = 0, tags: int = 1, turns: int = 2) -> Candidate:
@@ -64,13 +73,13 @@ groups = st.lists(
 )
 
 
-@pytest.mark.parametrize("mode", sorted(SELECTIONS))
+@pytest.mark.parametrize("mode", sorted(ALIASES["selection"]))
 @given(group=groups, seed=st.integers(0, 5), keep=st.integers(2, 16))
 def test_selection_is_a_reproducible_subset_with_signal(
     mode: str, group: list[Candidate], seed: int, keep: int
 ) -> None:
-    kept = SELECTIONS[mode](group, random.Random(seed), keep=keep)
-    assert kept == SELECTIONS[mode](group, random.Random(seed), keep=keep)
+    kept = named_selection(mode, keep)(group, random.Random(seed))
+    assert kept == named_selection(mode, keep)(group, random.Random(seed))
     assert list(kept) == sorted(set(kept))
     assert len(kept) == min(keep, len(group))
     assert has_signal([group[i].reward for i in kept]) == has_signal([c.reward for c in group])
