@@ -216,13 +216,8 @@ def _band(line: Line, centres: Sequence[float], y: Scale) -> Markup:
         upper = [(centres[i], y(line.high[i])) for i in run]
         lower = [(centres[i], y(line.low[i])) for i in reversed(run)]
         if len(run) == 1:  # one place alone has an interval too
-            upper, lower = (
-                [(upper[0][0] - 2, upper[0][1]), (upper[0][0] + 2, upper[0][1])],
-                [
-                    (lower[0][0] + 2, lower[0][1]),
-                    (lower[0][0] - 2, lower[0][1]),
-                ],
-            )
+            ((x, high),), ((_, low),) = upper, lower
+            upper, lower = [(x - 2, high), (x + 2, high)], [(x + 2, low), (x - 2, low)]
         outlines.append(path([*upper, *lower]) + "Z")
     return tag("path", d="".join(outlines), class_=f"band c{line.colour}")
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from agent_rl.observe.charts.lines import FONT, Size, hits, svg
 from agent_rl.observe.charts.markup import join, number, tag
 from agent_rl.observe.charts.scales import Scale, clock, percent, time_ticks
-from agent_rl.observe.report.activity import ROLES, Activity, Share, Span, binned, load, role_number, totals
+from agent_rl.observe.report.activity import Activity, Share, Span, binned, load, role_number, totals
 
 WIDTHS = (Size(920, 0, "wide"), Size(360, 0, "narrow"))
 PLACES = {"wide": 230, "narrow": 110}
@@ -26,24 +26,6 @@ class StageSpan:
     name: str
     start: float
     end: float
-
-
-def hatching() -> Markup:
-    """What waiting is filled with: stripes in the colour of who is waited for. Once a page."""
-    patterns = [
-        tag(
-            "pattern",
-            tag("rect", width=6, height=6, class_=f"ground c{index}"),
-            tag("rect", width=2.4, height=6, class_=f"stripe c{index}"),
-            id=f"waiting-{index}",
-            width=6,
-            height=6,
-            patternUnits="userSpaceOnUse",
-            patternTransform="rotate(45)",
-        )
-        for index in range(1, len(ROLES) + 2)
-    ]
-    return tag("svg", tag("defs", *patterns), class_="patterns", width=0, height=0, aria_hidden="true")
 
 
 def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Size) -> Markup:

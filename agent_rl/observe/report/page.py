@@ -38,7 +38,7 @@ from agent_rl.observe.report.curves import (
     supervised_plot,
 )
 from agent_rl.observe.report.headline import headline
-from agent_rl.observe.report.lanes import WIDTHS, StageSpan, hatching, lane_chart
+from agent_rl.observe.report.lanes import WIDTHS, StageSpan, lane_chart
 from agent_rl.observe.report.records import Records
 from agent_rl.observe.report.samples import OUTCOMES, Samples
 from agent_rl.rollout.parsing import cut_middle
@@ -103,7 +103,7 @@ def page(records: Records, samples: Samples) -> str:
             shares=[(name, totals(active.spans)[name]) for name in active.lanes()],
             fates=fate_totals(records.fates),
             fate_curves=_figure(plot, FATE_NOTE, "area", (WIDE, NARROW)) if (plot := fate_plot(records)) else None,
-            hatching=hatching(),
+            colours_of_roles=range(1, len(ROLES) + 2),
             room=Room(),
             style=style,
             script=script,
