@@ -39,8 +39,9 @@ async def serve_metrics(listeners: Sequence[trio.SocketListener], text: Callable
         try:
             asked = await _asked(stream, connection) if served <= AT_ONCE else (503, "too many at once\n")
             if asked is not None:
+                response = _response(connection, asked, text)
                 with trio.move_on_after(SECONDS):
-                    await stream.send_all(_response(connection, asked, text))
+                    await stream.send_all(response)
                     await stream.send_eof()
         except trio.BrokenResourceError:
             pass  # the client has gone: nobody is left to be told

@@ -96,7 +96,7 @@ def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, 
 
     replace_run(monkeypatch, run_topology)
     assert main(["run", str(file), "--set", "stages.0.steps=5", "--host", "local"]) == 1
-    assert asked == [(5, file, ("stages.0.steps=5",), "local")]
+    assert asked == [(5, (file,), ("stages.0.steps=5",), "local")]
     output = capsys.readouterr().out
     assert json.loads(output.splitlines()[-1]) == {"steps": 5, "success": None}
     assert "summary" in output
@@ -285,11 +285,11 @@ def test_a_directory_that_the_user_may_not_enter_is_one_clear_line(command, tmp_
     ("arguments", "told"),
     [
         ([], "name a command: check, run, "),
-        (["data"], "name a command: convert, "),
+        (["data"], "name a command: fetch, "),
         (["frobnicate"], 'Unknown command "frobnicate"'),
         (["run"], "FILE requires an argument"),
         (["check", "a", "--sett", "b"], "--sett. Did you mean --set?"),
-        (["check", "a", "b"], "Unused Tokens: ['b']"),
+        (["keys", "a", "b"], "Unused Tokens: ['b']"),
         (["check", "a", "--set"], "--set requires an argument"),
         (["eval", "m", "--data"], "--data requires"),
         (["eval", "m", "--n", "many"], 'unable to convert "many" into int'),
