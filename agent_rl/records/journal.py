@@ -8,7 +8,7 @@ A group is exactly one of: open, ready, trained at step n, evaluated, or dropped
       SqliteJournal    rows in a database, payloads in one file a segment (sqlite.py)
       MemoryJournal    dictionaries, for simulations and tests (memory.py)
 
-A back end stores rows (rows.py) and payloads, nothing else; `contract.JournalContract` holds the tests that every back end passes.
+A back end is a `Store` of rows (rows.py) and payloads, nothing else; `contract.JournalContract` holds the tests that every back end passes.
 Payloads are opaque bytes (the wire's encoding, packed), so that what is replayed is what was received.
 
 Payloads are in segments. A group's trajectories are in the segment that was current when the group was opened, and a step that
@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
 from agent_rl.records.rows import (
@@ -32,15 +30,13 @@ from agent_rl.records.rows import (
     FactRow,
     GroupRow,
     RecordRow,
-    Row,
     SegmentRow,
     StepRow,
     TrajectoryRow,
 )
+from agent_rl.records.store import EmptyJournalError, JournalError, Store
 
 __all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored", "interim_stage"]
-
-R = TypeVar("R", bound=Row)
 
 LAYOUT = "3"
 """Which rows there are and what they mean. A journal of another layout is refused."""
@@ -50,14 +46,6 @@ TRAIN, EVALUATE, INTERIM, KEPT = "train", "evaluate", "interim", "kept"
 """Tracks, each with segments of its own: groups that leave together. ``kept`` holds the samples that compaction spared."""
 GROUPS_AT_ONCE = 32
 """Groups whose trajectories one piece of a compaction forgets."""
-
-
-class JournalError(Exception):
-    """The journal cannot be used; the message names the file and the remedy."""
-
-
-class EmptyJournalError(JournalError):
-    """The file holds no journal yet: the process that began to make it was killed."""
 
 
 class Stored(NamedTuple):
@@ -75,13 +63,11 @@ def interim_stage(stage: int) -> int:
     return -1 - stage
 
 
-class Journal(ABC):
+class Journal(Store):
     """What a run has done, by groups, steps and evaluations. Methods change the current transaction: see `commit`."""
 
     segment_bytes = 1 << 20
     """A segment with fewer bytes of payload takes the groups of the next step too."""
-    path: Path
-    """What messages call the journal."""
 
     def __init__(self) -> None:
         self._current: dict[str, int] = {}
@@ -89,76 +75,6 @@ class Journal(ABC):
         self._filled: dict[int, int] = {}
         self._taken: Counter[tuple[bool, bool]] | None = None
         self._records: int | None = None
-
-    # What a back end implements --------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _get(self, kind: type[R], *key: str | int) -> R | None:
-        """The row of this key. Raises JournalError, as all that read rows, for one that is not what was written."""
-
-    @abstractmethod
-    def _select(self, kind: type[R], **where: Any) -> list[R]:
-        """The rows whose columns have these values (of a tuple: one of them), in the order of their keys."""
-
-    @abstractmethod
-    def _scan(self, kind: type[Row], columns: Sequence[str], **where: Any) -> Iterator[tuple[Any, ...]]:
-        """Some columns of such rows in any order, unchecked: for counts and the like."""
-
-    @abstractmethod
-    def _put(self, row: Row) -> None:
-        """Insert the row, or replace the one of its key."""
-
-    @abstractmethod
-    def _delete(self, kind: type[Row], *key: str | int) -> None:
-        """Delete the rows whose keys begin with these values."""
-
-    @abstractmethod
-    def _append(self, segment: int, payload: bytes) -> int:
-        """Add a payload to a segment, which it makes when there is none; returns where it begins."""
-
-    @abstractmethod
-    def _fetch(self, segment: int, offset: int, size: int) -> bytes | None:
-        """A payload; None when the segment is not there, or does not reach so far."""
-
-    @abstractmethod
-    def _let_go(self, segment: int) -> Callable[[], None]:
-        """What removes a segment's payloads. It may take long, and may be called from any thread."""
-
-    @abstractmethod
-    def commit(self, *, flush: bool = False) -> None:
-        """Make everything since the last commit durable; with ``flush`` also against a loss of power.
-
-        Raises DiskError, and has undone all of it, when the disk is full; JournalError when the file is not ours any more.
-        """
-
-    @property
-    @abstractmethod
-    def dirty(self) -> bool:
-        """Whether something waits for a commit."""
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Close without committing, as the end of the process would."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Whether the journal is where it was and nobody else wrote into it. Raises JournalError when not."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Bring what was written and committed so far to the disk, from any thread: the next flush then has less to do."""
-
-    @abstractmethod
-    def check_structure(self) -> None:
-        """Whether the store is sound, without reading every row. Raises JournalError."""
-
-    @abstractmethod
-    def verify(self, *, under_way: bool) -> tuple[int, list[str]]:
-        """Read every byte again; how many rows there are, and what is not what was written. ``under_way``: somebody writes."""
-
-    @abstractmethod
-    def _unusable(self, what: str) -> JournalError:
-        """The error for a journal that is damaged, with the remedy."""
 
     # Groups ------------------------------------------------------------------------------------------------------------
 
