@@ -49,6 +49,7 @@ from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
+    Judgement,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -327,7 +328,7 @@ class RoCFilter(Actor):
                 case Check():
                     self._verdicts.want(instruction)
                 case Rewarded(group, sample, attempt, reward):
-                    self._journal.reward(group, sample, attempt, reward)
+                    self._journal.judge(group, sample, attempt, Judgement(reward, success=reward > 0))
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
                     self._training.send_nowait(group)

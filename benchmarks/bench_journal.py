@@ -29,7 +29,7 @@ import trio
 from actors.filter.compaction import Compaction
 from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.figures import StepFigures, TrainingFigures
-from agent_rl.messages import Trajectory
+from agent_rl.messages import Judgement, Trajectory
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.testing import opened, trajectory
 from benchmarks.reporting import print_figures, print_table
@@ -112,7 +112,7 @@ def write_steps(journal: SqliteJournal, steps: int, payload: bytes) -> None:
             journal.open_group(name, 0, number, "train", bytes(1000))
             for sample in range(SAMPLES):
                 journal.add_trajectory(name, sample, 0, "finished", payload)
-                journal.reward(name, sample, 0, float(sample % 2))
+                journal.judge(name, sample, 0, Judgement(float(sample % 2), success=bool(sample % 2)))
             journal.ready(
                 name, [(sample, 0) for sample in range(SAMPLES // 2)], [1.0, 0.0] * (SAMPLES // 4), version, number + 1
             )

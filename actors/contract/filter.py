@@ -340,8 +340,8 @@ class FilterContract(FilterBench):
                     await self.enter(stage)
                     await self.settle(stage, opened(), ["\\sqrt{16}", "\\sqrt{15}", WRONG, WRONG])
                     await stage["learner"].receive(StepReady)
-            payloads = {sample: reward for sample, _, _, reward, _ in trajectories(tmp_path, opened().group)}
-            assert payloads == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {payloads}"
+            rewards = {each.sample: each.reward for each in trajectories(tmp_path, opened().group)}
+            assert rewards == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {rewards}"
 
         self.run(main)
 

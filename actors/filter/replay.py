@@ -42,8 +42,8 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     open_groups = [row for each in (stage, interim) for row in journal.groups(stage=each, states=("open",))]
     for row in open_groups:
         book.group_opened(decode_stored(row.opened))
-        for _, _, _, reward, payload in journal.trajectories(row.id):
-            yield book.trajectory(decode_stored(payload), reward)
+        for stored in journal.trajectories(row.id):
+            yield book.trajectory(decode_stored(stored.payload), stored.reward)
     yield book.close_steps()
 
 
@@ -73,7 +73,7 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
     row = journal.group(group)
     if row is None or row.state not in {"ready", "trained"}:
         return None
-    payloads = {(sample, attempt): payload for sample, attempt, _, _, payload in journal.trajectories(group)}
+    payloads = {(each.sample, each.attempt): each.payload for each in journal.trajectories(group)}
     kept = [payloads[key] for key in row.kept if key in payloads]
     if len(kept) < len(row.kept):
         raise JournalError(
@@ -91,7 +91,5 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
 
 def _figures(journal: Journal, group: str) -> tuple[RolloutFigures, ...]:
     """Of a group's rollouts that were lost or judged."""
-    found = [
-        (RolloutFigures.of(decode_stored(payload)), reward) for _, _, _, reward, payload in journal.trajectories(group)
-    ]
+    found = [(RolloutFigures.of(decode_stored(each.payload)), each.reward) for each in journal.trajectories(group)]
     return tuple(r if reward is None else r.judged(reward) for r, reward in found if r.lost or reward is not None)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent_rl.figures import StepFigures, TrainingFigures
+from agent_rl.messages import Judgement
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal, JournalError, interim_stage
 from agent_rl.testing import evaluated
@@ -142,13 +143,14 @@ class JournalContract(ABC):
         """A message that comes twice changes nothing; rewards and later attempts are kept."""
         journal = self.open(tmp_path)
         (group,) = open_groups(journal, 1)
-        journal.reward(group, 0, 0, 0.5)
-        journal.reward(group, 7, 0, 0.5)  # of none
+        judgement = Judgement(0.5, success=True, parts={"tests": 0.5}, format_penalty=0.25, note="half")
+        journal.judge(group, 0, 0, judgement)
+        journal.judge(group, 7, 0, judgement)  # of none
         journal.add_trajectory(group, 0, 0, "failed", b"twice")
         journal.add_trajectory(group, 0, 1, "failed", b"")
         first, second = journal.trajectories(group)
-        assert first == (0, 0, "finished", 0.5, PAYLOAD + group.encode())
-        assert second == (0, 1, "failed", None, b"")
+        assert first == (0, 0, "finished", PAYLOAD + group.encode(), judgement)
+        assert second == (0, 1, "failed", b"", None)
         journal.close()
 
     def test_the_audit_names_groups_that_break_the_rules(self, tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ class JournalContract(ABC):
         assert sorted(journal.fates()) == [*dropped, (7, "trained", "", False, 2)]
         asked = open_groups(journal, 3, stage=1, purpose="evaluate_greedy")
         for group, reward in zip(asked, (1.0, 0.0), strict=False):
-            journal.reward(group, 0, 0, reward)
+            journal.judge(group, 0, 0, Judgement(reward, success=reward > 0))
         for group in asked:
             journal.evaluated(group)
         assert journal.judged(1) == dict(zip(asked, (1.0, 0.0, 0.0), strict=True))

@@ -4,7 +4,7 @@
 
     journal (read-only) --> one group --> its rows --> JSON lines, or a batch of a Parquet file --> takes FILE's place at the end
 
-What a row holds is what the journal has: the group and its fate, the reward, and the trajectory as it was received. Policies are
+What a row holds is what the journal has: the group and its fate, the judgement, and the trajectory as it was received. Policies are
 runs: ``[epoch, version, tokens]`` in the order of the response's tokens.
 """
 
@@ -46,6 +46,7 @@ PARQUET = {
     "status": "string",
     "kept": "bool_",
     "reward": "float64",
+    "judgement": "json",
     "rollout": "string",
     "transcript": "json",
     "prompt_tokens": "int32s",
@@ -112,6 +113,7 @@ def _rows(journal: Journal, group: str, decode: Decode) -> Iterator[Row]:
         for each in stored:
             about = _about(journal, row) | {"problem": problem}
             about |= {"sample": each.sample, "attempt": each.attempt, "status": each.status, "reward": each.reward}
+            about["judgement"] = None if each.judgement is None else asdict(each.judgement)
             about["kept"] = (each.sample, each.attempt) in row.kept if row.kept else None
             yield about | _columns(decode(each.payload))
     except ValueError as error:

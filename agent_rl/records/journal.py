@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.messages import Judgement
 from agent_rl.records.rows import (
     EvaluationRow,
     FactRow,
@@ -49,13 +50,18 @@ GROUPS_AT_ONCE = 32
 
 
 class Stored(NamedTuple):
-    """A trajectory as the journal gives it back. ``reward`` is None until it was judged, and of one that never is."""
+    """A trajectory as the journal gives it back. ``judgement`` is None until it was judged, and of one that never is."""
 
     sample: int
     attempt: int
     status: str
-    reward: float | None
     payload: bytes
+    judgement: Judgement | None
+
+    @property
+    def reward(self) -> float | None:
+        """The judgement's, if there is one."""
+        return None if self.judgement is None else self.judgement.reward
 
 
 def interim_stage(stage: int) -> int:
@@ -85,23 +91,23 @@ class Journal(Store):
             self._put_group(GroupRow(group, stage, number, purpose, opened, self._segment(track)))
 
     def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
-        """A trajectory of an open group arrived; its reward follows. Another of the same attempt is not added."""
+        """A trajectory of an open group arrived; its judgement follows. Another of the same attempt is not added."""
         row = self.group(group)
         if row is None or row.state != "open":
             raise JournalError(f"{self.path}: a trajectory of {group}, which is not open, cannot be added")
         if self._get(TrajectoryRow, group, sample, attempt) is None:
-            self._put(self._stored(row.segment, TrajectoryRow(group, sample, attempt, status, None, 0, 0, 0), payload))
+            self._put(self._stored(row.segment, TrajectoryRow(group, sample, attempt, status, 0, 0, 0), payload))
 
     def _stored(self, segment: int, row: TrajectoryRow, payload: bytes) -> TrajectoryRow:
         offset = self._append(segment, payload)
         self._filled[segment] = offset + len(payload)
         return replace(row, offset=offset, size=len(payload), checksum=zlib.crc32(payload))
 
-    def reward(self, group: str, sample: int, attempt: int, reward: float) -> None:
-        """A trajectory was judged."""
+    def judge(self, group: str, sample: int, attempt: int, judgement: Judgement) -> None:
+        """A trajectory was judged, once and for all."""
         row = self._get(TrajectoryRow, group, sample, attempt)
         if row is not None:
-            self._put(replace(row, reward=float(reward)))
+            self._put(replace(row, judgement=judgement))
 
     def ready(
         self, group: str, kept: Sequence[tuple[int, int]], rewards: Sequence[float], oldest: int, order: int
@@ -165,7 +171,7 @@ class Journal(Store):
                 if (now is not None and now.segment != row.segment) or not self._select(TrajectoryRow, group_id=group):
                     return self.trajectories(group)  # a compaction came between
                 raise self._unusable(f"the payload of {group}, sample {each.sample}, is not what was written")
-            found.append(Stored(each.sample, each.attempt, each.status, each.reward, payload))
+            found.append(Stored(each.sample, each.attempt, each.status, payload, each.judgement))
         return found
 
     def left(self) -> int:
@@ -430,9 +436,14 @@ class Journal(Store):
         return {step: sum(rewards) / len(rewards) for step, rewards in found.items() if rewards}
 
     def judged(self, stage: int) -> dict[str, float]:
-        """The sum of the rewards of each evaluated group of a stage."""
+        """How many rollouts of each evaluated group of a stage succeeded."""
         return {
-            group: sum(reward or 0.0 for (reward,) in self._scan(TrajectoryRow, ("reward",), group_id=group))
+            group: float(
+                sum(
+                    each.judgement is not None and each.judgement.success
+                    for each in self._select(TrajectoryRow, group_id=group)
+                )
+            )
             for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
         }
 

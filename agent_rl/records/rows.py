@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.messages import Judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class GroupRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow(Row):
-    """A trajectory: ``size`` bytes of payload from byte ``offset`` on of its group's segment, with their CRC-32."""
+    """A trajectory: ``size`` bytes of payload from byte ``offset`` on of its group's segment, with their CRC-32.
+
+    ``judgement`` is None until it was judged, and of a trajectory that never is.
+    """
 
     TABLE: ClassVar[str] = "trajectories"
     KEY: ClassVar[tuple[str, ...]] = ("group_id", "sample", "attempt")
@@ -53,10 +57,10 @@ class TrajectoryRow(Row):
     sample: int
     attempt: int
     status: str
-    reward: float | None
     offset: int
     size: int
     checksum: int
+    judgement: Judgement | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ def test_a_checker_that_is_not_there_is_asked_on_and_one_that_dies_of_an_answer_
                 assert len(checks) == attempts
                 assert actor.status()[1].filter.checks_failed == min(attempts, 7)
         journal = SqliteJournal(tmp_path / "journal.sqlite")
-        rewards = {sample: given for sample, _, _, given, _ in journal.trajectories("s2-g000000")}
+        rewards = {each.sample: each.reward for each in journal.trajectories("s2-g000000")}
         journal.close()
         assert rewards == {0: reward, 1: 1.0, 2: 0.0, 3: 0.0}
 

@@ -16,7 +16,7 @@ from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
-from agent_rl.messages import GroupOpened, Policy, Problem, ToolCallRecord, Trajectory, Transcript
+from agent_rl.messages import GroupOpened, Judgement, Policy, Problem, ToolCallRecord, Trajectory, Transcript
 from agent_rl.observe.report import make_report
 from agent_rl.records.continuing import remember
 from agent_rl.records.run_records import RunRecords
@@ -188,7 +188,7 @@ class SyntheticRun:
 
     def _store(self, made: Trajectory, reward: float) -> None:
         self.journal.add_trajectory(made.group, made.sample, 0, made.status, encode_stored(made))
-        self.journal.reward(made.group, made.sample, 0, reward)
+        self.journal.judge(made.group, made.sample, 0, Judgement(reward, success=reward > 0))
 
 
 VOID = {"meta", "br", "hr", "link"}

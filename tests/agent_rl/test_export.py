@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ def test_every_trajectory_is_a_row_with_all_that_is_known_of_it(
     for row in rows:
         group = journal.group(row["group"])
         assert group is not None
-        assert row["reward"] == stored[row["group"], row["sample"]].reward
+        judged = stored[row["group"], row["sample"]].judgement
+        assert judged is not None
+        assert (row["reward"], row["judgement"]) == (judged.reward, asdict(judged))
         assert (row["fate"], row["step"], row["kept"]) == (
             group.state,
             group.step,

@@ -101,10 +101,10 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temp
     assert all(row["rollouts_failed"] == row["tool_error_share"] == 0 for row in steps)
     journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
     calls = [
-        [call.outcome for call in decode_stored(payload).transcript.calls]
+        [call.outcome for call in decode_stored(each.payload).transcript.calls]
         for step in journal.steps()
         for group in step.groups
-        for _, _, _, _, payload in journal.trajectories(group)
+        for each in journal.trajectories(group)
     ]
     journal.close()
     assert calls

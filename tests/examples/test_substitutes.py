@@ -280,7 +280,7 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
     calls = 0
     looked_at = 0
     for group in journal.groups(stage=2, states=("trained",)):
-        stored = [(reward, decode_stored(payload)) for *_, reward, payload in journal.trajectories(group.id)]
+        stored = [(each.reward, decode_stored(each.payload)) for each in journal.trajectories(group.id)]
         if not stored:  # compacted
             continue
         looked_at += 1

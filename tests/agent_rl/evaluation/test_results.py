@@ -21,6 +21,7 @@ from agent_rl.evaluation.results import (
     read_results,
     write_results,
 )
+from agent_rl.messages import Judgement
 from agent_rl.records.sqlite import SqliteJournal
 from tests.builders import call, opened, trajectory
 
@@ -59,7 +60,7 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
             made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
             journal.add_trajectory(group.group, sample, 0, status, encode_stored(made))
             if status != "failed":
-                journal.reward(group.group, sample, 0, float(answer == "4"))
+                journal.judge(group.group, sample, 0, Judgement(float(answer == "4"), success=answer == "4"))
         journal.evaluated(group.group)
     journal.close()
     return folder
