@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,10 +362,8 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_go
         with pytest.raises(BaseExceptionGroup) as caught:
             simulate(until_full, disk)
         message = str(disk_error(caught.value, disk))
-        assert (
-            "/small/run/journal.trajectories/00000000 cannot be written: No space left on device; make room on its disk"
-            in message
-        )
+        full = r"/small/run/journal\.(sqlite|trajectories/\d+) cannot be written: No space left on device; make room on its disk"
+        assert re.search(full, message), message
         assert acknowledged
         (disk / "filler").unlink()
         simulate(again, disk)
