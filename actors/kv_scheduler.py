@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from agent_rl.config.plugins import ContractError, PluginError, called, needs_start, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
-from agent_rl.environments.tasks import load_tasks
+from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import (
     EngineLoad,
@@ -105,8 +105,7 @@ class KVScheduler(Actor):
     async def start(self) -> None:
         """Load the tasks and build the decider."""
         topology = self.context.topology
-        filters = {i: stage.filter for i, stage in enumerate(topology.stages) if isinstance(stage, RlStage)}
-        self._tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base, filters=filters)
+        self._tasks = Environments(topology, self.context.base).tasks()
         settings: KVSchedulerSettings = self.context.settings
         self._scheduler = GroupScheduler(
             seed=topology.run.seed,

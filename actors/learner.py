@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -25,7 +25,6 @@ from actors.base import Announce, Call, Push
 from actors.weights.keeper import LearnerSettings, ModelKeeper
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage
 from agent_rl.data.conversations import endless
-from agent_rl.environments.tasks import load_tasks
 from agent_rl.figures import (
     ActorFigures,
     LearnerFigures,
@@ -252,12 +251,11 @@ class Learner(ModelKeeper):
         topology = self.context.topology
         rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
         conversations: Iterator[Any]
+        encode: Callable[[Any], Masked] = self._chat.conversation_tokens
         if stage.data:
             conversations, longest = endless(stage.data, self.context.base, rng), float(self._trainer.max_length)
-            encode = self._chat.conversation_tokens
         else:
-            tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=self.context.base)
-            conversations, longest = (shown.messages for shown in tasks.demonstrations(rng)), math.inf
+            conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
             encode = self._chat.demonstration_tokens
         batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
         if self._position.step:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,8 +28,8 @@ from agent_rl.checks.declared import format_faults
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
-from agent_rl.environments.task_files import read_tasks
-from agent_rl.environments.toolboxes import tools_of
+from agent_rl.environments.load import Environments
+from agent_rl.environments.tasks import ListedTasks
 from agent_rl.figures import ActorFigures, GeneratorFigures
 from agent_rl.messages import (
     EngineLoad,
@@ -146,8 +147,8 @@ class RolloutGenerator(Actor):
         """Load tokenizer and engine; serve requests once a policy was published."""
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
+        self._environments = Environments(topology, self.context.base)
         directory = await self.context.in_thread(model_directory, topology, self.context.directory)
-        self._toolboxes = tools_of(topology, self.context.base)
         self._chat = await self.context.in_thread(self._make_format, directory)
         for difference in self._chat.differences():
             self.log.warning("conversations are not as the chat template writes them", where=difference)
@@ -158,13 +159,12 @@ class RolloutGenerator(Actor):
             if self.context.first or isinstance(error, ModelError):
                 raise EngineRefusedError(f"the engine cannot be started: {error}") from error
             raise
-        if topology.tasks.files:
-            await self.context.in_thread(self._look_for_long_prompts)
+        await self.context.in_thread(self._look_for_long_prompts)
         self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
         self._acks: dict[str, list[Callable[[], None]]] = {}
         self._served = ServedPolicy(self.context, self._engine, self.log)
         self._tally = RolloutTally()
-        self._tools = ToolCaller(self.context, self._tally, self._toolboxes)
+        self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
@@ -178,27 +178,31 @@ class RolloutGenerator(Actor):
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
-        schemas = [tool.schema for tool in next(iter(self._toolboxes.values())).values()]
-        return self.chat_format(tokenizer, topology.tasks.prompt, schemas)
+        return self.chat_format(tokenizer, self._environments, self._environments.schemas)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""
         return Episode(request, self._chat, self._engine.longest)
 
     def _look_for_long_prompts(self) -> None:
-        """Name the problems in files whose prompts the model has no room for. Raises TaskError when no problem fits."""
-        tasks = self.context.topology.tasks
-        for key, files in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
-            problems = [problem for part in read_tasks(files, self.context.base) for problem in part]
-            found = self._chat.too_long(problems, self._engine.longest)
-            if not found:
+        """Name the problems in lists whose prompts the model has no room for. Raises TaskError when no problem fits."""
+        for name, source in self._environments.tasks().sources.items():
+            if not isinstance(source, ListedTasks):
                 continue
-            named = ", ".join(f"{problem.id} ({tokens} tokens)" for problem, tokens in found[:NAMED_PROBLEMS])
-            limit = f"a sequence of {self._engine.longest} tokens has no room for the prompts of"
-            if len(found) == len(problems):
-                remedy = "serve a longer model or more kv_tokens, or shorten the problems"
-                raise TaskError(f"[tasks] {key}: {limit} all {len(found)} problems, {named} ...; {remedy}")
-            self.log.warning("groups will be dropped", why=f"{limit} {len(found)} of {len(problems)} problems: {named}")
+            for kind, listed in (("training", source.trained), ("held-out", source.held_out)):
+                problems = [replace(problem, environment=name) for problem in listed]
+                found = self._chat.too_long(problems, self._engine.longest)
+                if not found:
+                    continue
+                named = ", ".join(f"{problem.id} ({tokens} tokens)" for problem, tokens in found[:NAMED_PROBLEMS])
+                limit = f"a sequence of {self._engine.longest} tokens has no room for the prompts of"
+                if len(found) == len(problems):
+                    remedy = "serve a longer model or more kv_tokens, or shorten the problems"
+                    raise TaskError(
+                        f"environment {name!r}: {limit} all {len(found)} {kind} problems, {named} ...; {remedy}"
+                    )
+                why = f"{limit} {len(found)} of {len(problems)} {kind} problems: {named}"
+                self.log.warning("groups will be dropped", why=why)
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         try:

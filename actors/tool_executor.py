@@ -36,8 +36,8 @@ from agent_rl.environments.base import (
     Tool,
     ToolOutput,
 )
+from agent_rl.environments.load import Environments
 from agent_rl.environments.maths.rewards import check as maths_check
-from agent_rl.environments.toolboxes import toolbox, tools_of
 from agent_rl.environments.tools import as_output, bounded
 from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import Metric, Problem, ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
@@ -105,7 +105,8 @@ class ToolExecutor(Actor):
     async def start(self) -> None:
         """Warm the interpreters up."""
         settings: ToolExecutorSettings = self.context.settings
-        self._toolboxes = tools_of(self.context.topology, self.context.base)
+        self._environments = Environments(self.context.topology, self.context.base)
+        self._toolboxes = self._environments.toolboxes
         tools = [tool for box in self._toolboxes.values() for tool in box.values()]
         self._stateful = any(tool.stateful for tool in tools)
         limits = ExecutionLimits(
@@ -178,7 +179,7 @@ class ToolExecutor(Actor):
         """Run a call or judge an answer."""
         match message:
             case ToolCall(ends=True):
-                for name in toolbox(self._toolboxes, message.problem.environment):
+                for name in self._toolboxes[message.problem.environment]:
                     self._sandbox.end_session(session_name(message.rollout, name))
                 return refused(message, "success", "")
             case ToolCall():
@@ -195,7 +196,7 @@ class ToolExecutor(Actor):
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call. What is wrong with it, or with its tool, is an outcome for the model to read, never an exception."""
         settings: ToolExecutorSettings = self.context.settings
-        tools = toolbox(self._toolboxes, call.problem.environment)
+        tools = self._toolboxes[call.problem.environment]
         tool = tools.get(call.tool)
         if tool is None:
             there = f"there is {', '.join(tools)}" if tools else "there are none"

@@ -170,8 +170,9 @@ class Judgement:
     """What an environment says of a rollout, once and for all.
 
     ``reward`` is what advantages are made of; ``success`` is what evaluations count and RoC's classes are; ``parts`` are named
-    summands or figures of the reward, for people; ``format_penalty`` is RoC's p_format, from 0 to 1; ``note`` says in words how
-    it was judged.
+    summands or figures of the reward, for people; ``format_penalty`` is RoC's p_format, from 0 to 1; ``note`` says in words how it
+    was judged; ``answer`` is what the rollout answered, where there is such a thing, in a form in which answers that count as the same
+    are the same text: maj@k votes by it.
     """
 
     reward: float
@@ -179,6 +180,7 @@ class Judgement:
     parts: dict[str, float] = field(default_factory=dict)
     format_penalty: float = 0.0
     note: str = ""
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

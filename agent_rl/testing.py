@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage
+from agent_rl.environments.base import Environment
+from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.figures import (
     ActorFigures,
@@ -41,7 +44,12 @@ from agent_rl.messages import (
 
 def problem(number: int = 0, *, answer: str = "4") -> Problem:
     """A problem whose answer is 4."""
-    return Problem(id=f"p{number}", text="What is 2 + 2?", answer=answer)
+    return Problem(f"p{number}", "What is 2 + 2?", answer, "arithmetic")
+
+
+def environments(prompt: Literal["plain", "rstar2"] = "plain") -> dict[str, Environment]:
+    """The environment that `problem` is of, putting it so."""
+    return {"arithmetic": Maths(seed=0, base=Path(), prompt=prompt)}
 
 
 def algorithm(**changes: Any) -> Algorithm:

@@ -30,9 +30,7 @@ from benchmarks.runs import RunFailed, running
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 RUN_SECONDS = 3600.0
-TASK = (
-    "tasks.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, max_calls = 4}"
-)
+TASK = "environments.0.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, max_calls = 4}"
 LENGTHS = "max_response_tokens=200, max_turns=5"
 NAMES = {"paper": "RoC (paper)", "release": "RoC (release)", "none": "without RoC"}
 FIGURES = {"paper": "roc", "release": "roc_release", "none": "no_roc"}

@@ -20,7 +20,8 @@ from actors.engines.base import Engine, TurnRequest
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.load import load_topology
-from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.environments.load import mixed_tasks
 from agent_rl.messages import (
     Policy,
     PolicyPublished,
@@ -59,7 +60,8 @@ class Sampled:
 
 def requests(count: int, round_number: int) -> list[RolloutRequest]:
     """Rollouts of the quickstart's problems, 16 a group."""
-    tasks = ArithmeticTasks(seed=round_number)
+    entry = EnvironmentEntry.model_validate({"class": "arithmetic"})
+    tasks = mixed_tasks([entry], seed=round_number, base=Path())
     return [
         RolloutRequest(
             rollout=f"s{round_number}-g{index // 16:06d}/{index % 16}/0",

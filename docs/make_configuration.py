@@ -43,7 +43,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "Model": ("[model]",),
     "InitialiseModel": ("[model.initialise]",),
     "Lora": ("[model.lora]",),
-    "Tasks": ("[tasks]",),
+    "EnvironmentEntry": ("[[environments]]",),
     "Algorithm": ("[algorithm]",),
     "SftStage": ('[[stages]] kind = "sft"',),
     "RlStage": ('[[stages]] kind = "rl"',),

@@ -16,7 +16,8 @@ Two lines of a topology beside it choose it, for the learner's demonstrations to
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from actors.rollout_generator import RolloutGenerator
 from agent_rl.environments.python_tools import PYTHON_TOOL
@@ -24,21 +25,17 @@ from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_t
 from agent_rl.rollout.prompts import ChatFormat
 
 OPENING, CLOSING = "```python\n", "```"
-SYSTEM = """You solve problems by reasoning step by step, with Python where it helps.
-To run Python, write it between ```python and ```; what it prints comes back between ```output and ```.
-Put your final answer between <answer> and </answer>."""
-USER = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
+LISTING = """To run Python, write it between ```python and ```; what it prints comes back between ```output and ```."""
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 
 
 class FencedFormat(ChatFormat):
     """What the model is told, what of its turn is a call, how results come back, and how demonstrations look."""
 
-    def messages(self, problem: str) -> list[dict[str, str]]:
-        """The conversation that puts a problem to the model; the topology's ``prompt = "plain"`` is the problem alone."""
-        if self.prompt == "plain":
-            return super().messages(problem)
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(problem=problem)}]
+    def listing(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """What follows the environment's system text."""
+        del schemas
+        return LISTING
 
     @classmethod
     def calls(cls, text: str) -> tuple[AnyCall, ...]:

@@ -61,7 +61,7 @@ class RoleContract:
             {
                 "run": {"name": "contract", "directory": folder, "checkpoint_every": 2, "keep_checkpoints": 3},
                 "model": {"initialise": {**sizes, "max_length": 512}},
-                "tasks": {"generator": "agent_rl.environments.arithmetic.problems:ArithmeticTasks"},
+                "environments": [{"class": "arithmetic"}],
                 "algorithm": algorithm,
                 "stages": [RL_STAGE, EVALUATE_STAGE],
                 "actors": actors,

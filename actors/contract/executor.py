@@ -15,8 +15,8 @@ import trio
 
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
+from agent_rl.environments.load import Environments
 from agent_rl.environments.python_tools import PYTHON_TOOL
-from agent_rl.environments.toolboxes import tools_of
 from agent_rl.messages import ToolResult, Verdict, VerifyAnswer
 from agent_rl.testing import tool_call
 
@@ -114,7 +114,7 @@ class ExecutorContract(RoleContract):
 
     def test_it_runs_the_tools_of_the_environments(self, tmp_path: Path) -> None:
         """What the model is told of in its prompt is there, and the examples are of tools it is told of."""
-        declared = {name for box in tools_of(self.topology(tmp_path), tmp_path).values() for name in box}
+        declared = {name for box in Environments(self.topology(tmp_path), tmp_path).toolboxes.values() for name in box}
         used = {tool for tool, _, _ in self.examples}
         assert used <= declared, f"no environment of the topology has {sorted(used - declared)}"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from actors.fair_queue import FairQueue
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import ToolOutput
-from agent_rl.environments.toolboxes import Toolboxes, toolbox
+from agent_rl.environments.load import Toolboxes
 from agent_rl.environments.tools import rendered
 from agent_rl.messages import RolloutRequest, ToolCall, ToolOutcome, ToolResult
 from agent_rl.rollout.parsing import ParsedCall, cut_middle, harmless
@@ -65,7 +65,7 @@ class ToolCaller:
 
     def tool(self, request: RolloutRequest, name: str) -> Tool | None:
         """The tool of that name that the rollout's environment has."""
-        return toolbox(self._toolboxes, request.problem.environment).get(name)
+        return self._toolboxes[request.problem.environment].get(name)
 
     async def call(self, request: RolloutRequest, number: str, call: ParsedCall) -> ToolResponse:
         """What became of a call, ``number`` within its rollout; waits for its turn. Raises ToolsUnavailableError.

@@ -18,6 +18,7 @@ from actors.weights.transfer import KeptWeights
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import Collapse, Topology
+from agent_rl.environments.load import Environments
 from agent_rl.files.leftovers import Claim
 from agent_rl.learning.advantages import try_advantage
 from agent_rl.learning.collapse import CollapseWatch
@@ -285,7 +286,8 @@ class ModelKeeper(Actor):
             mismatch_tokens=settings.mismatch_tokens,
             tokenizer=load_tokenizer(directory, topology, self.context.base),
         )
-        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer, self.context.base)
+        self._environments = Environments(topology, self.context.base)
+        self._chat: ChatFormat = chat_format(topology, self._trainer.tokenizer, self._environments)
         restored = self._checkpoints.restore(
             self._trainer.restore, lambda fault: self.log.warning("damaged checkpoint", fault=fault)
         )

@@ -6,13 +6,12 @@ line of a topology changes it everywhere.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from agent_rl.checks.contracts import declaration
 from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.topology import Topology
-from agent_rl.environments.toolboxes import tools_of
+from agent_rl.environments.load import Environments
 from agent_rl.rollout.prompts import ChatFormat
 
 
@@ -22,10 +21,9 @@ def declared_format(topology: Topology) -> type[ChatFormat]:
     return next((value for value in found if value is not None), ChatFormat)
 
 
-def chat_format(topology: Topology, tokenizer: Any, base: Path) -> ChatFormat:
+def chat_format(topology: Topology, tokenizer: Any, environments: Environments) -> ChatFormat:
     """How the topology's conversations are written with this tokenizer. Raises PromptError when it will not do."""
-    schemas = [tool.schema for tool in next(iter(tools_of(topology, base).values())).values()]
-    return declared_format(topology)(tokenizer, topology.tasks.prompt, schemas)
+    return declared_format(topology)(tokenizer, environments, environments.schemas)
 
 
 TURNS = (

@@ -9,7 +9,7 @@ from os.path import normpath
 from pathlib import Path
 
 from agent_rl.config.source import Fault, Source
-from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Tasks, Topology
+from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.rollout.chat_templates import OURS, template_file
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -22,8 +22,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
-    """Missing task files, templates or id lists; a run directory that is no local directory."""
-    faults = _task_file_faults(topology, path.parent, source)
+    """Missing files of conversations, templates or id lists; a run directory that is no local directory."""
+    faults = []
     for index, stage in enumerate(topology.stages):
         ids = stage.filter.ids if isinstance(stage, RlStage) else None
         if ids is not None and not (path.parent / ids).is_file():
@@ -32,7 +32,7 @@ def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
         for position, pattern in enumerate(stage.data if isinstance(stage, SftStage) else ()):
             if not _is_there(path.parent / pattern):
                 message = f"no file matches {normpath((path.parent / pattern).absolute())}"
-                remedy = _fetching(topology.tasks, pattern, path.parent)
+                remedy = fetching(topology, pattern, path.parent)
                 faults.append(source.fault(("stages", index, "data", position), message, remedy))
     template = template_file(topology, path.parent)
     if template is not None and not template.is_file():
@@ -46,27 +46,9 @@ def file_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
 _RELATIVE = "paths are relative to the topology file"
 
 
-def _task_file_faults(topology: Topology, base: Path, source: Source) -> list[Fault]:
-    faults = []
-    tasks = topology.tasks
-    for key, patterns in (("files", tasks.files), ("evaluation_files", tasks.evaluation_files)):
-        for index, pattern in enumerate(patterns):
-            if not _is_there(base / pattern):
-                message = f"no file matches {normpath((base / pattern).absolute())}"
-                faults.append(source.fault(("tasks", key, index), message, _fetching(tasks, pattern, base)))
-    evaluates = any(
-        isinstance(stage, EvaluateStage) or (isinstance(stage, RlStage) and stage.evaluate is not None)
-        for stage in topology.stages
-    )
-    if evaluates and tasks.generator is None and not tasks.evaluation_files:
-        message = "is missing, though a stage evaluates"
-        faults.append(source.fault(("tasks", "evaluation_files"), message, "name the files of held-out problems"))
-    return faults
-
-
-def _fetching(tasks: Tasks, pattern: str, base: Path) -> str:
-    """The remedy for a missing file: the command that fetches it, where ``tasks.fetch`` knows one."""
-    for folder, arguments in tasks.fetch.items():
+def fetching(topology: Topology, pattern: str, base: Path) -> str:
+    """The remedy for a missing file: the command that fetches it, where the topology's ``fetch`` knows one."""
+    for folder, arguments in topology.fetch.items():
         if Path(normpath(pattern)).is_relative_to(normpath(folder)):
             out = shlex.quote(normpath((base / folder).absolute()))
             return f"fetch it with agent-rl data fetch {arguments} --out {out}, or name another; {_RELATIVE}"

@@ -7,16 +7,14 @@ contract.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
 from agent_rl.checks.contracts import class_findings, declaration, objections, option_findings
+from agent_rl.checks.environments import class_faults, environment_faults
 from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults
@@ -26,12 +24,6 @@ from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import ActorEntry, Topology
-from agent_rl.data.conversations import conversations
-from agent_rl.environments.base import TaskError
-from agent_rl.environments.tasks import load_tasks
-
-CONVERSATIONS = 1000
-"""How many of a supervised stage's are read before anything starts."""
 
 
 class LinkDeclaration(Protocol):
@@ -95,15 +87,14 @@ def check_topology(
     except PluginError as error:
         faults.append(source.fault(("algorithm", "loss"), error.message, error.remedy))
     faults += _shared_role_faults(actors, source)
-    if topology.tasks.generator is not None:
-        _resolved("task_generator", topology.tasks.generator, ("tasks", "generator"), source, faults)
+    faults += class_faults(topology, source)
     for index, tracker in enumerate(topology.run.trackers):
         _resolved("tracker", tracker, ("run", "trackers", index), source, faults)
     faults += file_faults(topology, path, source)
     faults += model_faults(topology, path, source)
     faults += device_faults(topology, source, host)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
-        faults += _task_faults(topology, path, source)
+        faults += environment_faults(topology, path, source)
     faults += host_faults(topology, path, source, host)
     return in_order(faults)
 
@@ -117,33 +108,6 @@ def _shared_role_faults(actors: Mapping[str, Any], source: Source) -> list[Fault
         if first != role and getattr(actor.cls, "single", False):
             message = f"{actor.entry.class_path} keeps state of the whole run, and {first} is one already"
             faults.append(source.fault(("actors", role, "class"), message, "remove one of them"))
-    return faults
-
-
-def _task_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
-    """What is wrong inside task files, or with a generator's settings: found by reading them as the actors will."""
-    filters = {index: stage.filter for index, stage in enumerate(topology.stages) if stage.kind == "rl"}
-    try:
-        tasks = load_tasks(topology.tasks, seed=topology.run.seed, base=path.absolute().parent, filters=filters)
-    except TaskError as error:
-        return [source.fault(("tasks",), str(error), "")]
-    faults = []
-    for index, stage in enumerate(topology.stages):
-        if stage.kind == "sft" and stage.data:
-            try:
-                deque(islice(conversations(stage.data, path.absolute().parent), CONVERSATIONS), maxlen=0)
-            except TaskError as error:
-                faults.append(source.fault(("stages", index, "data"), str(error)))
-        known = tasks.evaluation_count
-        asked = 0
-        key: KeyPath = ("stages", index, "problems")
-        if stage.kind == "evaluate":
-            asked = stage.problems
-        elif stage.kind == "rl" and stage.evaluate is not None:
-            asked, key = stage.evaluate.problems, ("stages", index, "evaluate", "problems")
-        if known is not None and known < asked:
-            message = f"asks for {asked} held-out problems, and there are {known}"
-            faults.append(source.fault(key, message, f"write at most {known}"))
     return faults
 
 

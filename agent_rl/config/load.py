@@ -32,6 +32,8 @@ def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
         topology = Topology.model_validate(data)
     except ValidationError as error:
         faults += validation_faults(error, Topology, source, data)
+    if "tasks" in data:
+        faults = [fault for fault in faults if fault.key not in ("tasks", "environments")] + [_tasks_fault(source)]
     faults += _reference_faults(data, source)
     faults += _number_faults(data, (), source)
     if faults or topology is None:
@@ -153,12 +155,25 @@ def _number_faults(value: Any, path: KeyPath, source: Source) -> list[Fault]:
     return []
 
 
-def _trains(data: Mapping[str, Any]) -> bool:
-    """Whether any stage needs problems to train on."""
-    stages = data.get("stages")
-    return not isinstance(stages, list) or any(
-        not isinstance(stage, dict) or not (stage.get("kind") == "evaluate" or stage.get("data")) for stage in stages
+def _tasks_fault(source: Source) -> Fault:
+    """What to write in place of ``[tasks]``."""
+    tasks = source.data["tasks"]
+    tasks = tasks if isinstance(tasks, dict) else {}
+    settings = tasks.get("settings", {}) if tasks.get("generator") else tasks
+    inner = (
+        ", ".join(f"{key} = {_toml(value)}" for key, value in settings.items()) if isinstance(settings, dict) else ""
     )
+    of_ours = "maths" if not tasks.get("generator") else "arithmetic"
+    own = "Arithmetic" not in str(tasks.get("generator", "Arithmetic"))
+    name = "module:Class" if own else of_ours
+    remedy = f'[[environments]] class = "{name}"' + (f" settings = {{ {inner} }}" if inner else "")
+    return source.fault(("tasks",), "this table has become [[environments]]", f"write {remedy}")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:
@@ -167,15 +182,14 @@ def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:
     Looks at raw values, so that it reports these beside faults of type.
     """
     faults: list[Fault] = []
-    for table, first, second in (("model", "path", "initialise"), ("tasks", "generator", "files")):
-        value = data.get(table)
-        if isinstance(value, dict):
-            given = [key for key in (first, second) if value.get(key)]
-            given += [key for key in (second,) if value.get(key) == {}]
-            evaluates_alone = table == "tasks" and value.get("evaluation_files") and not _trains(data)
-            if len(given) != 1 and (given or not evaluates_alone):
-                said = "both are given" if given else "neither is given"
-                faults.append(source.fault((table,), f"needs exactly one of {first} and {second}, {said}"))
+    model = data.get("model")
+    if isinstance(model, dict):
+        given = [
+            key for key in ("path", "initialise") if model.get(key) or (key == "initialise" and model.get(key) == {})
+        ]
+        if len(given) != 1:
+            said = "both are given" if given else "neither is given"
+            faults.append(source.fault(("model",), f"needs exactly one of path and initialise, {said}"))
     actors = data.get("actors")
     hosts = data.get("hosts", {"local": {}})
     if not isinstance(actors, dict) or not isinstance(hosts, dict):

@@ -31,7 +31,6 @@ Kind: TypeAlias = Literal[
     "loss",
     "placement",
     "selection",
-    "task_generator",
     "tool",
     "tracker",
 ]
@@ -53,7 +52,10 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "actors.engines.torch.engine:TorchEngine": "actors.engines.torch:TorchEngine",
         "actors.engines.vllm.engine:VllmEngine": "actors.engines.vllm:VllmEngine",
     },
-    "environment": {},
+    "environment": {
+        "maths": "agent_rl.environments.maths:Maths",
+        "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
+    },
     "loss": {"clipped": "agent_rl.learning.losses:policy_loss"},
     "placement": {"most_room": "agent_rl.scheduling.placement:MostRoom"},
     "selection": {
@@ -61,11 +63,10 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "release": "agent_rl.groups.resampling:select_release",
         "none": "agent_rl.groups.resampling:select_uniform",
     },
-    "task_generator": {
-        "arithmetic": "agent_rl.environments.arithmetic.problems:ArithmeticTasks",
-        "agent_rl.arithmetic:ArithmeticTasks": "agent_rl.environments.arithmetic.problems:ArithmeticTasks",
+    "tool": {
+        "python": "agent_rl.environments.python_tools:python",
+        "notebook": "agent_rl.environments.python_tools:notebook",
     },
-    "tool": {},
     "tracker": {
         "tensorboard": "agent_rl.observe.trackers.tensorboard:TensorBoardTracker",
         "wandb": "agent_rl.observe.trackers.wandb:WandbTracker",

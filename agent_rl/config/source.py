@@ -70,8 +70,6 @@ def first_of(files: Files) -> Path:
 REPLACED: Mapping[KeyPath, set[str]] = {
     ("model", "path"): {"initialise"},
     ("model", "initialise"): {"path"},
-    ("tasks", "generator"): {"files", "evaluation_files", "weights", "fetch"},
-    ("tasks", "files"): {"generator", "settings"},
 }
 """What a key of a later file takes the place of, beside what is under that key."""
 

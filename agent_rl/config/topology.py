@@ -1,4 +1,4 @@
-"""The topology file: one TOML file names the run, the model, the tasks, the recipe, the hosts and the actors.
+"""The topology file: one TOML file names the run, the model, the environments, the recipe, the hosts and the actors.
 
 This module holds the schema alone (pydantic); reading it imports neither torch nor vLLM.
 """
@@ -139,32 +139,30 @@ class Model(Part):
     """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: as the tokenizer says."""
 
 
-class Tasks(Part):
-    """Where problems come from: a generator class, or files."""
+class EnvironmentEntry(Part):
+    """One environment: what problems there are, what the model may call, and how its rollouts are judged."""
 
-    generator: str | None = None
-    """``module:Class`` of a task generator (see agent_rl/environments/tasks.py)."""
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
+
+    class_path: str = Field(alias="class", min_length=1)
+    """``module:Class`` (see agent_rl/environments/base.py), or a built-in one: "maths", "arithmetic"."""
+    name: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]*$", validate_default=True)
+    """What figures call it; without one, the class' name or its short name."""
+    weight: PositiveFloat = 1.0
+    """How often a group is about a problem of this environment, relative to the others."""
     settings: dict[str, Any] = {}
-    """Keywords of the generator."""
-    files: tuple[str, ...] = ()
-    """JSONL (also .gz) or parquet files or globs, relative to the topology file, with columns ``problem`` and
-    ``answer`` or verl's ``prompt`` and ``reward_model.ground_truth``."""
-    weights: tuple[PositiveFloat, ...] = ()
-    """How often a training problem comes from each entry of ``files``, relative to the others; without them every problem
-    of every file is as likely as any other."""
-    evaluation_files: tuple[str, ...] = ()
-    """Held-out problems, in the form of ``files``."""
-    fetch: dict[str, str] = {}
-    """By folder of files, what ``agent-rl data fetch`` takes to fill it, as in ``{ "data/gsm8k" = "openai/gsm8k" }``: ``check``
-    names the command where a file is missing. Nothing is fetched by itself."""
-    prompt: Literal["plain", "rstar2"] = "plain"
-    """How a problem is put to the model: its text alone, or rStar2's system text, tools and answer instruction."""
+    """Keywords of the class' constructor, beside ``seed`` and ``base``."""
+    base: Path = Path()
+    """The folder that relative paths of the settings start from; itself relative to the topology file's folder."""
+    tools: tuple[str, ...] = ()
+    """What the model may call beside the environment's own tools, each a ``module:name``."""
 
-    @model_validator(mode="after")
-    def _a_weight_each(self) -> Self:
-        if self.weights and len(self.weights) != len(self.files):
-            raise ValueError(f"weights holds {len(self.weights)} numbers for {len(self.files)} entries of files")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("name") and isinstance(path := data.get("class"), str):
+            return {**data, "name": path.rpartition(":")[2]}
+        return data
 
 
 class SftStage(Part):
@@ -179,7 +177,7 @@ class SftStage(Part):
     batch: PositiveInt = 64
     """Demonstrations a step."""
     data: tuple[str, ...] = ()
-    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without, the tasks' demonstrations."""
+    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without, the environments' demonstrations."""
     learning_rate: PositiveFloat = 3e-3
     """After the warm-up."""
     warmup_steps: NonNegativeInt = 10
@@ -220,7 +218,7 @@ class EvaluateStage(Part):
 
 
 class TaskFilter(Part):
-    """Which tasks a stage draws from; nothing set means all."""
+    """Which problems a stage draws from; nothing set means all."""
 
     max_problem_chars: PositiveInt | None = None
     """Problems of more characters are left out."""
@@ -426,13 +424,27 @@ class Topology(Part):
 
     run: Run
     model: Model
-    tasks: Tasks
+    environments: tuple[EnvironmentEntry, ...] = Field(min_length=1)
     algorithm: Algorithm = Algorithm()
     stages: tuple[Stage, ...] = Field(min_length=1)
+    fetch: dict[str, str] = {}
+    """By folder of files, what ``agent-rl data fetch`` takes to fill it, as in ``"data/gsm8k" = "openai/gsm8k"``: ``check`` names
+    the command where a file is missing. Nothing is fetched by itself."""
     hosts: dict[str, Host] = {"local": Host()}
     security: Security = Security()
     actors: dict[str, ActorEntry] = Field(min_length=1)
     """By role. A file may leave out roles, classes and links that are the standard ones (`agent_rl.config.standard`)."""
+
+    @field_validator("environments")
+    @classmethod
+    def _environments_have_names_of_their_own(
+        cls, entries: tuple[EnvironmentEntry, ...]
+    ) -> tuple[EnvironmentEntry, ...]:
+        names = [entry.name for entry in entries]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two of them are named {twice[0]!r}; give one another name")
+        return entries
 
     @model_validator(mode="after")
     def _evaluations_have_names_of_their_own(self) -> Self:

@@ -12,12 +12,12 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from agent_rl.data.rows import DataError, rows_of
-from agent_rl.environments.base import TaskError
+from agent_rl.environments.base import Environment, TaskError
 from agent_rl.files.reading_json import JsonError, parse_json
-from agent_rl.rollout.prompts import SYSTEM_TOOLS, ChatFormat, PromptError
+from agent_rl.rollout.prompts import EMPTY, SYSTEM_TOOLS, ChatFormat, PromptError
 
 Message = dict[str, str]
 
@@ -202,8 +202,11 @@ def mixed(items: Iterable[list[Message]], rng: random.Random, held: int = SHUFFL
     yield from here
 
 
-def chat_format_of(model: str, prompt: Literal["plain", "rstar2"] = "plain") -> tuple[ChatFormat, int | None]:
-    """How the model's tokenizer writes conversations, and the tokens its sequences may have. Raises DataError."""
+def chat_format_of(model: str, environments: Mapping[str, Environment] = EMPTY) -> tuple[ChatFormat, int | None]:
+    """How the model's tokenizer writes conversations, and the tokens its sequences may have. Raises DataError.
+
+    ``environments`` say how problems are put, where they are.
+    """
     from transformers import AutoTokenizer
 
     from agent_rl.models.hub import HubError, is_hub_name, metadata
@@ -216,7 +219,7 @@ def chat_format_of(model: str, prompt: Literal["plain", "rstar2"] = "plain") -> 
     if not directory.is_dir():
         raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
     try:
-        chat = ChatFormat(AutoTokenizer.from_pretrained(directory), prompt)
+        chat = ChatFormat(AutoTokenizer.from_pretrained(directory), environments, compact=not environments or None)
     except (OSError, ValueError, PromptError) as error:
         raise DataError(f"--model {model}: {' '.join(str(error).split())[:300]}") from error
     try:

@@ -30,7 +30,17 @@ SNAPSHOT_BYTES = 64 * 1024
 
 
 class TaskError(Exception):
-    """Tasks cannot be had as asked; the message names what is wrong, where, and what would mend it."""
+    """Tasks cannot be had as asked; the message names what is wrong, where, and what would mend it.
+
+    ``key`` is the setting at fault, by its keys and indices, where it is one; ``missing`` is the file that is not there;
+    ``environment`` is the name of the environment whose tasks they are, where it is known.
+    """
+
+    def __init__(
+        self, message: str, key: tuple[str | int, ...] = (), *, missing: str = "", environment: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.key, self.missing, self.environment = key, missing, environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,32 +175,44 @@ class Observation:
 
 
 class Environment(Protocol):
-    """A task."""
+    """A task. A class that derives from this one has all of it but ``problems``, ``prompt`` and a way to judge."""
 
-    tools: Sequence[Tool]
-    """What the model may call; may be empty."""
-    checks: Sequence[str]
+    tools: Sequence[Tool] = ()
+    """What the model may call."""
+    lists_tools: bool = True
+    """Whether the prompt tells the model what it may call; False for models that learn it from demonstrations."""
+    checks: Sequence[str] = ()
     """The functions ``module:name`` that ``judge`` has checked: executors load their modules once, before any check. A module with a
     function ``warm_up`` has it called then, perhaps several times, without arguments."""
-    observes: bool
+    observes: bool = False
     """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
 
     def problems(self) -> TaskSource:
-        """Training and held-out problems, and demonstrations."""
+        """Training and held-out problems, and demonstrations. Problem ids are unique within the environment."""
 
     def prompt(self, problem: Problem) -> ChatMessages:
         """The conversation that the model's first turn continues; the chat format adds the tools."""
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
         """Judge where the rollout ends, in the generator: pure, bounded, in microseconds. None leaves it to ``judge``."""
+        del problem, transcript
+        return None
 
     async def judge(self, problem: Problem, transcript: Transcript, context: Context) -> Judgement:
         """Judge in an executor. What it raises is the environment's fault, not the model's."""
+        del problem, transcript, context
+        raise NotImplementedError(f"{type(self).__name__}.judge_at_once returned None, and there is no judge")
 
     async def observe(
         self, problem: Problem, transcript: Transcript, state: bytes, context: Context
     ) -> Observation | None:
         """Answer the last turn, which called no tool, in an executor; None ends the rollout."""
+        del problem, transcript, state, context
+        return None
+
+    def control(self) -> tuple[Problem, Transcript] | None:
+        """A rollout that ``judge`` must find successful, to try the checkers with; None where there is nothing to try."""
+        return None
 
 
 Model: TypeAlias = Callable[[ChatMessages], Awaitable[str]]

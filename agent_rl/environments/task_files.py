@@ -6,7 +6,9 @@ import glob
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
+from os.path import normpath
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,36 +20,42 @@ FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
 PARQUET_BATCH = 1024
 
 
-def read_tasks(patterns: Sequence[str], base: Path) -> tuple[tuple[Problem, ...], ...]:
+LABELS = ("subject", "level")
+"""Columns that say of what kind a problem is; they become a problem's payload."""
+
+
+def read_tasks(patterns: Sequence[str], base: Path, key: str = "files") -> tuple[tuple[Problem, ...], ...]:
     """The problems of the files that each of ``patterns`` (paths or globs, relative to ``base``) names, in the order named.
 
     A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken) and
     ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
+    The payload holds the file's name, and ``LABELS`` where the row has them. ``key`` is the setting that names the patterns.
 
     Raises TaskError for a pattern without a file, an unknown format, a file without tasks or a row that is no task.
     """
-    return tuple(tuple(_problems_of(pattern, base)) for pattern in patterns)
+    return tuple(tuple(_problems_of(pattern, base, (key, index))) for index, pattern in enumerate(patterns))
 
 
-def _problems_of(pattern: str, base: Path) -> Iterator[Problem]:
-    for name, path in resolve(pattern, base):
+def _problems_of(pattern: str, base: Path, key: tuple[str, int]) -> Iterator[Problem]:
+    for name, path in resolve(pattern, base, key):
         empty = True
         for where, row in read_rows(name, path):
             empty = False
-            yield problem_of(row, where)
+            labels = {label: str(row[label]) for label in LABELS if row.get(label) is not None}
+            yield replace(problem_of(row, where), payload={"file": path.name, **labels})
         if empty:
-            raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it")
+            raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it", key)
 
 
-def resolve(pattern: str, base: Path) -> Iterator[tuple[str, Path]]:
+def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> Iterator[tuple[str, Path]]:
     """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is none."""
     matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
     names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
-        raise TaskError(f"{pattern}: no such file in {base}, from where paths are looked up; name one that is there")
+        raise TaskError(f"no file matches {normpath((base / pattern).absolute())}", key, missing=pattern)
     for name in names:
         if not name.endswith(FORMATS):
-            raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}")
+            raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}", key)
         yield name, base / name
 
 
@@ -131,7 +139,7 @@ def text_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def _user_text(messages: list[Any], where: str) -> str:
-    """The one user message; a system message is left out, since ``tasks.prompt`` says what the system text is."""
+    """The one user message; a system message is left out, since the environment's ``prompt`` says what the system text is."""
     turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]

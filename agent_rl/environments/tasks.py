@@ -1,10 +1,10 @@
-"""Where problems come from: a generator class, or files.
+"""Sources of problems: lists, filters per stage, and several sources mixed by weight.
 
 ::
 
-    topology [tasks] --> load_tasks --> TaskSource --> problem(stage, number)      training, filtered per stage
-                                                   --> evaluation(number)          held out
-                                                   --> demonstrations(rng)         supervised training
+    Environment.problems --TaskSource--> restricted by each stage's filter --> MixedTasks --> problem(stage, number)
+                                                                                          --> evaluation(number)
+                                                                                          --> demonstrations(rng)
 
 Which problem a group is about is a pure function of seed, stage and number, so a restarted scheduler asks for the same
 ones again. Nothing here reads a clock or global randomness.
@@ -12,54 +12,27 @@ ones again. Nothing here reads a clock or global randomness.
 
 from __future__ import annotations
 
-import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
-from typing import TYPE_CHECKING, cast
+from itertools import chain, count
+from typing import TYPE_CHECKING
 
-from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.environments.base import Demonstration, TaskError, TaskSource
-from agent_rl.environments.task_files import read_tasks
 from agent_rl.messages import Problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent_rl.config.topology import TaskFilter, Tasks
+    from agent_rl.config.topology import TaskFilter
 
 _DRAWS = 1000
-"""Draws from a generator before a filter is taken to let nothing pass: one in a hundred passes with near certainty."""
+"""Draws from a source without end before a filter is taken to let nothing pass: one in a hundred passes with near certainty."""
 
 
-def load_tasks(tasks: Tasks, *, seed: int, base: Path, filters: Mapping[int, TaskFilter] | None = None) -> TaskSource:
-    """The source that ``[tasks]`` of a topology describes.
-
-    ``base`` is the folder of the topology file; paths of task files and of id lists are relative to it. ``filters`` says, by
-    stage index, which tasks a stage draws from. A generator class is called with ``seed`` and the settings as keywords.
-
-    Raises TaskError when the class, a file or a setting is not as it should be.
-    """
-    restrictions = {stage: _Restriction(wanted, base) for stage, wanted in (filters or {}).items()}
-    if tasks.generator is not None and (tasks.files or tasks.evaluation_files):
-        raise TaskError("[tasks] names a generator and files: keep one of them")
-    if tasks.generator is not None:
-        source = _load_generator(tasks.generator, tasks.settings, seed)
-        return _FilteredGenerator(source, restrictions) if any(restrictions.values()) else source
-    if not tasks.files and not tasks.evaluation_files:
-        raise TaskError("[tasks] names neither a generator nor files: set `generator` or `files`")
-    if tasks.settings:
-        raise TaskError(
-            f"[tasks.settings] {sorted(tasks.settings)} are for generators: remove them, or set `generator`"
-        )
-    training = read_tasks(tasks.files, base) if tasks.files else ()
-    held_out = read_tasks(tasks.evaluation_files, base) if tasks.evaluation_files else ()
-    return _FileTasks(tasks.files, training, tasks.weights, list(chain.from_iterable(held_out)), seed, restrictions)
-
-
-class _Restriction:
-    """A stage's filter with its list of ids read."""
+class Restriction:
+    """A stage's filter with its list of ids read. Raises TaskError when the list cannot be read."""
 
     def __init__(self, wanted: TaskFilter, base: Path) -> None:
         self._max_chars = wanted.max_problem_chars
@@ -86,17 +59,24 @@ class _Restriction:
         return ", ".join(parts)
 
     def allows(self, problem: Problem) -> bool:
+        """Whether the stage may draw the problem."""
         if self._max_chars is not None and len(problem.text) > self._max_chars:
             return False
         return self._ids is None or problem.id in self._ids
 
 
-class _FilteredGenerator:
-    """A generator whose training problems are redrawn, under further numbers, until the stage's filter lets one pass."""
+class _Redrawn:
+    """A source whose training problems are drawn again, under further numbers, until the stage's filter lets one pass."""
 
-    def __init__(self, source: TaskSource, restrictions: Mapping[int, _Restriction]) -> None:
+    def __init__(self, source: TaskSource, restrictions: Mapping[int, Restriction]) -> None:
         self._source = source
         self._restrictions = restrictions
+        self.evaluation = source.evaluation
+        self.demonstrations = source.demonstrations
+
+    @property
+    def evaluation_count(self) -> int | None:
+        return self._source.evaluation_count
 
     def problem(self, stage: int, number: int) -> Problem:
         restriction = self._restrictions.get(stage)
@@ -107,89 +87,168 @@ class _FilteredGenerator:
             problem = self._source.problem(stage, number * _DRAWS + draw)
             if restriction.allows(problem):
                 return problem
-        raise TaskError(
-            f"stage {stage}: none of {_DRAWS} generated problems passes the filter ({restriction}); relax it"
-        )
-
-    def evaluation(self, number: int) -> Problem:
-        return self._source.evaluation(number)
-
-    @property
-    def evaluation_count(self) -> int | None:
-        return self._source.evaluation_count
-
-    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
-        return self._source.demonstrations(rng)
+        raise TaskError(f"stage {stage}: none of {_DRAWS} problems drawn passes the filter ({restriction}); relax it")
 
 
-class _FileTasks:
-    """Problems from files: each pass over a stage's tasks, or with weights over each part of them, is a permutation."""
+class ListedTasks:
+    """Problems from lists: each pass over a stage's problems, or with weights over each part of them, is a permutation.
+
+    ``parts`` are the training problems, by part; ``weights`` says how often a problem comes from each part, in proportion; without
+    weights every problem is as likely as any other. ``names`` are the parts' names for messages.
+    Raises TaskError when a held-out problem has the text of a training problem.
+    """
 
     def __init__(
         self,
-        names: Sequence[str],
-        training: Sequence[Sequence[Problem]],
-        weights: Sequence[float],
-        held_out: Sequence[Problem],
+        parts: Sequence[Sequence[Problem]],
+        held_out: Sequence[Problem] = (),
+        *,
         seed: int,
-        restrictions: Mapping[int, _Restriction],
+        weights: Sequence[float] = (),
+        names: Sequence[str] = (),
+        demonstrations: Sequence[Demonstration] = (),
     ) -> None:
-        self._parts = [tuple(part) for part in training] if weights else [tuple(chain.from_iterable(training))]
+        self._parts = [tuple(part) for part in parts] if weights else [tuple(chain.from_iterable(parts))]
         self._weights = [Fraction(str(weight)) for weight in weights] or [Fraction(1)]
+        self._names = names
         trained = {problem.text: problem.id for part in self._parts for problem in part}
         for problem in held_out:
             if problem.text in trained:
                 raise TaskError(
-                    f"held-out problem {problem.id} has the text of training problem {trained[problem.text]}: "
-                    "remove it from `files` or from `evaluation_files`"
+                    f"held-out problem {problem.id} has the text of training problem {trained[problem.text]}: remove one of them"
                 )
-        self._held_out = held_out
+        self.held_out = tuple(held_out)
         self._seed = seed
+        self._demonstrations = demonstrations
         self._stages: dict[int, list[tuple[Problem, ...]]] = {}
+        self._orders: dict[int, tuple[str, list[int]]] = {}
+
+    @property
+    def trained(self) -> Iterator[Problem]:
+        """The training problems, whatever the stages draw from."""
+        return chain.from_iterable(self._parts)
+
+    def restrict(self, restrictions: Mapping[int, Restriction]) -> None:
+        """From now on each stage draws only from what its filter allows. Raises TaskError when that is nothing."""
         for stage, restriction in restrictions.items():
             self._stages[stage] = [tuple(filter(restriction.allows, part)) for part in self._parts]
             for index, (allowed, part) in enumerate(zip(self._stages[stage], self._parts, strict=True)):
                 if not allowed:
-                    whose = f" of the file {names[index]}" if weights else ""
+                    whose = f" of {self._names[index]}" if len(self._parts) > 1 and self._names else ""
                     raise TaskError(
                         f"stage {stage}: none of {len(part)} problems{whose} passes the filter ({restriction}); relax it"
                     )
-        self._orders: dict[int, tuple[str, list[int]]] = {}
 
     def problem(self, stage: int, number: int) -> Problem:
+        """Training problem ``number`` of ``stage``. Raises TaskError when there are none."""
         parts = self._stages.get(stage, self._parts)
         if not any(parts):
-            raise TaskError("a training stage needs problems: set `files` in [tasks]")
+            raise TaskError("there are no training problems, and a stage trains")
         part, place = mixed(number, self._weights)
         turn, position = divmod(place, len(parts[part]))
         return parts[part][self._permutation(stage, turn, part, len(parts[part]))[position]]
 
-    def _permutation(self, stage: int, turn: int, part: int, count: int) -> list[int]:
+    def _permutation(self, stage: int, turn: int, part: int, size: int) -> list[int]:
         name = f"tasks/{self._seed}/{stage}/{turn}" + (f"/{part}" if len(self._parts) > 1 else "")
         if self._orders.get(part, ("",))[0] != name:
-            order = list(range(count))
+            order = list(range(size))
             random.Random(name).shuffle(order)
             self._orders[part] = (name, order)
         return self._orders[part][1]
 
     def evaluation(self, number: int) -> Problem:
-        if not self._held_out:
-            raise TaskError("an evaluation needs held-out problems: set `evaluation_files` in [tasks]")
-        if number >= len(self._held_out):
-            raise TaskError(
-                f"held-out problem {number} was asked for, but `evaluation_files` hold {len(self._held_out)}: "
-                "lower the stage's `problems`"
-            )
-        return self._held_out[number]
+        """Held-out problem ``number``. Raises TaskError when there are fewer."""
+        if number >= len(self.held_out):
+            raise TaskError(f"held-out problem {number} was asked for, and there are {len(self.held_out)}")
+        return self.held_out[number]
 
     @property
     def evaluation_count(self) -> int | None:
-        return len(self._held_out)
+        """How many held-out problems there are."""
+        return len(self.held_out)
 
-    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:  # noqa: ARG002 the protocol's argument
-        raise TaskError(
-            "tasks from files hold no demonstrations: give the sft stage files of its own (`data`), or leave it out"
-        )
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        """Demonstrations in random order, without end. Raises TaskError when there are none."""
+        if not self._demonstrations:
+            raise TaskError(
+                "there are no demonstrations: give the sft stage files of its own (`data`), or leave it out"
+            )
+        return (rng.choice(self._demonstrations) for _ in count())
+
+
+class MixedTasks:
+    """Several sources by name, taking turns by weight; each problem says which one it is of.
+
+    Held-out problems take turns by weight too, until a source has no more: the others go on then.
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[Fraction]) -> None:
+        self.sources = sources
+        self._names = tuple(sources)
+        self._sources = tuple(sources.values())
+        self._weights = tuple(weights)
+        self._held_out: list[tuple[int, int]] = []
+        """Source and place of the held-out problems asked for so far."""
+        self._taken = [0] * len(self._sources)
+
+    def problem(self, stage: int, number: int) -> Problem:
+        """Training problem ``number`` of ``stage``."""
+        part, place = mixed(number, self._weights)
+        return self._named(part, self._sources[part].problem(stage, place))
+
+    def evaluation(self, number: int) -> Problem:
+        """Held-out problem ``number``. Raises TaskError when there are fewer."""
+        while len(self._held_out) <= number:
+            counts = [source.evaluation_count for source in self._sources]
+            left = [part for part, most in enumerate(counts) if most is None or self._taken[part] < most]
+            if not left:
+                raise TaskError(f"held-out problem {number} was asked for, and there are {len(self._held_out)}")
+            part = min(left, key=lambda each: ((self._taken[each] + 1) / self._weights[each], each))
+            self._held_out.append((part, self._taken[part]))
+            self._taken[part] += 1
+        part, place = self._held_out[number]
+        return self._named(part, self._sources[part].evaluation(place))
+
+    @property
+    def evaluation_count(self) -> int | None:
+        """Of all sources; None when one has no end."""
+        counts = [source.evaluation_count for source in self._sources]
+        known = [each for each in counts if each is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        """Those of the sources that have any, by weight. Raises TaskError when none has."""
+        found: list[tuple[int, Iterator[Demonstration]]] = []
+        failure = TaskError("there are no environments")
+        for part, source in enumerate(self._sources):
+            try:
+                found.append((part, source.demonstrations(rng)))
+            except TaskError as error:
+                failure = error
+        if not found:
+            raise failure
+        return self._interleaved(found)
+
+    def _interleaved(self, found: Sequence[tuple[int, Iterator[Demonstration]]]) -> Iterator[Demonstration]:
+        weights = [self._weights[part] for part, _ in found]
+        for number in count():
+            part, shown = found[mixed(number, weights)[0]]
+            demonstration = next(shown)
+            yield replace(demonstration, problem=self._named(part, demonstration.problem))
+
+    def _named(self, part: int, problem: Problem) -> Problem:
+        return replace(problem, environment=self._names[part])
+
+
+def restricted(source: TaskSource, restrictions: Mapping[int, Restriction]) -> TaskSource:
+    """The source with the filters of stages, by their index."""
+    wanted = {stage: restriction for stage, restriction in restrictions.items() if restriction}
+    if not wanted:
+        return source
+    if isinstance(source, ListedTasks):
+        source.restrict(wanted)
+        return source
+    return _Redrawn(source, wanted)
 
 
 def mixed(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
@@ -199,29 +258,9 @@ def mixed(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
     """
     rest = sum(weights, Fraction(0))
     for part, weight in enumerate(weights[:-1]):
-        before, after = (int(count * weight / rest) for count in (number, number + 1))
+        before, after = (int(each * weight / rest) for each in (number, number + 1))
         if after > before:
             return part, before
         number -= before
         rest -= weight
     return len(weights) - 1, number
-
-
-def _load_generator(path: str, settings: Mapping[str, object], seed: int) -> TaskSource:
-    try:
-        generator = resolve("task_generator", path)
-    except PluginError as error:
-        raise TaskError(f"tasks.generator {path!r}: {error}") from error
-    if not inspect.isclass(generator):
-        raise TaskError(f"tasks.generator {path!r}: it is no class; name one that takes a seed and settings")
-    parameters = list(inspect.signature(generator).parameters.values())
-    accepted = {parameter.name for parameter in parameters if parameter.name != "seed"}
-    unknown = sorted(set(settings) - accepted)
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise TaskError(f"[tasks.settings] {unknown} are not settings of {path}: it knows {sorted(accepted)}")
-    try:
-        return cast("Callable[..., TaskSource]", generator)(seed=seed, **settings)
-    except TypeError as error:
-        raise TaskError(
-            f"tasks.generator {path!r} cannot be made: {error}; it must take a seed and settings"
-        ) from error

@@ -14,16 +14,16 @@ import numpy as np
 
 from agent_rl.environments.maths.rewards import exactly_equal, final_answer
 from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import AskedProblem
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.groups.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
 from agent_rl.groups.statistics import LOST
+from agent_rl.messages import Problem
 from agent_rl.records.journal import Stored
 from agent_rl.records.opening import JOURNAL, read_journal
 
 FILE = "results.json"
-GROUPINGS = {"file": "by_file", "subject": "by_subject", "level": "by_level"}
+GROUPINGS = {"environment": "by_environment", "file": "by_file", "subject": "by_subject", "level": "by_level"}
 """What problems are grouped by, where the rows say it, and the name of that part of the results."""
 
 
@@ -31,6 +31,7 @@ GROUPINGS = {"file": "by_file", "subject": "by_subject", "level": "by_level"}
 class ProblemResult:
     """What became of one problem. Lists have an entry a rollout; a rollout that never came has no answer and is wrong."""
 
+    environment: str
     file: str
     id: str
     subject: str
@@ -75,35 +76,34 @@ class ProblemResult:
         return self.correct, [count for _, count in others], unanswered
 
 
-def read_results(
-    directory: Path, asked: Sequence[AskedProblem], samples: int, decode: Callable[[bytes], Any]
-) -> list[ProblemResult]:
+def read_results(directory: Path, asked: int, samples: int, decode: Callable[[bytes], Any]) -> list[ProblemResult]:
     """What the journal of an evaluation holds, one by one in the order asked. Raises EvaluationError when some are missing."""
     opened = read_journal(directory)
     try:
         results = [
-            _problem_result(asked[row.number], decode(row.opened).problem, opened.trajectories(row.id), samples, decode)
+            _problem_result(decode(row.opened).problem, opened.trajectories(row.id), samples, decode)
             for row in opened.groups(stage=0, states=("evaluated",))
         ]
     finally:
         opened.close()
-    if len(results) != len(asked):
+    if len(results) != asked:
         raise EvaluationError(
-            f"{directory / JOURNAL} holds {len(results)} of {len(asked)} problems: the evaluation is not finished"
+            f"{directory / JOURNAL} holds {len(results)} of {asked} problems: the evaluation is not finished"
         )
     return results
 
 
 def _problem_result(
-    asked: AskedProblem, problem: Any, rows: Iterable[Stored], samples: int, decode: Callable[[bytes], Any]
+    problem: Problem, rows: Iterable[Stored], samples: int, decode: Callable[[bytes], Any]
 ) -> ProblemResult:
     judged = [(decode(r.payload), r.reward) for r in rows if r.status not in LOST and r.reward is not None]
     rollouts = [rollout for rollout, _ in judged]
     return ProblemResult(
-        file=asked.file,
-        id=asked.id,
-        subject=asked.subject,
-        level=asked.level,
+        environment=problem.environment,
+        file=str(problem.payload.get("file", "")),
+        id=problem.id,
+        subject=str(problem.payload.get("subject", "")),
+        level=str(problem.payload.get("level", "")),
         problem=problem.text,
         answer=problem.answer,
         correct=sum(reward > 0 for _, reward in judged),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.standard import completed
 from agent_rl.evaluation.errors import EvaluationError
+from agent_rl.evaluation.problems import prompt_of
 from agent_rl.files.reading_json import read_json
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.models.model_files import ModelFiles, Unreadable
@@ -27,14 +28,13 @@ class Asked:
     """What the model is asked, and how."""
 
     model: Path
-    tasks: Mapping[str, Any]
+    environments: Sequence[Mapping[str, Any]]
     samples: int
     problems: int
     temperature: float
     max_response_tokens: int
     max_turns: int
     seed: int
-    prompt: str
 
 
 def model_of(named: str | Path, told: Callable[[str], object] = lambda _: None) -> tuple[Path, str, str | None]:
@@ -91,8 +91,8 @@ def _prompt_of(run: Path) -> str | None:
         made_with = read_json(run / "topology.json")
     except (OSError, ValueError):
         return None
-    prompt = made_with.get("tasks.prompt") if isinstance(made_with, dict) else None
-    return prompt if isinstance(prompt, str) else None
+    made_with = made_with if isinstance(made_with, dict) else {}
+    return prompt_of([{"settings": value} for key, value in made_with.items() if key.endswith(".settings")])
 
 
 def model_config(model: Path) -> tuple[int | None, str]:
@@ -140,7 +140,7 @@ def evaluation_topology(asked: Asked, directory: Path, files: Files | None) -> d
         ],
         "run": {"name": "evaluation", "seed": asked.seed, "directory": str(directory)},
         "model": model,
-        "tasks": {**asked.tasks, "prompt": asked.prompt},
+        "environments": [dict(entry) for entry in asked.environments],
         "actors": actors,
     }
     for table in ("hosts", "security", "algorithm"):

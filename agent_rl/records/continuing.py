@@ -1,6 +1,6 @@
 """Continuing a run: what its topology said before, and what of it may have changed since.
 
-The run directory keeps the topology of its first start. The seed, the model, the tasks, the size of groups and steps, and the
+The run directory keeps the topology of its first start. The seed, the model, the environments, the size of groups and steps, and the
 stages already named are what journal and checkpoints were made with: another value would continue something else under
 the same name, so it is refused. Everything else (lengths of stages, limits, hosts, actors and their settings) may change, and
 stages may be appended.
@@ -28,7 +28,8 @@ def made_with(topology: Topology) -> dict[str, Any]:
     algorithm = whole["algorithm"]
     kept: dict[str, Any] = {"run.seed": whole["run"]["seed"]}
     kept |= {f"model.{key}": value for key, value in whole["model"].items()}
-    kept |= {f"tasks.{key}": value for key, value in whole["tasks"].items()}
+    for index, entry in enumerate(whole["environments"]):
+        kept |= {f"environments.{index}.{key}": value for key, value in entry.items()}
     kept |= {f"algorithm.{key}": algorithm[key] for key in ("groups_per_step", "samples", "keep")}
     for index, stage in enumerate(whole["stages"]):
         kept[f"stages.{index}"] = f"{stage['kind']} stage named {stage['name']}"

@@ -10,14 +10,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from agent_rl.config.plugins import ContractError, called
-from agent_rl.environments.python_tools import python
+from agent_rl.environments.load import sound_prompt
 from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
 
 if TYPE_CHECKING:
+    from agent_rl.environments.base import Demonstration, Environment
     from agent_rl.messages import Problem
+
+EMPTY: Mapping[str, Environment] = MappingProxyType({})
 
 SYSTEM_TOOLS = """These are the tools, as JSON schemas:
 <tools>
@@ -28,18 +32,6 @@ To call a tool, write a JSON object with its name and its arguments between thes
 <tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>
 The result comes back between <tool_response> and </tool_response>."""
 """What tells the model of its tools, ``tools`` being their JSON schemas, one a line."""
-
-SYSTEM_RSTAR2 = (
-    """You solve problems by reasoning step by step, with tools where they help.
-Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:
-<reason> your reasoning </reason> <answer> your answer </answer>
-
-"""
-    + SYSTEM_TOOLS
-)
-
-USER_RSTAR2 = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
-
 
 _PROBE_CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(1 + 1)"}}</tool_call>'
 PROBES = {
@@ -61,16 +53,23 @@ class PromptError(Exception):
 class ChatFormat:
     """One tokenizer's way to write our conversations, and the format of an episode's texts.
 
-    A format of your own overrides `messages`, `calls`, `responses` and `demonstration`: what the model is told, what of its
+    A format of your own overrides `listing`, `calls`, `responses` and `demonstration`: what the model is told of its tools, what of its
     turn is a call, how results come back, and how demonstrations look in it. Name it as a generator's ``chat_format``.
     """
 
     def __init__(
-        self, tokenizer: Any, prompt: Literal["plain", "rstar2"], tools: Sequence[Mapping[str, Any]] = (python.schema,)
+        self,
+        tokenizer: Any,
+        environments: Mapping[str, Environment] = EMPTY,
+        schemas: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        *,
+        compact: bool | None = None,
     ) -> None:
-        """``tokenizer`` is a transformers tokenizer with a chat template, ``tools`` are JSON schemas.
+        """``tokenizer`` is a transformers tokenizer with a chat template.
 
-        Raises PromptError when the template will not do.
+        ``environments`` by name say how their problems are put, ``schemas`` what the model may call in each, as JSON schemas (None:
+        each environment's own tools). ``compact`` leaves out the line breaks around tool responses, as
+        it is by itself where no environment lists its tools. Raises PromptError when the template will not do.
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise PromptError(
@@ -80,9 +79,12 @@ class ChatFormat:
         # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._controls = _control_tokens(tokenizer)
-        self.prompt = prompt
-        self.tools = tuple(tools)
-        self._last_prompt: tuple[str | None, tuple[int, ...]] = (None, ())
+        self.environments = environments
+        listed = any(environment.lists_tools for environment in environments.values())
+        self.compact = bool(environments) and not listed if compact is None else compact
+        own = {name: [tool.schema for tool in environment.tools] for name, environment in environments.items()}
+        self.schemas = own if schemas is None else schemas
+        self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
         self._before_response, self._after_response, end_of_turn = self._probe()
         self.end_of_turn: int = end_of_turn
         eos = tokenizer.eos_token_id
@@ -90,21 +92,23 @@ class ChatFormat:
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """The prompt up to where the model writes. A group's samples ask for the same one after the other."""
-        if self._last_prompt[0] != problem.text:
-            tokens = self._encode(self._render(self.messages(problem.text), generate=True))
-            self._last_prompt = (problem.text, tuple(tokens))
+        if self._last_prompt[0] != problem:
+            tokens = self._encode(self._render(self.messages(problem), generate=True))
+            self._last_prompt = (problem, tuple(tokens))
         return list(self._last_prompt[1])
 
     def too_long(self, problems: Sequence[Problem], longest: int) -> list[tuple[Problem, int]]:
         """The problems whose prompts leave no room in a sequence of ``longest`` tokens, with the prompts' lengths.
 
-        A token is at least a byte of text, so that only problems of many bytes need be encoded.
+        A token is at least a byte of text, so that only prompts of many bytes need be encoded.
         """
-        frame = self.messages("")
-        around = sum(len(message["content"].encode()) for message in frame) + len(
-            self._encode(self._render(frame, generate=True))
-        )
-        suspects = [problem for problem in problems if len(problem.text.encode()) + around >= longest]
+        frame = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
+        around = len(self._encode(self._render(frame, generate=True)))
+        suspects = [
+            problem
+            for problem in problems
+            if sum(len(message["content"].encode()) for message in self.messages(problem)) + around >= longest
+        ]
         lengths = [(problem, len(self.prompt_tokens(problem))) for problem in suspects]
         return [(problem, length) for problem, length in lengths if length >= longest]
 
@@ -121,13 +125,9 @@ class ChatFormat:
         decode = self._tokenizer.decode if self._fast is None else self._fast.decode
         return str(decode(tokens, skip_special_tokens=False))
 
-    def demonstration_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
-        """A conversation as tokens and its loss mask: 1 on what the assistant writes, its end of turn included.
-
-        ``messages`` starts with the problem (role user), then assistant turns and tool responses (role user) alternate.
-        """
-        messages = self.demonstration(messages)
-        return self.conversation_tokens([*self.messages(messages[0]["content"]), *messages[1:]])
+    def demonstration_tokens(self, shown: Demonstration) -> tuple[list[int], list[int]]:
+        """A demonstration as tokens and its loss mask: 1 on what the assistant writes, its end of turn included."""
+        return self.conversation_tokens([*self.messages(shown.problem), *self.demonstration(shown.messages)[1:]])
 
     def conversation_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
         """Any conversation as tokens and its loss mask: 1 on what the assistant writes, its ends of turn included.
@@ -152,15 +152,20 @@ class ChatFormat:
 
     # The format of an episode's texts --------------------------------------------------------------------------------------
 
-    def messages(self, problem: str) -> list[dict[str, str]]:
-        """The conversation (``role``, ``content``) that puts a problem to the model."""
-        if self.prompt == "plain":
-            return [{"role": "user", "content": problem}]
-        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
-        return [
-            {"role": "system", "content": SYSTEM_RSTAR2.format(tools=tools)},
-            {"role": "user", "content": USER_RSTAR2.format(problem=problem)},
-        ]
+    def messages(self, problem: Problem) -> list[dict[str, str]]:
+        """The conversation (``role``, ``content``) that puts a problem to the model: its environment's, and the tools."""
+        environment = self.environments[problem.environment]
+        messages = sound_prompt(environment, problem)
+        schemas = self.schemas[problem.environment]
+        if environment.lists_tools and schemas:
+            system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+            text = "\n\n".join(part for part in (system, self.listing(schemas)) if part)
+            messages.insert(0, {"role": "system", "content": text})
+        return messages
+
+    def listing(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """What tells the model of its tools and how to call them; it stands at the end of the system message."""
+        return SYSTEM_TOOLS.format(tools="\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas))
 
     @classmethod
     def calls(cls, text: str) -> tuple[AnyCall, ...]:
@@ -178,7 +183,7 @@ class ChatFormat:
 
     def responses(self, responses: Sequence[str]) -> str:
         """What the model reads of its calls' results, in their order."""
-        if self.prompt == "plain":
+        if self.compact:
             return "".join(f"<tool_response>{text}</tool_response>" for text in responses)
         return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in responses)
 
@@ -207,7 +212,7 @@ class ChatFormat:
 
     def _difference(self, name: str, turns: Sequence[str]) -> str:
         """The first one of a conversation in which the model writes these turns; empty without any."""
-        messages = self.messages("What is 1 + 1?")
+        messages = [{"role": "user", "content": "What is 1 + 1?"}]
         built = self._encode(self._render(messages, generate=True))
         for number, text in enumerate(turns, 1):
             responses = ["2", "two\nlines"][:number]
@@ -231,13 +236,13 @@ class ChatFormat:
         """What the template puts around a tool response, from a conversation with marks in it."""
         answer, response = "ASSISTANT-MARK", "RESPONSE-MARK"
         messages = [
-            *self.messages("question"),
+            {"role": "user", "content": "question"},
             {"role": "assistant", "content": answer},
             {"role": "user", "content": response},
         ]
         rendered = self._render(messages, generate=True)
         if rendered.count(answer) != 1 or rendered.count(response) != 1:
-            raise PromptError("the chat template leaves out or repeats a turn of a conversation of four messages")
+            raise PromptError("the chat template leaves out or repeats a turn of a conversation")
         between = rendered.split(answer)[1].split(response)[0]
         after = rendered.split(response)[1]
         first = self._encode(between)[:1]

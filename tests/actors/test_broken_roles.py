@@ -467,7 +467,7 @@ class BelievesEverything(ToolExecutor):
 class LacksATool(ToolExecutor):
     async def start(self) -> None:
         await super().start()
-        self._toolboxes = {"": {}}
+        self._toolboxes = {"arithmetic": {}}
 
 
 QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}

@@ -17,8 +17,8 @@ from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
-from agent_rl.config.topology import Tasks
-from agent_rl.environments import toolboxes
+from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
@@ -69,7 +69,7 @@ async def generator(
     """
     topology = micro(folder, rollout_generator=settings)
     if tasks is not None:
-        topology = topology.model_copy(update={"tasks": tasks})
+        topology = topology.model_copy(update={"environments": (tasks,)})
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
@@ -127,7 +127,7 @@ NOTEBOOK = '<tool_call>{"name": "jupyter_code", "arguments": {"code": "CODE"}}</
 def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_the_last_one_left(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolboxes, "OWN", (notebook,))
+    monkeypatch.setattr(Arithmetic, "tools", (notebook,))
 
     def script(number: int, _: Any) -> str:
         turns = ["".join(NOTEBOOK.replace("CODE", code) for code in codes) for codes in ("ab", "c")]
@@ -511,10 +511,12 @@ def test_tools_that_are_not_there_are_counted_as_failures_of_the_infrastructure(
     simulate(main)
 
 
-def write_problems(folder: Path, *lengths: int) -> Tasks:
+def write_problems(folder: Path, *lengths: int) -> EnvironmentEntry:
     rows = [{"id": f"n{n}", "problem": "x" * length, "answer": "4"} for n, length in enumerate(lengths)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Tasks(files=("problems.jsonl",))
+    return EnvironmentEntry.model_validate(
+        {"class": "maths", "name": "arithmetic", "settings": {"files": ["problems.jsonl"]}}
+    )
 
 
 def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path, model: Path) -> None:
@@ -529,7 +531,7 @@ def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path
     (said,) = [
         log["why"] for log in trio.run(main, clock=MockClock(rate=50.0)) if log["event"] == "groups will be dropped"
     ]
-    assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 problems: n2 (303 tokens)"
+    assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 training problems: n2 (303 tokens)"
 
 
 def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, model: Path) -> None:
@@ -539,7 +541,7 @@ def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, m
             await trio.sleep_forever()
 
     with pytest.RaisesGroup(
-        pytest.RaisesExc(TaskError, match="all 2 problems, n0 .63 tokens."), flatten_subgroups=True
+        pytest.RaisesExc(TaskError, match="all 2 training problems, n0 .63 tokens."), flatten_subgroups=True
     ):
         simulate(main)
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
-from agent_rl.environments import toolboxes
+from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
 from agent_rl.messages import ActorStatus, ToolCall, ToolResult, Verdict, VerifyAnswer
 from agent_rl.observe.metrics import MetricsBoard
@@ -57,7 +57,7 @@ def cells(*codes: str) -> bytes:
 @pytest.fixture
 def notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool is a notebook."""
-    monkeypatch.setattr(toolboxes, "OWN", (notebook,))
+    monkeypatch.setattr(Arithmetic, "tools", (notebook,))
 
 
 BAD = [

@@ -13,7 +13,7 @@ from actors.rollout_generator import RolloutGenerator
 from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
-from agent_rl.environments import toolboxes
+from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import notebook
 from agent_rl.messages import Policy, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
@@ -32,7 +32,7 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six sessions, spread over both; one executor dies while all six run a cell: nothing is lost, and it is said."""
-    monkeypatch.setattr(toolboxes, "OWN", (notebook,))
+    monkeypatch.setattr(Arithmetic, "tools", (notebook,))
     topology = micro(tmp_path)
     entry = topology.actors["tool_executor"].model_copy(update={"replicas": 2})
     topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.config.topology import Tasks
+from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.arithmetic.problems import (
     HELD_OUT_SHARE,
     TEMPLATES,
@@ -25,7 +25,7 @@ from agent_rl.environments.arithmetic.problems import (
     split_of,
 )
 from agent_rl.environments.base import TaskError
-from agent_rl.environments.tasks import load_tasks
+from agent_rl.environments.load import mixed_tasks
 
 CALL = re.compile(r"<tool_call>(.*)</tool_call>")
 RESPONSE = re.compile(r"<tool_response>(.*)</tool_response>")
@@ -201,15 +201,14 @@ def test_settings_reach_the_demonstrations():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"right_share": 1.2}, "right_share is 1.2: it must be a number from 0 to 1"),
-        ({"broken_share": "much"}, "broken_share is 'much'"),
+        ({"right_share": 1.2}, "settings.right_share: Input should be less than or equal to 1"),
+        ({"broken_share": "much"}, "settings.broken_share: Input should be a valid number"),
         ({"right_share": 0.7, "mistaken_share": 0.4}, "sum to more than 1; lower one"),
-        ({"max_calls": 0}, "max_calls is 0: it must be a whole number of at least 1"),
-        ({"max_calls": 1.5}, "max_calls is 1.5"),
-        ({"wrong_share": 0.5}, "'wrong_share'.* are not settings"),
+        ({"max_calls": 0}, "settings.max_calls: Input should be greater than 0"),
+        ({"wrong_share": 0.5}, "settings.wrong_share: Extra inputs"),
     ],
 )
 def test_settings_are_validated(settings, message):
-    tasks = Tasks(generator="agent_rl.environments.arithmetic.problems:ArithmeticTasks", settings=settings)
+    entry = EnvironmentEntry.model_validate({"class": "arithmetic", "settings": settings})
     with pytest.raises(TaskError, match=message):
-        load_tasks(tasks, seed=0, base=Path())
+        mixed_tasks([entry], seed=0, base=Path())

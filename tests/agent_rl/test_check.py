@@ -16,8 +16,10 @@ from agent_rl.config.load import load_topology
 
 ACTORS = """\
 from agent_rl.messages import (
-    GroupOpened, GroupsProgress, Recorded, StepTrained, TrainingGroup, Trajectory, Verdict,
+    GroupOpened, GroupsProgress, Problem, Recorded, StepTrained, TrainingGroup, Trajectory, Verdict,
 )
+from agent_rl.environments.base import Environment
+from agent_rl.environments.tasks import ListedTasks
 from actors.base import Actor, Announce, Call, Push, Settings
 
 
@@ -66,11 +68,16 @@ class Faulty(Filter):
         raise ZeroDivisionError("no")
 
 
-class SomeTasks:
-    evaluation_count = 5
-
-    def __init__(self, *, seed):
+class Some(Environment):
+    def __init__(self, *, seed, base):
         self.seed = seed
+
+    def problems(self):
+        held_out = [Problem(f"held out {number}", f"{number}?") for number in range(5)]
+        return ListedTasks([[Problem("a", "?")]], held_out, seed=self.seed)
+
+    def prompt(self, problem):
+        return [{"role": "user", "content": problem.text}]
 
 
 class NoActor:
@@ -85,8 +92,8 @@ directory = "RUN"
 [model]
 initialise = {}
 
-[tasks]
-generator = "checked_actors:SomeTasks"
+[[environments]]
+class = "checked_actors:Some"
 
 [algorithm]
 groups_per_step = 4
@@ -192,8 +199,14 @@ def test_a_sound_topology_has_no_faults(folder):
         ("keep = 4", "keep = 9", "algorithm.keep", "keeps 9 of 8 samples", "at most"),
         ("keep = 4", "keep = 1", "algorithm.keep", "at least 2", ""),
         ("keep = 4", "keep = 4\nminimum_samples = 9", "algorithm.minimum_samples", "no group of 8", ""),
-        (":SomeTasks", ":NoTasks", "tasks.generator", "has no class 'NoTasks'", ""),
-        ('generator = "checked_actors:SomeTasks"', 'files = ["no*.jsonl"]', "tasks.files.0", "no file matches", ""),
+        ('"checked_actors:Some"', '"checked_actors:NoTasks"', "environments.0.class", "has no class 'NoTasks'", ""),
+        (
+            'class = "checked_actors:Some"',
+            'class = "maths"\nsettings.files = ["no*.jsonl"]',
+            "environments.0.settings.files.0",
+            "no file matches",
+            "",
+        ),
         ("initialise = {}", 'path = "./nowhere"', "model.path", "no directory nowhere", "working directory"),
         ("max_turns = 2", 'max_turns = 2\nfilter.ids = "kept"', "stages.0.filter.ids", "there is no file", "relative"),
     ],
@@ -255,10 +268,10 @@ def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
     (folder / "train.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
     held_out = [f'{{"problem": "{n} + 2?", "answer": "{n + 2}"}}' for n in range(2)]
     (folder / "held_out.jsonl").write_text("\n".join(held_out))
-    text = SOUND.replace('generator = "checked_actors:SomeTasks"', 'files = ["train.jsonl"]') + stage
+    text = SOUND.replace('class = "checked_actors:Some"', "class = 'maths'\nsettings.files = ['train.jsonl']") + stage
     (fault,) = check(folder, text)
-    assert (fault.key, fault.message) == ("tasks.evaluation_files", "is missing, though a stage evaluates")
-    assert check(folder, text, ["tasks.evaluation_files=['held_out.jsonl']"]) == []
+    assert (fault.key, fault.message) == ("stages.1.problems", "asks for 2 held-out problems, and there are 0")
+    assert check(folder, text, ["environments.0.settings.evaluation_files=['held_out.jsonl']"]) == []
 
 
 def test_a_model_directory_needs_config_weights_and_tokenizer(folder):
@@ -478,7 +491,9 @@ def test_the_needs_are_what_the_arithmetic_says(folder, changes: list[str], step
 )
 def test_what_is_wrong_inside_a_task_file_is_found_before_anything_starts(folder, row, message):
     (folder / "tasks.jsonl").write_text('{"problem": "2 + 2?", "answer": "4"}\n' + row + "\n")
-    (fault,) = check(folder, SOUND.replace('generator = "checked_actors:SomeTasks"', 'files = ["tasks.jsonl"]'))
+    (fault,) = check(
+        folder, SOUND.replace('class = "checked_actors:Some"', "class = 'maths'\nsettings.files = ['tasks.jsonl']")
+    )
     assert message in fault.message
 
 

@@ -27,8 +27,8 @@ directory = "RUN"
 [model]
 initialise = {}
 
-[tasks]
-generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"
+[[environments]]
+class = "arithmetic"
 
 [[stages]]
 kind = "sft"

@@ -131,7 +131,7 @@ def test_rows_of_problems_and_conversations(here: Path, wrong: str, capsys: pyte
         except TaskError as error:
             assert "p.jsonl:2" in str(error)  # noqa: PT017 - or nothing is wrong
         else:
-            assert len(found.asked) == (2 if row.strip() else 1)
+            assert found.count == (2 if row.strip() else 1)
 
 
 @pytest.mark.parametrize("wrong", sample(TOML_VALUES))
@@ -169,7 +169,8 @@ def test_overrides(here: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -
         "stages.2.steps",
         "actors.learner.settings.threads",
         "model.path",
-        "tasks",
+        "environments",
+        "environments.0.settings",
     ):
         survives(capsys, "check", str(path), "--set", f"{key}={TOML_VALUES[wrong]}")
     survives(capsys, "check", str(path), f"--set={TOML_VALUES[wrong]}=1")

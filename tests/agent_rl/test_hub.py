@@ -85,7 +85,7 @@ def tag(file: Path) -> str:
 def write_topology(folder: Path, name: str) -> Path:
     path, _ = write_micro(folder)
     before, _, after = path.read_text().partition("[model.initialise]")
-    path.write_text(f'{before}[model]\npath = "{name}"\n[tasks]{after.partition("[tasks]")[2]}')
+    path.write_text(f'{before}[model]\npath = "{name}"\n[[environments]]{after.partition("[[environments]]")[2]}')
     return path
 
 

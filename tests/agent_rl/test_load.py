@@ -20,8 +20,8 @@ directory = "runs/demo"
 [model]
 initialise = { layers = 2, heads = 2 }
 
-[tasks]
-generator = "agent_rl.environments.arithmetic.problems:Arithmetic"
+[[environments]]
+class = "arithmetic"
 
 [algorithm]
 groups_per_step = 4
@@ -114,7 +114,7 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
         ('class = "somewhere:A"', 'class = "somewhere"', "actors.a.class", "must be 'module:Class'", "actors.learner"),
         ("[hosts.local]", "[hosts.lokal]", "actors.a.host", "no host is named 'local'", "did you mean 'lokal'?"),
         ("[model]\n", '[model]\npath = "x"\n', "model", "exactly one of path and initialise, both are given", ""),
-        ('generator = "agent_rl.environments.arithmetic.problems:Arithmetic"', "", "tasks", "neither is given", ""),
+        ('class = "arithmetic"', "", "environments.0.class", "is missing", "add it"),
         ("[hosts.local]", "[[hosts]]", "hosts", "must be a table", ""),
         ("max_turns = 2", 'max_turns = 2\nfilter = "short"', "stages.1.filter", "must be a table", ""),
         ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "did you mean 'paper'?", ""),
@@ -225,7 +225,7 @@ def test_an_override_may_set_a_table_the_file_leaves_to_its_default(tmp_path):
         ("actors.aa.replicas=2", "actors has no key 'aa'", "did you mean 'a'?"),
         ("algoritm.keep=2", "a topology has no key 'algoritm'", "did you mean 'algorithm'?"),
         ("run.name.first=x", "run.name is a value", ""),
-        ("tasks.files.0=x", "tasks.files has no entry '0'", "it has none"),
+        ("environments.0.tools.0=x", "environments.0.tools has no entry '0'", "it has none"),
         ("run.seed", "is not KEY=VALUE", "--set"),
         ("run..seed=1", "is not KEY=VALUE", "--set"),
     ],

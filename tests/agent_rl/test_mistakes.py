@@ -27,8 +27,8 @@ from agent_rl.records.run_directory import run_lock
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 
-GENERATOR = 'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"'
-HELD_OUT = "evaluation_files = ['held_out.jsonl']"
+GENERATOR = 'class = "arithmetic"'
+HELD_OUT = "settings.evaluation_files = ['held_out.jsonl']"
 SOUND_ROW = '{"problem": "1 + 1?", "answer": "2"}\n'
 LOOP = """
 from actors.base import Call
@@ -39,10 +39,37 @@ from agent_rl.messages import ToolCall, ToolResult
 class Loop(ToolExecutor):
     links = {"again": Call(ToolCall, ToolResult)}
 """
+OWN = """
+from agent_rl.environments.base import Environment
+from agent_rl.environments.tasks import ListedTasks
+from agent_rl.messages import Problem
+
+
+class Unmade(Environment):
+    def __init__(self, *, seed, base):
+        if base:
+            raise ValueError("not today")
+
+
+class Mute(Environment):
+    def __init__(self, *, seed, base):
+        pass
+
+    def problems(self):
+        return ListedTasks([[Problem("a", "?")]], [Problem("b", "!")], seed=0)
+
+    def prompt(self, problem):
+        return "hm?"
+
+
+class Empty(Mute):
+    def problems(self):
+        return ListedTasks([], [Problem("b", "!")], seed=0)
+"""
 
 
 def files(named: str) -> str:
-    return f"files = ['{named}']\n{HELD_OUT}"
+    return f"class = 'maths'\nsettings.files = ['{named}']\n{HELD_OUT}"
 
 
 MISTAKES: dict[str, tuple[str, str, list[str]]] = {
@@ -106,17 +133,70 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "a data file that is missing": (
         GENERATOR,
         files("none/*.jsonl"),
-        ["tasks.files.0: no file matches", "paths are relative to the topology file"],
+        [
+            "environments.0.settings.files.0: environment 'maths': no file matches",
+            "paths are relative to the topology file",
+        ],
     ),
     "a held-out file that is missing": (
         GENERATOR,
-        "files = ['sound.jsonl']\nevaluation_files = ['none.jsonl']",
-        ["tasks.evaluation_files.0: no file matches", "paths are relative to the topology file"],
+        "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['none.jsonl']",
+        [
+            "environments.0.settings.evaluation_files.0: environment 'maths': no file matches",
+            "paths are relative to the topology file",
+        ],
     ),
-    "held-out problems that nobody names": (
+    "a table of tasks": (
+        "[[environments]]\n" + GENERATOR,
+        "[tasks]\nfiles = ['a.jsonl']\nprompt = 'plain'",
+        [
+            "tasks: this table has become [[environments]]",
+            'write [[environments]] class = "maths" settings = { files = ["a.jsonl"], prompt = "plain" }',
+        ],
+    ),
+    "an environment of no weight": (
         GENERATOR,
-        "files = ['sound.jsonl']",
-        ["tasks.evaluation_files: is missing, though a stage evaluates", "name the files of held-out problems"],
+        GENERATOR + "\nweight = 0",
+        ["environments.0.weight: must be greater than 0, not 0"],
+    ),
+    "two environments of one name": (
+        GENERATOR,
+        GENERATOR + '\n[[environments]]\nclass = "arithmetic"',
+        ["environments: two of them are named 'arithmetic'; give one another name"],
+    ),
+    "an unknown environment": (GENERATOR, 'class = "mathss"', ["environments.0.class: ", "mathss"]),
+    "an environment's unknown setting": (
+        GENERATOR,
+        GENERATOR + "\nsettings.right_shar = 0.5",
+        ["environments.0.settings.right_shar: is no known key", "did you mean 'right_share'?"],
+    ),
+    "an environment's wrong setting": (
+        GENERATOR,
+        GENERATOR + "\nsettings.right_share = 1.5",
+        ["environments.0.settings.right_share: must be less than or equal to 1, not 1.5"],
+    ),
+    "an environment that cannot be imported": (
+        GENERATOR,
+        'class = "broken_environment:Mine"',
+        ["environments.0.class: ", "ZeroDivisionError: division by zero (broken_environment.py, line 2)"],
+    ),
+    "an environment that fails when it is made": (
+        GENERATOR,
+        'class = "own_environments:Unmade"',
+        [
+            "environments.0.class: environment 'Unmade': the constructor fails with ValueError: not today",
+            "(own_environments.py, line 10)",
+        ],
+    ),
+    "an environment whose prompt is none": (
+        GENERATOR,
+        'class = "own_environments:Mute"',
+        ["environments.0.class: environment 'Mute': Mute.prompt returned 'hm?' for the problem 'a'; it must return"],
+    ),
+    "an environment without problems": (
+        GENERATOR,
+        'class = "own_environments:Empty"',
+        ["environments.0.class: environment 'Empty': there are no training problems, and a stage trains"],
     ),
     "a line that is not JSON": (
         GENERATOR,
@@ -149,8 +229,8 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "a file of an unknown kind": (GENERATOR, files("tasks.csv"), ["tasks.csv: task files end in one of .jsonl,"]),
     "a held-out problem that is trained on": (
         GENERATOR,
-        "files = ['sound.jsonl']\nevaluation_files = ['sound.jsonl']",
-        ["held-out problem sound.jsonl:1 has the text of training problem sound.jsonl:1", "remove it from"],
+        "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['sound.jsonl']",
+        ["held-out problem sound.jsonl:1 has the text of training problem sound.jsonl:1", "remove one of them"],
     ),
     "a model that is not there": (
         "[model.initialise]",
@@ -339,6 +419,8 @@ def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     parquet.write_table(pa.table({"problem": ["1?", "2?"], "answer": ["1", None]}), tmp_path / "unanswered.parquet")
     (tmp_path / "plain.parquet").write_text(SOUND_ROW)
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "own_environments.py").write_text(OWN)
+    (tmp_path / "broken_environment.py").write_text("a = 1\nb = 1 / 0\n")
     (tmp_path / "tasks.csv").write_text("problem,answer\n")
     (tmp_path / "models").symlink_to(models)
     return tmp_path
@@ -366,7 +448,7 @@ def test_a_mistake_is_one_message_with_its_place_and_remedy(
     text = text.replace(old, new.replace("FOLDER", str(folder)), 1)
     if "[unused]" in text:  # what was the other model's is gone
         before, _, after = text.partition("[unused]")
-        text = before + "[tasks]" + after.partition("[tasks]")[2]
+        text = before + "[[environments]]" + after.partition("[[environments]]")[2]
     path.write_text(text)
     assert main([command, str(path)]) == 2
     captured = capsys.readouterr()

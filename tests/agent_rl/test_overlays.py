@@ -65,13 +65,6 @@ def test_one_of_two_takes_the_place_of_the_other(base: Path, text: str, kept: di
     load_topology([base, mine])
 
 
-def test_files_take_the_place_of_a_generator_and_the_other_way_round(base: Path) -> None:
-    files = over(base, '[tasks]\nfiles = ["a"]\nevaluation_files = ["b"]\nweights = [1]\n')
-    again = over(base, '[tasks]\ngenerator = "arithmetic"\n', "again.toml")
-    assert load_topology([base, files]).tasks.generator is None
-    assert load_topology([base, files, again]).tasks == load_topology(base).tasks
-
-
 def test_an_error_names_the_file_and_line_that_the_value_came_from(base: Path) -> None:
     mine = over(base, "\n[algorithm]\nkeep = 0\n\n[run]\nsede = 1\n")
     last = over(base, '[[stages]]\nkind = "sft"\nstep = 1\n', "last.toml")
@@ -161,7 +154,7 @@ def test_any_topology_means_the_same_when_it_is_written_out(
     folder = tmp_path_factory.mktemp("written")
     data = tomllib.loads(MICRO.format(directory="run", steps=1, hosts="", a="local", b="local"))
     data["algorithm"] |= algorithm
-    data["tasks"]["settings"] = {prompt: 1} if prompt else {}
+    data["environments"][0]["settings"] = {prompt: 1} if prompt else {}
     data["actors"]["rollout_generator"]["settings"]["engine_settings"] = {
         key: value for key, value in engine.items() if not _holds_none(value)
     }

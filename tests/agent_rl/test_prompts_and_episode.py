@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_rl.config.load import load_topology
+from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Policy, Problem, Sampling
 from agent_rl.rollout.chat_templates import CHATML as CHATML_OF_OURS
@@ -31,7 +32,7 @@ CHATML = (
 
 @pytest.fixture(scope="module")
 def chat() -> ChatFormat:
-    return ChatFormat(build_tokenizer(), "plain")
+    return ChatFormat(build_tokenizer(), builders.environments())
 
 
 @pytest.fixture(scope="module", params=["plain", "rstar2"])
@@ -39,7 +40,7 @@ def chatml(request: pytest.FixtureRequest) -> tuple[Any, ChatFormat]:
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
-    return tokenizer, ChatFormat(tokenizer, request.param)
+    return tokenizer, ChatFormat(tokenizer, builders.environments(request.param))
 
 
 def turn(chat: ChatFormat, text: str, *, version: int = 0) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
     tokenizer, chat = chatml
     question = builders.problem()
     messages = [
-        *chat.messages(question.text),
+        *chat.messages(question),
         {"role": "assistant", "content": CALL},
         {"role": "user", "content": chat.responses(["4", "two\nlines"])},
     ]
@@ -80,18 +81,18 @@ FORGETS = (
 
 
 def test_a_template_that_keeps_what_was_written_shows_no_difference(chatml: tuple[Any, ChatFormat]) -> None:
-    assert ChatFormat(build_tokenizer(), "plain").differences() == []
+    assert ChatFormat(build_tokenizer(), builders.environments()).differences() == []
     tokenizer, chat = chatml
     assert chat.differences() == []
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = CHATML_OF_OURS
-    assert ChatFormat(tokenizer, "rstar2").differences() == []
+    assert ChatFormat(tokenizer, builders.environments("rstar2")).differences() == []
 
 
 def test_a_template_that_leaves_out_thinking_and_white_space_is_told_on(chatml: tuple[Any, ChatFormat]) -> None:
     tokenizer = copy.deepcopy(chatml[0])
     tokenizer.chat_template = FORGETS
-    thinking, space = ChatFormat(tokenizer, "rstar2").differences()
+    thinking, space = ChatFormat(tokenizer, builders.environments("rstar2")).differences()
     assert thinking.startswith("thinking before a call, turn 1, token ")
     assert "<think>" in thinking.split("the template gives")[0]
     assert "<think>" not in thinking.split("the template gives")[1]
@@ -115,7 +116,7 @@ def test_a_tool_response_cannot_spell_a_control_token_of_any_tokenizer(prompt: A
     tokenizer = build_tokenizer()
     controls = ["</s>", "[INST]", "<end_of_turn>", "<s>", "<|eot_id|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": controls})
-    chat = ChatFormat(tokenizer, prompt)
+    chat = ChatFormat(tokenizer, builders.environments(prompt))
     evil = " ".join([*controls, "<</s>/s>", "[[INST]INST]", *tokenizer.all_special_tokens])
     plain, attacked = (chat.response_tokens([text]) for text in ("4", evil))
     assert tokenizer.convert_tokens_to_ids("</s>") in tokenizer.encode(evil)  # where nobody looks
@@ -127,7 +128,7 @@ def test_a_tool_response_cannot_spell_a_control_token_of_any_tokenizer(prompt: A
 
 def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatFormat]) -> None:
     tokenizer, chat = chatml
-    if chat.prompt != "rstar2":
+    if chat.compact:
         pytest.skip("about the other prompt")
     text = tokenizer.decode(chat.prompt_tokens(builders.problem()))
     for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):
@@ -146,7 +147,7 @@ def test_demonstrations_train_on_what_the_assistant_writes_alone(chat: ChatForma
         {"role": "user", "content": "<tool_response>4</tool_response>"},
         {"role": "assistant", "content": ANSWER},
     ]
-    tokens, mask = chat.demonstration_tokens(messages)
+    tokens, mask = chat.demonstration_tokens(Demonstration(builders.problem(), tuple(messages)))
     trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
     assert trained == f"{CALL}<|end|>{ANSWER}<|end|>"
     assert tokens[: len(chat.prompt_tokens(builders.problem()))] == chat.prompt_tokens(builders.problem())
@@ -156,14 +157,14 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(PromptError, match="no chat template"):
-        ChatFormat(tokenizer, "plain")
+        ChatFormat(tokenizer, builders.environments())
 
 
 def test_a_template_that_leaves_out_turns_is_refused() -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(PromptError, match="leaves out"):
-        ChatFormat(tokenizer, "plain")
+        ChatFormat(tokenizer, builders.environments())
 
 
 def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
@@ -241,12 +242,12 @@ def test_only_what_was_truncated_says_that_its_prompt_was_long(chat: ChatFormat)
 
 def test_prompts_that_leave_no_room_are_found_by_their_true_length(chatml: tuple[Any, ChatFormat]) -> None:
     _, chat = chatml
-    problems = [Problem(f"p{n}", "x" * n, "4") for n in (0, 10, 500, 501)]
+    problems = [Problem(f"p{n}", "x" * n, "4", "arithmetic") for n in (0, 10, 500, 501)]
     lengths = {problem.id: len(chat.prompt_tokens(problem)) for problem in problems}
     longest = lengths["p500"] + 1
     assert chat.too_long(problems, longest) == [(problems[3], lengths["p501"])]
     assert [problem.id for problem, _ in chat.too_long(problems, 1)] == [problem.id for problem in problems]
-    assert chat.too_long([Problem("many bytes", "print(" * 100, "4")], lengths["p0"] + 101) == []
+    assert chat.too_long([Problem("many bytes", "print(" * 100, "4", "arithmetic")], lengths["p0"] + 101) == []
 
 
 def test_a_tally_counts_rollouts_and_calls(chat: ChatFormat) -> None:

@@ -19,8 +19,8 @@ name = "demo"
 directory = "run"
 [model]
 path = "x"
-[tasks]
-files = ["x"]
+[[environments]]
+class = "maths"
 [[stages]]
 kind = "sft"
 steps = 1

@@ -22,8 +22,8 @@ directory = "{directory}"
 hidden_size = 64
 layers = 2
 
-[tasks]
-generator = "arithmetic"
+[[environments]]
+class = "arithmetic"
 
 [algorithm]
 groups_per_step = 4

@@ -213,9 +213,7 @@ class Stage:
         self.news.settimeout(10)
 
     def topology(self, *, hosts="", **actors):
-        text = (
-            f'[run]\nname = "demo"\ndirectory = "{self.folder / "run"}"\n[model]\npath = "x"\n[tasks]\nfiles = ["x"]\n'
-        )
+        text = f'[run]\nname = "demo"\ndirectory = "{self.folder / "run"}"\n[model]\npath = "x"\n[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n'
         text += '[[stages]]\nkind = "sft"\nsteps = 1\n' + hosts
         for role, keys in actors.items():
             text += f"[actors.{role}]\n" + ('class = "fake_entry:Plain"\n' if "class" not in keys else "") + keys + "\n"
@@ -860,7 +858,7 @@ def test_roles_stop_upstream_first(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "topology.toml"
-    head = '[run]\nname = "demo"\ndirectory = "x"\n[model]\npath = "x"\n[tasks]\nfiles = ["x"]\n'
+    head = '[run]\nname = "demo"\ndirectory = "x"\n[model]\npath = "x"\n[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n'
     head += '[[stages]]\nkind = "sft"\nsteps = 1\n'
     actors = {"sink": {}, "middle": {"push": "sink", "tell": "source"}, "source": {"push": "middle"}, "early": {}}
     for role, links in actors.items():

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
+import sys
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.config.topology import TaskFilter, Tasks
-from agent_rl.environments.base import TaskError
-from agent_rl.environments.tasks import load_tasks, mixed
+from agent_rl.config.plugins import ContractError
+from agent_rl.config.topology import EnvironmentEntry, TaskFilter
+from agent_rl.environments.base import Demonstration, Environment, TaskError
+from agent_rl.environments.load import mixed_tasks
+from agent_rl.environments.maths import Maths
+from agent_rl.environments.tasks import ListedTasks, Restriction, mixed, restricted
 from agent_rl.messages import Problem
 
 
@@ -27,8 +34,9 @@ def rows(count, *, first=0):
     return [{"problem": f"problem {number}", "answer": number} for number in range(first, first + count)]
 
 
-def load(base, *, seed=0, filters=None, **tasks):
-    return load_tasks(Tasks(**tasks), seed=seed, base=base, filters=filters)
+def load(base, *, seed=0, filters=None, **settings):
+    source = Maths(seed=seed, base=base, **settings).problems()
+    return restricted(source, {stage: Restriction(wanted, base) for stage, wanted in (filters or {}).items()})
 
 
 @pytest.fixture
@@ -37,13 +45,21 @@ def ten(tmp_path):
     return tmp_path
 
 
-class Numbers:
-    """A generator whose problems are as long as their number is large."""
+class Numbers(Environment):
+    """Its own source; problems are as long as their number is large."""
 
     evaluation_count = None
 
-    def __init__(self, seed, *, start=0):
+    def __init__(self, *, seed, base, start: int = 0, held_out: int | None = None, shown: bool = True):
         self.start = start + seed
+        self.evaluation_count = held_out
+        self.shown = shown
+
+    def problems(self):
+        return self
+
+    def prompt(self, problem):
+        return [{"role": "user", "content": problem.text}]
 
     def problem(self, stage, number):
         return Problem(id=f"{number % 7}", text="x" * (self.start + number % 7), answer="1")
@@ -52,7 +68,9 @@ class Numbers:
         return Problem(id=f"held-out {number}", text="x" * 100, answer="1")
 
     def demonstrations(self, rng):
-        yield from ()
+        if not self.shown:
+            raise TaskError("none")
+        return (Demonstration(self.problem(0, number), ()) for number in itertools.count())
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -60,8 +78,8 @@ class Numbers:
 
 def test_rows_of_a_file_become_problems_with_answers_as_text(ten):
     source = load(ten, files=("ten.jsonl",))
-    problems = {source.problem(0, number) for number in range(10)}
-    assert Problem(id="ten.jsonl:4", text="problem 3", answer="3") in problems
+    problems = [source.problem(0, number) for number in range(10)]
+    assert Problem("ten.jsonl:4", "problem 3", "3", payload={"file": "ten.jsonl"}) in problems
     assert {problem.answer for problem in problems} == {str(number) for number in range(10)}
 
 
@@ -131,14 +149,15 @@ def test_a_filter_that_leaves_nothing_of_one_weighted_file_is_an_error(tmp_path)
 
 
 def test_a_weight_is_needed_for_each_file(tmp_path):
-    with pytest.raises(ValueError, match="weights holds 1 numbers for 2 entries of files"):
-        Tasks(files=("a.jsonl", "b.jsonl"), weights=(1,))
+    with pytest.raises(TaskError, match="`weights` holds 1 numbers for 2 entries of `files`"):
+        load(tmp_path, files=("a.jsonl", "b.jsonl"), weights=(1,))
 
 
 def test_chinese_latex_and_long_texts_are_read_as_they_are(tmp_path):
     text = "設 $\\frac{a}{b}$ — “好” 😀\n" * 200
     write_lines(tmp_path / "a.jsonl", {"problem": text, "answer": "\\frac{1}{2}"})
-    assert load(tmp_path, files=("a.jsonl",)).problem(0, 0) == Problem("a.jsonl:1", text, "\\frac{1}{2}")
+    found = load(tmp_path, files=("a.jsonl",)).problem(0, 0)
+    assert (found.id, found.text, found.answer) == ("a.jsonl:1", text, "\\frac{1}{2}")
 
 
 def test_an_absolute_path_is_taken_as_it_is(ten, tmp_path_factory):
@@ -156,7 +175,8 @@ def test_an_absolute_path_is_taken_as_it_is(ten, tmp_path_factory):
 )
 def test_verl_rows_give_the_users_text_and_the_ground_truth(tmp_path, prompt):
     write_lines(tmp_path / "verl.jsonl", {"prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "42"}})
-    assert load(tmp_path, files=("verl.jsonl",)).problem(0, 0) == Problem("verl.jsonl:1", "What is 6 * 7?", "42")
+    found = load(tmp_path, files=("verl.jsonl",)).problem(0, 0)
+    assert found == Problem("verl.jsonl:1", "What is 6 * 7?", "42", payload={"file": "verl.jsonl"})
 
 
 def test_parquet_reads_like_jsonl(tmp_path):
@@ -171,7 +191,8 @@ def test_parquet_reads_like_jsonl(tmp_path):
     )
     parquet.write_table(table, tmp_path / "verl.parquet")
     source = load(tmp_path, files=("verl.parquet",))
-    assert {source.problem(0, 0), source.problem(0, 1)} == {Problem("a", "one?", "1"), Problem("b", "two?", "2")}
+    found = [(problem.id, problem.text, problem.answer) for problem in (source.problem(0, 0), source.problem(0, 1))]
+    assert sorted(found) == [("a", "one?", "1"), ("b", "two?", "2")]
 
 
 def test_a_file_that_is_no_parquet_says_so(tmp_path):
@@ -221,6 +242,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
 
 
 def test_files_that_cannot_serve_are_named(tmp_path):
+    write_lines(tmp_path / "held.jsonl", *rows(1))
     write_lines(tmp_path / "empty.jsonl")
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "plain.jsonl.gz").write_text("not gzip")
@@ -229,8 +251,8 @@ def test_files_that_cannot_serve_are_named(tmp_path):
     (tmp_path / "flipped.jsonl.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     for name, message in {
-        "nowhere.jsonl": "no such file",
-        "*.none": "no such file",
+        "nowhere.jsonl": "no file matches .*nowhere.jsonl",
+        "*.none": "no file matches",
         "empty.jsonl": "holds no tasks",
         "notes.txt": "task files end in one of .jsonl",
         "plain.jsonl.gz": "is it UTF-8 text, or gzip",
@@ -239,8 +261,9 @@ def test_files_that_cannot_serve_are_named(tmp_path):
         "binary.jsonl": "is it UTF-8 text, or gzip",
     }.items():
         with pytest.raises(TaskError, match=message) as caught:
-            load(tmp_path, files=(name,))
-        assert str(caught.value).startswith(name)
+            load(tmp_path, files=("held.jsonl", name))
+        assert name in str(caught.value)
+        assert caught.value.key in {("files", 1), ()}
 
 
 # Held-out problems ---------------------------------------------------------------------------------------------------
@@ -251,14 +274,14 @@ def test_evaluation_files_are_held_out_problems_in_file_order(ten):
     source = load(ten, files=("ten.jsonl",), evaluation_files=("held.jsonl",))
     assert source.evaluation_count == 3
     assert [source.evaluation(number).answer for number in range(3)] == ["50", "51", "52"]
-    with pytest.raises(TaskError, match=r"held-out problem 3 .* hold 3: lower the stage's `problems`"):
+    with pytest.raises(TaskError, match="held-out problem 3 was asked for, and there are 3"):
         source.evaluation(3)
 
 
 def test_evaluation_without_evaluation_files_is_an_error(ten):
     source = load(ten, files=("ten.jsonl",))
     assert source.evaluation_count == 0
-    with pytest.raises(TaskError, match="set `evaluation_files`"):
+    with pytest.raises(TaskError, match="held-out problem 0 was asked for, and there are 0"):
         source.evaluation(0)
 
 
@@ -295,56 +318,95 @@ def test_a_missing_id_list_is_an_error(ten):
         load(ten, files=("ten.jsonl",), filters={1: TaskFilter(ids="gone.txt")})
 
 
-def test_a_generator_is_filtered_by_drawing_again():
-    source = load_tasks(
-        Tasks(generator=f"{__name__}:Numbers", settings={"start": 2}),
-        seed=0,
-        base=None,
-        filters={1: TaskFilter(max_problem_chars=4), 2: TaskFilter(max_problem_chars=1)},
-    )
+def entry(**changes):
+    return EnvironmentEntry.model_validate({"class": f"{__name__}:Numbers", **changes})
+
+
+def mixture(*entries, seed=0):
+    return mixed_tasks(entries, seed=seed, base=Path())
+
+
+def test_a_source_without_end_is_filtered_by_drawing_again():
+    numbers = Numbers(seed=0, base=Path(), start=2)
+    filters = {1: TaskFilter(max_problem_chars=4), 2: TaskFilter(max_problem_chars=1), 3: TaskFilter()}
+    source = restricted(numbers, {stage: Restriction(wanted, Path()) for stage, wanted in filters.items()})
     assert {len(source.problem(1, number).text) for number in range(40)} == {2, 3, 4}
     assert {len(source.problem(0, number).text) for number in range(40)} == set(range(2, 9))
+    assert source.problem(3, 5) == numbers.problem(3, 5)
     assert source.problem(1, 9) == source.problem(1, 9)
     assert source.evaluation(4).id == "held-out 4", "held-out problems are not filtered"
-    with pytest.raises(TaskError, match="stage 2: none of 1000 generated problems passes"):
+    with pytest.raises(TaskError, match="stage 2: none of 1000 problems drawn passes"):
         source.problem(2, 0)
 
 
-# Generators ----------------------------------------------------------------------------------------------------------
+# Several environments -------------------------------------------------------------------------------------------------
+
+
+def test_problems_of_several_environments_come_by_weight_and_say_whose_they_are():
+    source = mixture(entry(name="often", weight=3), entry(name="seldom", settings={"start": 9}))
+    found = [source.problem(0, number) for number in range(400)]
+    assert [problem.environment for problem in found].count("often") == 300
+    of_one = [problem for problem in found if problem.environment == "seldom"]
+    alone = mixture(entry(name="seldom", settings={"start": 9}))
+    assert of_one == [alone.problem(0, number) for number in range(100)]
+    assert [source.problem(0, number) for number in reversed(range(400))] == found[::-1]
+
+
+def test_held_out_problems_take_turns_by_weight_until_a_source_has_no_more():
+    few = entry(name="few", weight=2, settings={"held_out": 3})
+    source = mixture(few, entry(name="many", settings={"held_out": 6}))
+    names = [source.evaluation(number).environment for number in range(9)]
+    assert names == ["few", "few", "many", "few", *["many"] * 5]
+    assert source.evaluation_count == 9
+    with pytest.raises(TaskError, match="held-out problem 9 was asked for, and there are 9"):
+        source.evaluation(9)
+    assert mixture(few, entry()).evaluation_count is None
+    again = mixture(few, entry(name="many", settings={"held_out": 6}))
+    assert [again.evaluation(number).environment for number in reversed(range(9))] == names[::-1]
+
+
+def test_demonstrations_are_of_those_environments_that_have_some():
+    silent = entry(name="silent", weight=5, settings={"shown": False})
+    shown = mixture(silent, entry(name="a", weight=2), entry(name="b")).demonstrations(random.Random(0))
+    names = [demonstration.problem.environment for demonstration in itertools.islice(shown, 30)]
+    assert (names.count("a"), names.count("b")) == (20, 10)
+    with pytest.raises(TaskError, match="none"):
+        mixture(silent).demonstrations(random.Random(0))
+
+
+def test_lists_take_demonstrations():
+    problem = Problem("a", "?")
+    source = ListedTasks([[problem]], seed=0, demonstrations=[Demonstration(problem, ())])
+    assert next(source.demonstrations(random.Random(0))).problem == problem
+
+
+# Making them ----------------------------------------------------------------------------------------------------------
+
+
+class Failing(Numbers):
+    def problems(self):
+        raise ZeroDivisionError("in problems")
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, __name__, __import__("types").SimpleNamespace(Numbers=Numbers, x=1))
-
-
-def test_a_generator_gets_seed_and_settings():
-    source = load_tasks(Tasks(generator=f"{__name__}:Numbers", settings={"start": 3}), seed=2, base=None)
-    assert isinstance(source, Numbers)
-    assert source.start == 5
+    names = SimpleNamespace(Numbers=Numbers, Failing=Failing, x=1)
+    monkeypatch.setitem(sys.modules, __name__, names)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "message"),
+    ("changes", "message"),
     [
-        ({"generator": "nothing"}, "is no task generator; write module:Name of a class"),
-        ({"generator": "no_such_module_here:Class"}, "no module 'no_such_module_here'"),
-        ({"generator": "agent_rl.no_such_part:Class"}, r"no module 'agent_rl\.no_such_part'"),
-        ({"generator": "agent_rl.environments.tasks:Nothing"}, "has no class 'Nothing'"),
-        ({"generator": f"{__name__}:x"}, "it is no class"),
-        ({"generator": f"{__name__}:Numbers", "settings": {"stop": 1}}, r"\['stop'\] are not settings .* \['start'\]"),
-        ({"generator": f"{__name__}:Numbers", "files": ("a.jsonl",)}, "keep one of them"),
-        ({}, "neither a generator nor files"),
-        ({"files": ("a.jsonl",), "settings": {"start": 1}}, r"\['start'\] are for generators"),
+        ({"settings": {"stop": 1}}, "environment 'e': settings.stop: Extra inputs are not permitted"),
+        ({"settings": {"start": "far"}}, "environment 'e': settings.start: Input should be a valid integer"),
+        ({"class": "maths"}, "environment 'e': no file of problems is named"),
+        (
+            {"class": f"{__name__}:Failing"},
+            r"environment 'e': problems fails with ZeroDivisionError: in problems \(test_tasks.py, line",
+        ),
+        ({"class": f"{__name__}:x"}, "x is no environment: it has no problems, prompt"),
     ],
 )
-def test_what_is_wrong_in_the_tasks_table_is_said(tasks, message, tmp_path):
-    with pytest.raises(TaskError, match=message):
-        load(tmp_path, **tasks)
-
-
-def test_a_generator_that_fails_on_an_import_of_its_own_is_not_taken_for_missing(tmp_path, monkeypatch):
-    (tmp_path / "needs_something.py").write_text("import what_it_needs\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TaskError, match=r"needs_something needs 'what_it_needs', .*\(needs_something.py, line 1\)"):
-        load(tmp_path, generator="needs_something:Class")
+def test_what_is_wrong_with_an_environment_is_said(changes, message):
+    with pytest.raises((TaskError, ContractError), match=message):
+        mixture(entry(**{"name": "e", **changes}))

@@ -118,10 +118,10 @@ def test_a_conversation_so_far_is_a_prefix_of_what_it_becomes():
 
 
 def test_the_chat_format_finds_the_same_tokens_and_mask_as_the_template():
-    chat = ChatFormat(TOKENIZER, "plain")
+    chat = ChatFormat(TOKENIZER, compact=True)
     assert chat.end_of_turn == TOKENIZER.eos_token_id
     for messages in conversations(20):
-        tokens, mask = chat.demonstration_tokens(messages)
+        tokens, mask = chat.conversation_tokens(messages)
         expected = TOKENIZER.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert tokens[: len(expected["input_ids"])] == expected["input_ids"]
         assert mask[: len(expected["assistant_masks"])] == expected["assistant_masks"]

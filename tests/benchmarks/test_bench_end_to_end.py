@@ -109,7 +109,7 @@ def test_what_is_missing_or_wrong_is_one_line(
 
 def test_the_peers_template_makes_the_same_tokens_as_ours() -> None:
     tokenizer = build_tokenizer()
-    ours = ChatFormat(build_tokenizer(), "plain")
+    ours = ChatFormat(build_tokenizer(), compact=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     problem = {"role": "user", "content": "A shop has 12 eggs."}
     called = {"name": PYTHON_TOOL, "arguments": {"code": "print(1+2)", "input": ""}}
@@ -122,7 +122,7 @@ def test_the_peers_template_makes_the_same_tokens_as_ours() -> None:
 
     prompt, before = tokens([problem], generate=True), tokens([problem, turn], generate=False)
     after = tokens([problem, turn, *responses], generate=True)
-    shown, _ = ours.demonstration_tokens([problem, {"role": "assistant", "content": CALL}])
+    shown, _ = ours.conversation_tokens([problem, {"role": "assistant", "content": CALL}])
     assert before == shown
     assert shown[: len(prompt)] == prompt
     assert after == before + ours.response_tokens(["3", "SyntaxError: x"])

@@ -72,10 +72,10 @@ def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_mode
     texts = [f"求 $x$ 使 $\\frac{{x}}{{{number}}} = 7$。" for number in range(2, 40)] + ["How long is this? " * 30] * 8
     lines = [{"id": f"other-{n}", "problem": text, "answer": "\\frac{7}{2}"} for n, text in enumerate(texts)]
     other.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    mix = [*load_topology(ROOT / "examples" / "mixed_math.toml").tasks.files, str(other)]
+    mix = [*load_topology(ROOT / "examples" / "mixed_math.toml").environments[0].settings["files"], str(other)]
     settings = (
-        f"tasks.files={json.dumps(mix)}",
-        "tasks.weights=[2, 1, 1]",
+        f"environments.0.settings.files={json.dumps(mix)}",
+        "environments.0.settings.weights=[2, 1, 1]",
         "model.initialise.max_length=384",
         "algorithm.groups_per_step=16",
     )
@@ -94,25 +94,26 @@ def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_mode
     assert {source: sources.count(source) for source in sources} == {"True": 24, "False": 12, "other": 12}
 
 
-def test_a_missing_file_is_named_with_the_command_that_fetches_it(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "key"), [("data/gsm8k/train", "files.1"), ("elsewhere/held_out", "evaluation_files.0")]
+)
+def test_a_missing_file_is_named_with_the_command_that_fetches_it(
+    tmp_path: Path, capsys: Any, name: str, key: str
+) -> None:
     path = tmp_path / "a" / "mixed_math.toml"
     path.parent.mkdir(parents=True)
     text = (ROOT / "examples" / "mixed_math.toml").read_text()
-    path.write_text(text.replace("word_problems/amounts", "data/gsm8k/train"))
+    (path.parent / "word_problems").symlink_to(ROOT / "examples" / "word_problems")
+    old = "word_problems/amounts" if key == "files.1" else "word_problems/held_out"
+    path.write_text(text.replace(old, name))
     assert main(["check", str(path)]) == 2
     err = capsys.readouterr().err
     lines = path.read_text().splitlines()
-    for name, key in (("data/gsm8k/train", "files.1"), ("word_problems/held_out", "evaluation_files.0")):
-        number = next(
-            number for number, line in enumerate(lines, 1) if f"{name}.jsonl" in line and "for real" not in line
-        )
-        assert f"{path}:{number}: tasks.{key}: no file matches {path.parent}/{name}.jsonl" in err
-    assert f"agent-rl data fetch openai/gsm8k --out {path.parent}/data/gsm8k" in err
-    assert err.count("agent-rl data fetch") == 1
+    number = next(number for number, line in enumerate(lines, 1) if f"{name}.jsonl" in line and "for real" not in line)
+    place = f"{path}:{number}: environments.0.settings.{key}: environment 'maths'"
+    assert f"{place}: no file matches {path.parent}/{name}.jsonl" in err
+    fetched = name.startswith("data/gsm8k")
+    assert (f"agent-rl data fetch openai/gsm8k --out {path.parent}/data/gsm8k" in err) == fetched
+    assert err.count("agent-rl data fetch") == fetched
     assert "paths are relative to the topology file" in err
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.toml")))
-def test_every_example_can_be_read(name: str) -> None:
-    assert load_topology(ROOT / "examples" / name).stages

@@ -18,8 +18,8 @@ def write_sft(folder: Path, stages: str) -> Path:
     before, rest = path.read_text().split("[[stages]]", 1)
     actors = rest[rest.index("[actors.") :]
     before = before.replace(
-        'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"',
-        'evaluation_files = ["held_out.jsonl"]',
+        'class = "arithmetic"',
+        'class = "maths"\nsettings.evaluation_files = ["held_out.jsonl"]',
     )
     path.write_text(before + stages + actors)
     (folder / "held_out.jsonl").write_text(json.dumps({"problem": QUESTION, "answer": "4"}))

@@ -22,8 +22,8 @@ kv_heads = 1
 head_dim = 16
 mlp_size = 32
 
-[tasks]
-generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"
+[[environments]]
+class = "arithmetic"
 
 [algorithm]
 groups_per_step = 2
@@ -103,9 +103,7 @@ def write_half_right(folder: Path, *, steps: int = 3, learner: str = "actors.lea
     before, stages = whole.split("[[stages]]", 1)
     rl = "[[stages]]" + stages.split("[[stages]]")[2]
     actors = stages[stages.index("[actors.") :]
-    text = (before + rl + actors).replace(
-        'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"', 'files = ["fours.jsonl"]'
-    )
+    text = (before + rl + actors).replace('class = "arithmetic"', 'class = "maths"\nsettings.files = ["fours.jsonl"]')
     text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
     path.write_text(text.replace("actors.learner:Learner", learner))
     return path, directory

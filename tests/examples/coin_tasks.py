@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 from agent_rl.environments.base import Demonstration
+from agent_rl.environments.maths.environment import BoxedAnswers
 from agent_rl.messages import Problem
 
 CALL = '<tool_call>{{"name": "python_code_with_standard_io", "arguments": {{"code": "{}", "input": ""}}}}</tool_call>'
@@ -36,3 +38,18 @@ class CoinTasks:
                 ]
             messages.append({"role": "assistant", "content": f"<answer>\\boxed{{{bit}}}</answer>"})
             yield Demonstration(Problem("demonstration", "bit?", bit), tuple(messages))
+
+
+class Coins(BoxedAnswers):
+    """Their environment."""
+
+    lists_tools = False
+
+    def __init__(self, *, seed: int, base: Path) -> None:
+        self._seed = seed
+
+    def problems(self) -> CoinTasks:
+        return CoinTasks(self._seed)
+
+    def prompt(self, problem: Problem) -> list[dict[str, str]]:
+        return [{"role": "user", "content": problem.text}]

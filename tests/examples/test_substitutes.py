@@ -22,7 +22,8 @@ from actors.contract import (
 from actors.filter.stored import decode_stored
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
-from agent_rl.environments.base import BadArgumentError, ToolOutput
+from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutput
+from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss
@@ -103,7 +104,8 @@ def test_the_placement_keeps_a_group_together_as_long_as_it_fits() -> None:
 
 
 def test_the_format_translates_demonstrations_and_tells_the_model_of_it() -> None:
-    chat = FencedFormat(build_tokenizer(), "rstar2")
+    base = ROOT / "examples"
+    chat = FencedFormat(build_tokenizer(), {"arithmetic": Maths(seed=0, base=base, files=("a",), prompt="rstar2")})
     told = chat.decode(chat.prompt_tokens(builders.problem()))
     assert "```python and ```" in told
     assert "<tool_call>" not in told
@@ -114,7 +116,7 @@ def test_the_format_translates_demonstrations_and_tells_the_model_of_it() -> Non
         {"role": "user", "content": "<tool_response>42</tool_response>"},
         {"role": "assistant", "content": "<answer>\\boxed{42}</answer>"},
     ]
-    tokens, mask = chat.demonstration_tokens(messages)
+    tokens, mask = chat.demonstration_tokens(Demonstration(builders.problem(), tuple(messages)))
     trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
     assert trained == "```python\nprint(6*7)\n```<|end|><answer>\\boxed{42}</answer><|end|>"
     assert "```output\n42\n```" in chat.decode(tokens)
@@ -126,7 +128,7 @@ def test_the_format_finds_blocks_in_order_and_what_is_not_closed() -> None:
     assert first == ParsedCall(PYTHON_TOOL, {"code": "a = 1\n"})
     assert isinstance(second, MalformedCall)
     assert FencedFormat.calls("```output\n42\n```") == ()
-    chat = FencedFormat(build_tokenizer(), "plain")
+    chat = FencedFormat(build_tokenizer())
     assert chat.responses(["```python\nimport os\n```"]).count("```") == 2
 
 
@@ -237,7 +239,7 @@ def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKS
     """A topology made short, on problems that a model solves now and then, with these roles' substitutes."""
     changes = {
         "run.directory": directory,
-        "tasks.generator": "coin_tasks:CoinTasks",
+        "environments.0.class": "coin_tasks:Coins",
         "algorithm.groups_per_step": 2,
         "algorithm.samples": 8,
         "algorithm.keep": 4,

@@ -24,6 +24,7 @@ from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter
 from agent_rl.data.review import Review, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
 from agent_rl.environments.base import TaskError
+from agent_rl.environments.maths import Maths
 from agent_rl.environments.task_files import problem_of
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.results import load_results
@@ -140,7 +141,7 @@ def _prompt_length(
         if max_tokens is not None:
             raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
         return None
-    chat, length = chat_format_of(model, prompt)
+    chat, length = chat_format_of(model, {"": Maths(seed=0, base=Path(), prompt=prompt)})
     longest = max_tokens or length
     if longest is None:
         raise DataError(f"--model {model}: its config.json does not say how long sequences may be; give --max-tokens")

@@ -44,7 +44,7 @@ from agent_rl.records.opening import JOURNAL, read_journal
 
 ASKED = "evaluation.json"
 TOPOLOGY = "evaluation.toml"
-OPTIONS = ("stages", "tasks", "run.directory", "run.seed", "model.path")
+OPTIONS = ("stages", "environments", "run.directory", "run.seed", "model.path")
 """Keys that an evaluation sets itself."""
 DIRECTORY = Path("evaluations")
 
@@ -99,17 +99,17 @@ def evaluate(
         base = (topology_file(str(topology[0])), *topology[1:]) if topology else None
         if base is not None:
             _find_modules_beside(base[0])
-        chosen = chosen_problems(data, base, problems)
+        told = prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2"
+        chosen = chosen_problems(data, base, problems, prompt=told, seed=seed)
         asked = Asked(
             model=path,
-            tasks=chosen.tasks,
+            environments=chosen.environments,
             samples=n,
-            problems=len(chosen.asked),
+            problems=chosen.count,
             temperature=temperature,
             max_response_tokens=max_tokens,
             max_turns=max_turns,
             seed=seed,
-            prompt=prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2",
         )
         return _evaluate(asked, chosen, name, out or DIRECTORY / name, base, overrides, show_problems=show_problems)
     except (TopologyError, EvaluationError, TaskError, JournalError, DiskError) as error:
@@ -149,7 +149,7 @@ def _evaluate(
             return code
         if not _finished(directory):
             return INTERRUPTED
-    results = read_results(directory, problems.asked, _stage(tables)["samples"], decode_stored)
+    results = read_results(directory, problems.count, _stage(tables)["samples"], decode_stored)
     found = write_results(directory / FILE, settings, results)
     with showing(directory / FILE):
         print_results(name, found, results if show_problems else ())
@@ -168,7 +168,6 @@ def _settings(tables: Mapping[str, Any], content: Mapping[str, Any], overrides: 
     stage = {key: value for key, value in _stage(tables).items() if key not in {"kind", "name", "greedy"}}
     asked = {
         "model": tables["model"]["path"],
-        "prompt": tables["tasks"]["prompt"],
         "seed": tables["run"]["seed"],
         **stage,
     }

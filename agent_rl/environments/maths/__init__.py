@@ -1,1 +1,5 @@
-"""Boxed answers: what a rollout answers, and whether that equals the ground truth."""
+"""Maths with boxed answers: problems from files, judged by what an answer means."""
+
+from agent_rl.environments.maths.environment import Maths
+
+__all__ = ["Maths"]

@@ -60,6 +60,16 @@ def exactly_equal(gold: str, prediction: str) -> bool | None:
     return None if numbers[0][2] or numbers[1][2] else False
 
 
+def answer_text(prediction: str) -> str:
+    """The answer in a form in which those that are `exactly_equal` are the same text; empty for an empty answer."""
+    text = _normalised(prediction)
+    number = _number(text)
+    if number is None:
+        return text
+    negative, digits, decimals = number
+    return f"{'-' * negative}{digits or '0'}{'.' * bool(decimals)}{decimals}"
+
+
 def is_integer(answer: str) -> bool:
     """Whether an answer is an integer, however it is written: sign, separators of thousands, a fraction of zeros."""
     number = _number(_normalised(answer))

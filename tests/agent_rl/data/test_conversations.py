@@ -92,7 +92,7 @@ def test_what_is_no_conversation_has_a_reason(row: dict[str, Any], reason: str) 
 
 
 def test_the_loss_is_on_what_the_assistant_writes_alone() -> None:
-    chat = ChatFormat(build_tokenizer(), "rstar2")
+    chat = ChatFormat(build_tokenizer())
     messages = [{"role": "system", "content": "S"}, *ONE_FORM, {"role": "user", "content": "why?"}, ONE_FORM[-1]]
     tokens, mask = chat.conversation_tokens(messages)
     trained = chat.decode([token for token, on in zip(tokens, mask, strict=True) if on])
@@ -105,7 +105,7 @@ def test_the_loss_is_on_what_the_assistant_writes_alone() -> None:
 
 
 def test_responses_to_one_turn_stand_together() -> None:
-    chat = ChatFormat(build_tokenizer(), "plain")
+    chat = ChatFormat(build_tokenizer(), compact=True)
     two = [ONE_FORM[0], {"role": "assistant", "content": CALL + CALL}, ONE_FORM[2], {"role": "tool", "content": "3"}]
     text = chat.decode(chat.conversation_tokens([*two, ONE_FORM[3]])[0])
     assert "<|user|><tool_response>2</tool_response><tool_response>3</tool_response><|end|>" in text

@@ -12,6 +12,7 @@ from actors.cli.main import main
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
+from agent_rl.environments.maths import Maths
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
@@ -38,7 +39,8 @@ def write_problems(folder: Path, count: int = 3) -> Path:
 
 
 def asked(model: Path, data: Path) -> Asked:
-    return Asked(model, {"evaluation_files": [str(data)]}, 4, 3, 0.6, 64, 2, 0, "plain")
+    entry = {"class": "maths", "settings": {"evaluation_files": [str(data)], "prompt": "plain"}}
+    return Asked(model, [entry], 4, 3, 0.6, 64, 2, 0)
 
 
 def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
@@ -71,7 +73,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
     for version in ("version-000002-stage-01", "version-000010-stage-01"):
         (run / "checkpoints" / version).mkdir(parents=True)
         (run / "checkpoints" / version / "config.json").write_text("{}")
-    (run / "topology.json").write_text(json.dumps({"tasks.prompt": "plain"}))
+    (run / "topology.json").write_text(json.dumps({"environments.0.settings": {"prompt": "plain"}}))
     newest = run / "checkpoints" / "version-000010-stage-01"
     assert model_of(run) == (newest, "run-version-000010-stage-01", "plain")
     assert model_of(newest) == (newest, "run-version-000010-stage-01", "plain")
@@ -109,7 +111,7 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     assert "name a MODEL" in refused(capsys, str(model))
     assert "no directory" in refused(capsys, str(tmp_path / "nothing"), "--data", data)
     assert "neither config.json" in refused(capsys, str(tmp_path), "--data", data)
-    assert "no such file" in refused(capsys, str(model), "--data", str(tmp_path / "nothing.jsonl"))
+    assert "no file matches" in refused(capsys, str(model), "--data", str(tmp_path / "nothing.jsonl"))
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"problem": "?"}\n')
     assert "broken.jsonl:1: `answer`" in refused(capsys, str(model), "--data", str(broken))
@@ -120,9 +122,9 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     assert "own options" in refused(capsys, *sound, "--set", "stages.0.samples=3")
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    assert "empty.jsonl: there is no problem in it" in refused(capsys, str(model), "--data", str(empty), *out)
+    assert "empty.jsonl: the file holds no tasks" in refused(capsys, str(model), "--data", str(empty), *out)
     quickstart = ["--topology", "examples/quickstart.toml"]
-    assert "without end: say how many" in refused(capsys, str(model), *quickstart)
+    assert "its problems have no end; say how many" in refused(capsys, str(model), *quickstart)
     wrong = ["--set", "actors.rollout_generator.settings.max_rolouts=3"]
     assert "max_rolouts" in refused(capsys, *sound, *wrong, *out)
     assert not (tmp_path / "out" / "journal.sqlite").exists()
@@ -155,18 +157,21 @@ def test_a_level_of_0_is_one(tmp_path: Path) -> None:
     path = tmp_path / "levels.jsonl"
     rows = [{"problem": "?", "answer": "4", "level": 0, "subject": "a"}, {"problem": "!", "answer": "4"}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    found = chosen_problems([str(path)], None, None)
-    assert [(asked.level, asked.subject) for asked in found.asked] == [("0", "a"), ("", "")]
+    source = Maths(seed=0, base=tmp_path, evaluation_files=("levels.jsonl",)).problems()
+    payloads = [source.evaluation(number).payload for number in range(2)]
+    assert payloads == [{"file": "levels.jsonl", "subject": "a", "level": "0"}, {"file": "levels.jsonl"}]
 
 
 def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Path) -> None:
     found = chosen_problems([], Path("examples/quickstart.toml"), 5)
-    assert len(found.asked) == 5
-    assert found.asked[0].id.startswith("sum:")
-    assert found.tasks["generator"] == "agent_rl.environments.arithmetic.problems:ArithmeticTasks"
+    assert found.count == 5
+    assert [entry["class"] for entry in found.environments] == ["arithmetic"]
     micro, _ = write_micro(tmp_path)
-    generator = 'generator = "agent_rl.environments.arithmetic.problems:ArithmeticTasks"'
-    files = "files = ['held_out.jsonl']\nevaluation_files = ['held_out.jsonl']"
+    generator = 'class = "arithmetic"'
+    files = "class = 'maths'\nsettings.evaluation_files = ['held_out.jsonl']"
     data = write_problems(tmp_path)
     micro.write_text(micro.read_text().replace(generator, files))
-    assert chosen_problems([], micro, None).tasks == {"evaluation_files": [str(data)]}
+    found = chosen_problems([], micro, None, prompt="rstar2")
+    (entry,) = found.environments
+    assert Path(entry["base"]) / entry["settings"]["evaluation_files"][0] == data
+    assert (entry["settings"]["prompt"], found.count) == ("rstar2", 3)

@@ -12,7 +12,6 @@ import pytest
 
 from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import (
     ProblemResult,
     all_figures,
@@ -30,6 +29,7 @@ def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any
     """Rollouts that gave these answers, each of 10 tokens and one turn."""
     count = len(answers)
     made = ProblemResult(
+        environment="maths",
         file="f.jsonl",
         id="1",
         subject="",
@@ -55,6 +55,8 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
     journal = SqliteJournal(folder / "journal.sqlite")
     for number, rollouts in enumerate(rows):
         group = opened(number, samples=len(rollouts), purpose="evaluate_sampled")
+        payload = {"file": "data.jsonl", "subject": "ab"[number % 2], "level": "3"}
+        group = replace(group, problem=replace(group.problem, payload=payload))
         journal.open_group(group.group, 0, number, group.purpose, encode_stored(group))
         for sample, (answer, status) in enumerate(rollouts):
             made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
@@ -66,19 +68,11 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
     return folder
 
 
-def write_data(folder: Path, rows: int) -> Path:
-    path = folder / "data.jsonl"
-    lines = [json.dumps({"problem": f"{i}?", "answer": "4", "subject": "ab"[i % 2], "level": 3}) for i in range(rows)]
-    path.write_text("\n".join(lines))
-    return path
-
-
 def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: Path) -> None:
     directory = write_journal(
         tmp_path, [[("4", "finished"), ("5", "truncated")], [(None, "finished"), ("4", "failed")]]
     )
-    asked = chosen_problems([str(write_data(tmp_path, 2))], None, None).asked
-    first, second = read_results(directory, asked, 2, decode_stored)
+    first, second = read_results(directory, 2, 2, decode_stored)
     assert (first.correct, first.answers, first.truncated, first.lost) == (1, ("4", "5"), 1, 0)
     assert (first.subject, first.level, first.file) == ("a", "3", "data.jsonl")
     assert (second.correct, second.answers, second.samples, second.lost) == (0, (None,), 2, 1)
@@ -99,7 +93,7 @@ def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: 
 def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path: Path) -> None:
     directory = write_journal(tmp_path, [[("4", "finished")]])
     with pytest.raises(EvaluationError, match="holds 1 of 2 problems"):
-        read_results(directory, chosen_problems([str(write_data(tmp_path, 2))], None, None).asked, 1, decode_stored)
+        read_results(directory, 2, 1, decode_stored)
 
 
 def test_wrong_answers_that_are_the_same_vote_together() -> None:

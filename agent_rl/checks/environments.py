@@ -1,0 +1,101 @@
+"""Whether the environments of a topology can be made, have the problems that its stages ask for, and keep their promises."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from agent_rl.checks.files import fetching
+from agent_rl.config.load import validation_faults
+from agent_rl.config.plugins import ContractError
+from agent_rl.config.source import Fault, Source
+from agent_rl.config.toml_lines import KeyPath
+from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
+from agent_rl.data.conversations import conversations
+from agent_rl.environments.base import Environment, TaskError, TaskSource
+from agent_rl.environments.load import Environments, asked, found_class, settings_model, sound_prompt
+
+CONVERSATIONS = 1000
+"""How many of a supervised stage's are read before anything starts."""
+
+
+def class_faults(topology: Topology, source: Source) -> list[Fault]:
+    """Classes that cannot be had, and settings that they do not take."""
+    faults = []
+    for index, entry in enumerate(topology.environments):
+        place: KeyPath = ("environments", index)
+        try:
+            model = settings_model(found_class(entry))
+        except ContractError as error:
+            faults.append(source.fault((*place, "class"), str(error)))
+            continue
+        try:
+            model.model_validate(entry.settings)
+        except ValidationError as error:
+            faults += validation_faults(error, model, source, entry.settings, (*place, "settings"))
+    return faults
+
+
+def environment_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+    """What is wrong with environments whose classes and settings are sound: found by asking them as the actors will."""
+    base = path.absolute().parent
+    faults = []
+    try:
+        environments = Environments(topology, base)
+        _ = environments.toolboxes
+        tasks = environments.tasks()
+        for name, problems in tasks.sources.items():
+            asked(name, "one of its methods", partial(_try, topology, environments[name], problems))
+    except TaskError as error:
+        names = [entry.name for entry in topology.environments]
+        at: KeyPath = ("environments", names.index(error.environment or names[0]))
+        place = (*at, "settings", *error.key) if error.key else (*at, "class")
+        return [source.fault(place, str(error), fetching(topology, error.missing, base) if error.missing else "")]
+    known = tasks.evaluation_count
+    for index, stage in enumerate(topology.stages):
+        key: KeyPath = ("stages", index, "problems")
+        wanted = 0
+        match stage:
+            case SftStage(data=()):
+                faults += _raised(source, ("stages", index), lambda: next(tasks.demonstrations(random.Random(0))))
+            case SftStage(data=data):
+                faults += _raised(source, ("stages", index, "data"), partial(_read, data, base))
+            case EvaluateStage():
+                wanted = stage.problems
+            case RlStage() if stage.evaluate is not None:
+                wanted, key = stage.evaluate.problems, ("stages", index, "evaluate", "problems")
+        if known is not None and known < wanted:
+            message = f"asks for {wanted} held-out problems, and there are {known}"
+            remedy = f"write at most {known}" if known else "give an environment some, as `evaluation_files` of maths"
+            faults.append(source.fault(key, message, remedy))
+    return faults
+
+
+def _read(data: Sequence[str], base: Path) -> None:
+    deque(islice(conversations(data, base), CONVERSATIONS), maxlen=0)
+
+
+def _raised(source: Source, place: KeyPath, call: Callable[[], object]) -> list[Fault]:
+    try:
+        call()
+    except TaskError as error:
+        return [source.fault(place, str(error))]
+    return []
+
+
+def _try(topology: Topology, environment: Environment, problems: TaskSource) -> None:
+    """Put a problem of each kind that the stages ask for. Raises whatever the environment raises."""
+    trained = [index for index, stage in enumerate(topology.stages) if isinstance(stage, RlStage)]
+    found = [problems.problem(stage, 0) for stage in trained]
+    if problems.evaluation_count != 0:
+        found.append(problems.evaluation(0))
+    if not found:
+        raise TaskError("there are no problems")
+    for problem in found:
+        sound_prompt(environment, problem)

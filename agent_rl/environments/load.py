@@ -1,0 +1,161 @@
+"""The environments that a topology names, made: by scheduler, filter, generators, executors and learner alike."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from agent_rl.config.plugins import ContractError, called, described, resolve
+from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
+from agent_rl.environments.base import Environment, TaskError, Tool
+from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
+from agent_rl.environments.tools import ToolError, by_name
+from agent_rl.messages import Problem
+
+T = TypeVar("T")
+
+Toolboxes: TypeAlias = Mapping[str, Mapping[str, Tool]]
+"""By the name of an environment: its tools by their names."""
+GIVEN = ("seed", "base")
+"""What every constructor gets beside its settings."""
+NEEDED = ("problems", "prompt", "judge_at_once", "judge", "observe", "control", "tools", "lists_tools", "observes")
+
+
+class Environments(Mapping[str, Environment]):
+    """The environments of a run by name, in the order of its topology."""
+
+    def __init__(self, topology: Topology, base: Path) -> None:
+        """``base`` is the topology file's folder. Raises TaskError or ContractError when one cannot be made."""
+        self._topology, self._base = topology, base
+        self._made = all_made(topology.environments, seed=topology.run.seed, base=base)
+
+    def __getitem__(self, name: str) -> Environment:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @cached_property
+    def toolboxes(self) -> Toolboxes:
+        """What the model may call in each environment: its own tools and those of its entry. Raises TaskError."""
+        entries = {entry.name: entry for entry in self._topology.environments}
+        return {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
+
+    @property
+    def schemas(self) -> dict[str, list[Mapping[str, Any]]]:
+        """The JSON schemas of these tools."""
+        return {name: [tool.schema for tool in tools.values()] for name, tools in self.toolboxes.items()}
+
+    def tasks(self) -> MixedTasks:
+        """The problems of all, mixed by weight and restricted as the stages say. Raises TaskError."""
+        stages = enumerate(self._topology.stages)
+        filters = {at: Restriction(stage.filter, self._base) for at, stage in stages if isinstance(stage, RlStage)}
+        return _mixture(self._made, self._topology.environments, filters)
+
+
+def _tools(entry: EnvironmentEntry, environment: Environment) -> dict[str, Tool]:
+    return by_name([*environment.tools, *(resolve("tool", name) for name in entry.tools)], "tools")
+
+
+def mixed_tasks(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -> MixedTasks:
+    """The problems of these environments alone. Raises TaskError or ContractError."""
+    return _mixture(all_made(entries, seed=seed, base=base), entries, {})
+
+
+def all_made(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -> dict[str, Environment]:
+    """The environments by name. Raises TaskError or ContractError when one cannot be made."""
+    return {entry.name: _made(entry, found_class(entry), seed=seed, base=base / entry.base) for entry in entries}
+
+
+def _mixture(
+    environments: Mapping[str, Environment], entries: Sequence[EnvironmentEntry], filters: Mapping[int, Restriction]
+) -> MixedTasks:
+    sources = {
+        name: asked(name, "problems", lambda: restricted(environment.problems(), filters))  # noqa: B023 - called at once
+        for name, environment in environments.items()
+    }
+    return MixedTasks(sources, [Fraction(str(entry.weight)) for entry in entries])
+
+
+def found_class(entry: EnvironmentEntry) -> type[Environment]:
+    """The class that an entry names. Raises ContractError (PluginError) when it cannot be had, or is no environment."""
+    found = resolve("environment", entry.class_path)
+    lacking = [name for name in NEEDED if not hasattr(found, name)]
+    if not isinstance(found, type) or lacking:
+        lacks = f": it has no {', '.join(lacking)}" if lacking else ""
+        raise ContractError(
+            f"{entry.class_path} is no environment{lacks}; derive it from agent_rl.environments.base.Environment"
+        )
+    return found
+
+
+def settings_model(cls: type[Environment]) -> type[BaseModel]:
+    """The settings that a class takes, by the signature of its constructor; annotations say of which types they are."""
+    parameters = list(inspect.signature(cls).parameters.values())
+    try:
+        types = typing.get_type_hints(cls.__init__, include_extras=True)
+    except NameError:  # imported for type checkers alone
+        types = {}
+    extra: typing.Literal["allow", "forbid"] = "forbid"
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = "allow"
+        elif parameter.name not in GIVEN and parameter.kind is not parameter.VAR_POSITIONAL:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (types.get(parameter.name, Any), default)
+    config = ConfigDict(extra=extra, arbitrary_types_allowed=True, allow_inf_nan=False)
+    return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
+
+
+def _made(entry: EnvironmentEntry, cls: type[Environment], *, seed: int, base: Path) -> Environment:
+    """The environment of an entry. Raises TaskError when it cannot be made."""
+    try:
+        model = settings_model(cls).model_validate(entry.settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in ("settings", *first["loc"]))
+        message = f"environment {entry.name!r}: {where}: {first['msg']}"
+        raise TaskError(message, tuple(first["loc"]), environment=entry.name) from error
+    settings = {name: getattr(model, name) for name in model.model_fields_set}
+    return asked(entry.name, "the constructor", lambda: cls(seed=seed, base=base, **settings))  # type: ignore[call-arg]
+
+
+def asked(name: str, what: str, call: Callable[[], T]) -> T:
+    """What the environment of a name answers. Raises TaskError, which names it, and file and line of the user's code."""
+    try:
+        return call()
+    except TaskError as error:
+        message, key, missing = str(error), error.key, error.missing
+        raise TaskError(f"environment {name!r}: {message}", key, missing=missing, environment=name) from error
+    except (ContractError, ToolError) as error:
+        raise TaskError(f"environment {name!r}: {error}", environment=name) from error
+    except Exception as error:
+        raise TaskError(f"environment {name!r}: {what} fails with {described(error)}", environment=name) from error
+
+
+def sound_prompt(environment: Environment, problem: Problem) -> list[dict[str, str]]:
+    """The conversation that puts the problem to the model. Raises ContractError for what is no conversation."""
+    name = f"{type(environment).__name__}.prompt"
+    found = called(name, lambda: environment.prompt(problem), f"for the problem {problem.id!r}")
+    messages = [dict(message) for message in found] if isinstance(found, list | tuple) else []
+    sound = all(
+        message.keys() == {"role", "content"} and all(isinstance(text, str) for text in message.values())
+        for message in messages
+    )
+    if not messages or not sound or messages[-1]["role"] != "user":
+        raise ContractError(
+            f"{name} returned {found!r:.200} for the problem {problem.id!r}; it must return messages of role and content, the "
+            "last one of the user's"
+        )
+    return messages

@@ -1,0 +1,110 @@
+"""The environment of maths problems from files, and the judgement of boxed answers, which others may derive from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from agent_rl.environments.base import ChatMessages, CheckError, Context, Environment, TaskError, TaskSource, Tool
+from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactly_equal, final_answer
+from agent_rl.environments.python_tools import python
+from agent_rl.environments.task_files import read_tasks
+from agent_rl.environments.tasks import ListedTasks
+from agent_rl.messages import Judgement, Problem, Transcript
+
+SYSTEM = """You solve problems by reasoning step by step, with tools where they help.
+Put your reasoning between <reason> and </reason>, and your final answer between <answer> and </answer>:
+<reason> your reasoning </reason> <answer> your answer </answer>"""
+"""The prompt ``rstar2`` (paper, section Prompt and format)."""
+USER = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
+CHECK = "agent_rl.environments.maths.rewards:check"
+
+
+class BoxedAnswers(Environment):
+    """Success is a boxed answer that means the same as the problem's; the reward is 1 for it, else 0."""
+
+    tools: Sequence[Tool] = (python,)
+    checks = (CHECK,)
+
+    def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
+        """Judge what the texts alone decide: no answer, the same integer, the same text."""
+        prediction = final_answer(*transcript.texts)
+        if prediction is None:
+            return _judgement(transcript, "", "no answer", equal=False)
+        equal = exactly_equal(problem.answer, prediction)
+        return None if equal is None else _judgement(transcript, prediction, "exact", equal=equal)
+
+    async def judge(self, problem: Problem, transcript: Transcript, context: Context) -> Judgement:
+        """Judge by meaning, in a child that may die of the answer, which counts as wrong then."""
+        prediction = final_answer(*transcript.texts) or ""
+        try:
+            equal = await context.check(CHECK, problem.answer, prediction) == "equal"
+        except CheckError as error:
+            return _judgement(transcript, prediction, str(error), equal=False)
+        return _judgement(transcript, prediction, "symbolic", equal=equal)
+
+    def control(self) -> tuple[Problem, Transcript]:
+        """A half is 0.5, which only a checker that works can tell."""
+        return Problem("control", "What is 1/2?", "1/2"), Transcript(("<answer>\\boxed{0.5}</answer>",))
+
+
+def _judgement(transcript: Transcript, prediction: str, note: str, *, equal: bool) -> Judgement:
+    return Judgement(float(equal), equal, {}, format_penalty(transcript.texts), note, answer_text(prediction))
+
+
+def format_penalty(turns: Sequence[str]) -> float:
+    """p_format of the paper, from 0 to 1: 1 without an answer tag, else how many too many there are, by turns."""
+    tags = sum(map(answer_tags, turns))
+    return 1.0 if tags == 0 else min(1.0, (tags - 1) / len(turns))
+
+
+class Maths(BoxedAnswers):
+    """Problems from files (see `task_files`), which paths and globs name, relative to the topology file."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        base: Path,
+        files: tuple[str, ...] = (),
+        weights: tuple[PositiveFloat, ...] = (),
+        evaluation_files: tuple[str, ...] = (),
+        prompt: Literal["plain", "rstar2"] = "plain",
+    ) -> None:
+        """``files`` hold the training problems, ``evaluation_files`` the held-out ones.
+
+        ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them every problem of
+        every file is as likely as any other. ``prompt`` is the problem's text alone, or rStar2's system text, tools and answer
+        instruction. Raises TaskError when settings contradict each other.
+        """
+        if weights and len(weights) != len(files):
+            raise TaskError(f"`weights` holds {len(weights)} numbers for {len(files)} entries of `files`", ("weights",))
+        self._seed, self._base = seed, base
+        self._files, self._weights, self._evaluation_files = files, weights, evaluation_files
+        self._prompt = prompt
+        self.lists_tools = prompt == "rstar2"
+
+    def problems(self) -> TaskSource:
+        """Read the files. Raises TaskError, with file and line, for what is no problem."""
+        if not self._files and not self._evaluation_files:
+            raise TaskError("no file of problems is named: set `files`, or `evaluation_files` where nothing is trained")
+        return ListedTasks(
+            read_tasks(self._files, self._base, "files"),
+            tuple(chain.from_iterable(read_tasks(self._evaluation_files, self._base, "evaluation_files"))),
+            seed=self._seed,
+            weights=self._weights,
+            names=[f"the file {name}" for name in self._files],
+        )
+
+    def prompt(self, problem: Problem) -> ChatMessages:
+        """The problem, as the setting ``prompt`` says."""
+        if self._prompt == "plain":
+            return [{"role": "user", "content": problem.text}]
+        return [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": USER.format(problem=problem.text)},
+        ]
