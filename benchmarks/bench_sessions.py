@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import trio
 
-from actors.sandbox.owner.client import ExecutionResult, Sandbox
+from actors.sandbox.owner.client import Sandbox
+from agent_rl.environments.base import ToolOutput
 from benchmarks.reporting import print_figures, print_table
 
 
@@ -97,7 +98,7 @@ async def measure(sandbox: Sandbox, name: str, kind: Kind, rounds: int) -> Times
     earlier: list[str] = []
     number = 0
 
-    async def run(code: str) -> ExecutionResult:
+    async def run(code: str) -> ToolOutput:
         nonlocal number
         number += 1
         return succeeded(await sandbox.run_cell(name, number, code, tuple(earlier)))
@@ -110,7 +111,7 @@ async def measure(sandbox: Sandbox, name: str, kind: Kind, rounds: int) -> Times
         live.append(await in_ms(lambda: run(kind.next_cell)))
         earlier.append(kind.next_cell)
 
-        def rebuilt(index: int = index) -> Awaitable[ExecutionResult]:
+        def rebuilt(index: int = index) -> Awaitable[ToolOutput]:
             return sandbox.run_cell(f"{name}, lost {index}", len(kind.cells) + 1, kind.next_cell, kind.cells)
 
         lost.append(await in_ms(rebuilt))
@@ -123,14 +124,14 @@ async def measure(sandbox: Sandbox, name: str, kind: Kind, rounds: int) -> Times
     return Times(cell, statistics.median(lost) - cell, snapshot)
 
 
-async def in_ms(work: Callable[[], Awaitable[ExecutionResult]]) -> float:
+async def in_ms(work: Callable[[], Awaitable[ToolOutput]]) -> float:
     """How long it takes. Raises RuntimeError when it does not succeed."""
     started = trio.current_time()
     succeeded(await work())
     return (trio.current_time() - started) * 1000
 
 
-def succeeded(result: ExecutionResult) -> ExecutionResult:
+def succeeded(result: ToolOutput) -> ToolOutput:
     """The result. Raises RuntimeError for another outcome."""
     if result.outcome != "success":
         raise RuntimeError(f"a cell ended as {result.outcome}: {result.stderr}")

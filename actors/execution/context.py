@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from actors.execution.deadlines import Deadline, Threads
-from actors.sandbox.limits import ExecutionLimits, ExecutionResult
+from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
 from agent_rl.environments.base import BadArgumentError, ToolOutput
@@ -70,20 +70,20 @@ class ExecutorContext:
         """Run untrusted Python in a fresh child of the sandbox."""
         with self._deadline.suspended():
             limits = self._limits(seconds)
-            return self._output(await self._services.sandbox.execute(code, stdin, limits=limits, name=self.rollout))
+            return self._waited(await self._services.sandbox.execute(code, stdin, limits=limits, name=self.rollout))
 
     async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
         """Run untrusted Python on top of the cells ``earlier``."""
         session = session_name(self.rollout, self._name)
         with self._deadline.suspended():
             limits = self._limits(seconds)
-            return self._output(await self._services.sandbox.run_cell(session, self._key, code, earlier, limits=limits))
+            return self._waited(await self._services.sandbox.run_cell(session, self._key, code, earlier, limits=limits))
 
     async def call(self, function: str, *arguments: str) -> ToolOutput:
         """Call ``module:name`` with texts in a fresh child of the sandbox."""
         assert self._services.functions is not None, "the executor has seen no tool that runs in the sandbox"
         with self._deadline.suspended():
-            return self._output(await self._services.functions.call(function, *arguments, name=self.rollout))
+            return self._waited(await self._services.functions.call(function, *arguments, name=self.rollout))
 
     async def check(self, function: str, *arguments: str) -> str:
         """Call ``module:name``, trusted code, in a checker's child. Raises CheckError, CheckUnavailableError."""
@@ -102,17 +102,9 @@ class ExecutorContext:
             raise BadArgumentError(f"a call may take up to {limits.wall_seconds:g} seconds, not {seconds:g}")
         return dataclasses.replace(limits, wall_seconds=float(seconds))
 
-    def _output(self, result: ExecutionResult) -> ToolOutput:
-        self.queue_seconds += result.queue_seconds
-        return ToolOutput(
-            outcome=result.outcome,
-            stdout=result.stdout,
-            stderr=result.stderr,
-            value=result.value,
-            note=result.note,
-            kept=result.kept,
-            run_seconds=result.run_seconds,
-        )
+    def _waited(self, output: ToolOutput) -> ToolOutput:
+        self.queue_seconds += output.queue_seconds
+        return output
 
 
 def session_name(rollout: str, name: str) -> str:

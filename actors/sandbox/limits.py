@@ -1,10 +1,8 @@
-"""What one call may use, and how it ended."""
+"""What one call may use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from agent_rl.messages import ToolOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +21,3 @@ class ExecutionLimits:
     file_bytes: int = 16 << 20
     open_files: int = 64
     processes: int = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionResult:
-    """How a call ended. ``value`` is the representation of the last expression's value, empty for None.
-
-    A traceback stands at the end of ``stderr``. ``run_seconds`` is the wall time of the child, ``queue_seconds`` all
-    else between asking and getting the result. ``kept``: it was a session's cell, and the session has its state. ``note``
-    is what became of the session otherwise, in words for the model.
-    """
-
-    outcome: ToolOutcome
-    stdout: str = ""
-    stderr: str = ""
-    value: str = ""
-    queue_seconds: float = 0.0
-    run_seconds: float = 0.0
-    kept: bool = False
-    note: str = ""

@@ -128,8 +128,10 @@ class BadArgumentError(Exception):
 class ToolOutput:
     """How a tool call ended. A tool's ``call`` may as well return a plain text, which is a success with that value.
 
-    ``state`` is the snapshot to come back with the rollout's next call of this tool, at most ``SNAPSHOT_BYTES``; None leaves it as it was.
-    ``note`` is what the model is told of that state in any case.
+    ``value`` of code is the representation of the last expression's value, empty for None; a traceback stands at the end of
+    ``stderr``. ``state`` is the snapshot to come back with the rollout's next call of this tool, at most ``SNAPSHOT_BYTES``; None
+    leaves it as it was. ``note`` is what the model is told of that state in any case. ``kept``: it was a cell, and the session has its
+    state. ``run_seconds`` is the wall time of a child of the sandbox, ``queue_seconds`` all else between asking and getting its result.
     """
 
     outcome: ToolOutcome
@@ -140,6 +142,7 @@ class ToolOutput:
     kept: bool = False
     state: bytes | None = None
     run_seconds: float = 0.0
+    queue_seconds: float = 0.0
 
 
 class Tool(Protocol):

@@ -96,7 +96,7 @@ class FunctionTool:
         self._arguments, self._own = _parameters(function, self.name)
         self.stateful = "state" in self._own
         self.schema = schema or _schema(self.name, function, self._arguments)
-        if runs == "sandbox" and ("<locals>" in function.__qualname__ or "context" in self._own):
+        if runs == "sandbox" and ("." in function.__qualname__ or "context" in self._own):
             raise ToolError(
                 f"the tool {self.name} runs in the sandbox, where {_described(function)} cannot be called: "
                 'write it at the top level of a module and without `context`, or with runs = "host"'

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.environments.base import ToolOutput
 from benchmarks.hostile import Attack, held
 
 LIMITS = ExecutionLimits(wall_seconds=20, cpu_seconds=10, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
@@ -17,7 +18,7 @@ HEAD_START_SECONDS = 0.1
 
 async def failure(sandbox: Sandbox, attack: Attack) -> str:
     """Run the attack; what is wrong, empty if it was held and nobody else was harmed. The sandbox allows sessions."""
-    results: dict[str, ExecutionResult] = {}
+    results: dict[str, ToolOutput] = {}
 
     async def call(side: str, code: str) -> None:
         results[side] = await sandbox.execute(code, limits=LIMITS, name=f"{attack.name} {side}")

@@ -8,14 +8,15 @@ from typing import Any, Unpack
 
 import trio
 
-from actors.sandbox.limits import ExecutionLimits, ExecutionResult
+from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.choice import Weights
 from actors.sandbox.owner.endings import ending_of
 from actors.sandbox.owner.interpreter import Ended, NotStartedError
 from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolOptions, PoolSettings
 from actors.sandbox.owner.sessions import Session, SessionTable
+from agent_rl.environments.base import ToolOutput
 
-__all__ = ["ExecutionLimits", "ExecutionResult", "Sandbox"]
+__all__ = ["ExecutionLimits", "Sandbox"]
 
 GONE = "its process was gone"
 ENDS_BETWEEN = replace(
@@ -45,7 +46,7 @@ class Sandbox(Pool):
 
     async def execute(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""
-    ) -> ExecutionResult:
+    ) -> ToolOutput:
         """Run ``code`` with ``stdin`` as its standard input. Never raises for what the code does.
 
         Where there is a queue, calls of different ``name`` take turns.
@@ -63,7 +64,7 @@ class Sandbox(Pool):
         earlier: Sequence[str] = (),
         *,
         limits: ExecutionLimits | None = None,
-    ) -> ExecutionResult:
+    ) -> ToolOutput:
         """Run ``code`` as the next cell of a session, once: asked again under the same ``key``, the first result is returned.
 
         ``earlier`` are the cells that the session's state consists of, those whose result said ``kept``. They are run again
@@ -93,7 +94,7 @@ class Sandbox(Pool):
 
     async def _run_cell(
         self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits, asked: float
-    ) -> ExecutionResult:
+    ) -> ToolOutput:
         """Run a cell in the session's live process, or in a new one that first runs the earlier cells."""
         note, ending, seconds = "", UNAVAILABLE, 0.0
         async with self._queue.place(session.name):

@@ -13,12 +13,11 @@ from typing import Unpack
 
 import trio
 
-from actors.sandbox.limits import ExecutionResult
 from actors.sandbox.owner.endings import Ending
 from actors.sandbox.owner.interpreter import ROOT, Importable, WarmUpError
 from actors.sandbox.owner.pool import Pool, PoolOptions, PoolSettings
 from agent_rl.config.plugins import described
-from agent_rl.environments.base import CheckError, CheckUnavailableError
+from agent_rl.environments.base import CheckError, CheckUnavailableError, ToolOutput
 
 OURS = ("agent_rl", "actors")
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -36,7 +35,7 @@ class FunctionSandbox(Pool):
         modules = tuple(dict.fromkeys(function.partition(":")[0] for function in functions))
         super().__init__(PoolSettings(**options), [modules], importable(modules))
 
-    async def call(self, function: str, *arguments: str, name: str = "") -> ExecutionResult:
+    async def call(self, function: str, *arguments: str, name: str = "") -> ToolOutput:
         """Call the function; its text is the result's value. Never raises for what it does.
 
         Where there is a queue, calls of different ``name`` take turns.

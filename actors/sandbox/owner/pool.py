@@ -13,7 +13,7 @@ import trio
 from actors.fair_queue import FairQueue
 from actors.sandbox.isolation.control_groups import WEIGHT, ControlGroups, Wanted, control_groups
 from actors.sandbox.isolation.levels import Isolation, Level, levels_to_try, unavailable
-from actors.sandbox.limits import ExecutionLimits, ExecutionResult
+from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.endings import Ending, ending_of
 from actors.sandbox.owner.interpreter import (
     Importable,
@@ -24,6 +24,7 @@ from actors.sandbox.owner.interpreter import (
     Scratch,
     WarmUpError,
 )
+from agent_rl.environments.base import ToolOutput
 
 GRACE_SECONDS = 10.0
 """How much longer than a call's own limit its interpreter may be silent before it is held to hang, and replaced."""
@@ -226,14 +227,21 @@ class Pool:
                     break
         return ending, seconds
 
-    def _result(self, ending: Ending, asked: float, seconds: float) -> ExecutionResult:
+    def _result(self, ending: Ending, asked: float, seconds: float) -> ToolOutput:
         """Counted, and with the time that was not the child's."""
         queue_seconds = max(0.0, trio.current_time() - asked - seconds)
         self._counts["calls"] += 1
         self._counts[ending.outcome] += 1
         self._seconds["run_seconds"] += seconds
         self._seconds["queue_seconds"] += queue_seconds
-        return ExecutionResult(ending.outcome, ending.stdout, ending.stderr, ending.value, queue_seconds, seconds)
+        return ToolOutput(
+            ending.outcome,
+            ending.stdout,
+            ending.stderr,
+            ending.value,
+            run_seconds=seconds,
+            queue_seconds=queue_seconds,
+        )
 
     async def _pick(self, weight: int) -> Interpreter | None:
         """The least busy interpreter; None when none becomes ready within the time a warm-up may take."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from actors.sandbox.limits import ExecutionResult
 from actors.sandbox.owner.interpreter import Interpreter
+from agent_rl.environments.base import ToolOutput
 
 REMEMBERED = 4096
 """Sessions that are remembered, alive or not."""
@@ -26,7 +26,7 @@ class Session:
     interpreter: Interpreter | None = None
     cells: list[str] = field(default_factory=list)
     lost: str = ""
-    results: dict[str | int, ExecutionResult] = field(default_factory=dict)
+    results: dict[str | int, ToolOutput] = field(default_factory=dict)
     characters: int = 0
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -89,7 +89,7 @@ class SessionTable:
             session.lose("ended")
             self._forget_results(session)
 
-    def keep(self, session: Session, key: str | int, result: ExecutionResult) -> None:
+    def keep(self, session: Session, key: str | int, result: ToolOutput) -> None:
         """The result of a cell, for who asks again; what exceeds the bound is forgotten, of the session idle longest first."""
         if self._sessions.get(session.name) is not session:  # it has ended meanwhile
             return

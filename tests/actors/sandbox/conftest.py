@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import lacking
 
 NEIGHBOUR = """
@@ -32,12 +33,12 @@ class Attacked:
 
     def by(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, beside: float = 0.1
-    ) -> ExecutionResult:
+    ) -> ToolOutput:
         """The attack's result."""
         return trio.from_thread.run(self._attack, code, stdin, limits, beside, trio_token=self._token)
 
-    async def _attack(self, code: str, stdin: str, limits: ExecutionLimits | None, beside: float) -> ExecutionResult:
-        results: dict[str, ExecutionResult] = {}
+    async def _attack(self, code: str, stdin: str, limits: ExecutionLimits | None, beside: float) -> ToolOutput:
+        results: dict[str, ToolOutput] = {}
 
         async def call(name: str, code: str, stdin: str = "", limits: ExecutionLimits | None = None) -> None:
             results[name] = await self.sandbox.execute(code, stdin, limits=limits, name=name)

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from actors.sandbox.isolation.levels import IsolationError
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.pool import Pool
+from agent_rl.environments.base import ToolOutput
 
 P = TypeVar("P", bound=Pool)
 
@@ -30,8 +31,8 @@ def run_with(sandbox: P, main: Callable[[P], Awaitable[Any]]) -> Any:
     return trio.run(body)
 
 
-def execute_all(codes: list[str], limits: ExecutionLimits | None = None, **settings: Any) -> list[ExecutionResult]:
-    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+def execute_all(codes: list[str], limits: ExecutionLimits | None = None, **settings: Any) -> list[ToolOutput]:
+    async def main(sandbox: Sandbox) -> list[ToolOutput]:
         return [await sandbox.execute(code, limits=limits) for code in codes]
 
     return run_with(Sandbox(**settings), main)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import eventually, living, named, require, run_with
 
 LIMITS = ExecutionLimits(wall_seconds=1.5, cpu_seconds=2, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
@@ -51,12 +52,12 @@ def test_a_hostile_cell_harms_only_its_own_session(attack: str) -> None:
     require("strong")
 
     async def main(sandbox: Sandbox) -> None:
-        async def cell(session: str, number: int, code: str, *earlier: str) -> ExecutionResult:
+        async def cell(session: str, number: int, code: str, *earlier: str) -> ToolOutput:
             return await sandbox.run_cell(session, number, code, earlier, limits=LIMITS)
 
         assert (await cell("other", 1, "x = 41\nopen('mine', 'w').write('y')")).kept
         mine = await cell("attacker", 1, "y = 1")
-        results: list[ExecutionResult] = []
+        results: list[ToolOutput] = []
 
         async def hostile() -> None:
             results.append(await cell("attacker", 2, attack, "y = 1"))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import eventually, groups_or_skip, living, named, require, run_with
 
 MIB = 1 << 20
@@ -49,9 +50,9 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 """Memory that is mapped and charged, but on no page that the kernel counts as the process' own when it looks for the largest."""
 
 
-async def beside(sandbox: Sandbox, *codes: str) -> list[ExecutionResult]:
+async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
     """The results of attacks at once, beside a neighbour's call and before another one, both of which are unharmed."""
-    results: dict[int, ExecutionResult] = {}
+    results: dict[int, ToolOutput] = {}
 
     async def call(number: int, code: str) -> None:
         results[number] = await sandbox.execute(code, name=str(number))

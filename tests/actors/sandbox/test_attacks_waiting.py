@@ -18,7 +18,8 @@ from actors.sandbox.inside.directories import Directory
 from actors.sandbox.inside.server import Farewell, Server
 from actors.sandbox.inside.shares import Shares
 from actors.sandbox.inside.slots import NamespaceSlots
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.environments.base import ToolOutput
 from benchmarks.tool_processes import children_of, processes_of
 from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
 
@@ -162,7 +163,7 @@ def test_random_numbers_differ_in_children_that_waited_beside_each_other() -> No
 
 
 def test_children_that_die_waiting_take_no_call_with_them() -> None:
-    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+    async def main(sandbox: Sandbox) -> list[ToolOutput]:
         results = []
         for _ in range(3):
             await kill_waiting(sandbox)
@@ -206,7 +207,7 @@ def test_an_interpreter_whose_forker_dies_is_replaced_and_its_call_tried_again(c
     async def main(sandbox: Sandbox) -> None:
         pids = await all_waiting(sandbox)
         interpreter = interpreter_pid(sandbox)
-        results: list[ExecutionResult] = []
+        results: list[ToolOutput] = []
 
         async def one() -> None:
             results.append(await sandbox.execute(call))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.interpreter import WarmUpError
+from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import execute_all, require, run_with
 
 SHORT = ExecutionLimits(wall_seconds=0.4)
 
 
-def execute(code: str, stdin: str = "", limits: ExecutionLimits | None = None) -> ExecutionResult:
+def execute(code: str, stdin: str = "", limits: ExecutionLimits | None = None) -> ToolOutput:
     return run_with(Sandbox(), lambda sandbox: sandbox.execute(code, stdin, limits=limits))
 
 
@@ -223,7 +224,7 @@ threading.Timer(0.05, print, ["last"]).start()
 
 
 def test_calls_share_neither_state_nor_random_numbers() -> None:
-    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+    async def main(sandbox: Sandbox) -> list[ToolOutput]:
         code = "import builtins, random\nprint(hasattr(builtins, 'mark'), random.random())\nbuiltins.mark = 1"
         return [await sandbox.execute(code) for _ in range(3)]
 

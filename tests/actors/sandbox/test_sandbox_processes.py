@@ -21,9 +21,10 @@ from actors.sandbox.inside.directories import Directories
 from actors.sandbox.inside.server import Call, Farewell, Server
 from actors.sandbox.inside.shares import Shares
 from actors.sandbox.isolation.rlimits import Bounds
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.interpreter import ENDING_SECONDS, WarmUpError
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
+from agent_rl.environments.base import ToolOutput
 from agent_rl.files.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
 from tests.actors.sandbox.running import eventually, is_alive, living, named, require, run_with, wait_until
@@ -84,7 +85,7 @@ def test_what_a_call_started_ends_with_it(level: str) -> None:
 
 
 def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_directory: Path) -> None:
-    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+    async def main(sandbox: Sandbox) -> list[ToolOutput]:
         [directory] = list(own_directory.glob("agent-rl.sandbox-*"))  # noqa: ASYNC240
         directory.rename(own_directory / "away")
         refused = await sandbox.execute("1")
@@ -131,7 +132,7 @@ def test_where_there_is_no_room_for_temporary_files_the_start_says_so(monkeypatc
 def test_calls_beyond_the_descriptors_there_are_say_so_and_the_next_one_runs() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    async def main(sandbox: Sandbox) -> list[ExecutionResult]:
+    async def main(sandbox: Sandbox) -> list[ToolOutput]:
         held = os.dup(0)
         os.close(held)
         resource.setrlimit(resource.RLIMIT_NOFILE, (held + 2, hard))
@@ -199,7 +200,7 @@ def test_a_brood_of_processes_is_killed_and_neighbours_live(level: str) -> None:
     )
 
     async def main(sandbox: Sandbox) -> None:
-        results: dict[str, ExecutionResult] = {}
+        results: dict[str, ToolOutput] = {}
 
         async def call(name: str, code: str, seconds: float) -> None:
             results[name] = await sandbox.execute(code, limits=ExecutionLimits(wall_seconds=seconds))
@@ -223,8 +224,8 @@ def test_the_number_of_processes_is_limited() -> None:
 
 
 def test_a_killed_child_is_reported_and_its_neighbours_are_unharmed() -> None:
-    async def main(sandbox: Sandbox) -> tuple[ExecutionResult, ExecutionResult]:
-        results: list[ExecutionResult] = []
+    async def main(sandbox: Sandbox) -> tuple[ToolOutput, ToolOutput]:
+        results: list[ToolOutput] = []
 
         async def neighbour() -> None:
             results.append(await sandbox.execute("import time\ntime.sleep(0.3)\nprint('well')"))
@@ -242,7 +243,7 @@ def test_a_killed_child_is_reported_and_its_neighbours_are_unharmed() -> None:
 def test_a_killed_interpreter_is_replaced_and_its_calls_are_tried_again(own_directory: Path) -> None:
     async def main(sandbox: Sandbox) -> None:
         first = interpreter_pid(sandbox)
-        results: list[ExecutionResult] = []
+        results: list[ToolOutput] = []
 
         async def call() -> None:
             results.append(await sandbox.execute("import time\ntime.sleep(0.3)\nprint(1)"))
@@ -347,7 +348,7 @@ def test_hundreds_of_calls_wait_beside_each_other(level: str) -> None:
     require(level)
 
     async def main(sandbox: Sandbox) -> None:
-        answers: list[ExecutionResult] = []
+        answers: list[ToolOutput] = []
 
         async def one(number: int) -> None:
             answers.append(await sandbox.execute(f"import time; time.sleep(1)\nprint({number})"))

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from actors.sandbox.owner import sessions
-from actors.sandbox.owner.client import ExecutionLimits, ExecutionResult, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import eventually, living, named, pids, require, run_with
 
 SHORT = ExecutionLimits(wall_seconds=0.6, memory_bytes=64 << 20, output_bytes=1000, processes=8)
@@ -23,7 +24,7 @@ class Notebook:
     def __init__(self, sandbox: Sandbox, name: str = "r1") -> None:
         self.sandbox, self.name, self.cells, self.kept = sandbox, name, 0, list[str]()
 
-    async def run(self, code: str) -> ExecutionResult:
+    async def run(self, code: str) -> ToolOutput:
         self.cells += 1
         result = await self.sandbox.run_cell(self.name, self.cells, code, self.kept, limits=SHORT)
         if result.kept:
@@ -39,7 +40,7 @@ def in_notebook(main: Callable[[Notebook], Awaitable[Any]], level: str = "host",
 def test_cells_share_their_variables_files_and_imports(level: str) -> None:
     require(level)
 
-    async def main(notebook: Notebook) -> list[ExecutionResult]:
+    async def main(notebook: Notebook) -> list[ToolOutput]:
         cells = (
             "import math\nx = 20",
             "def f(a): return a + x\nopen('file', 'w').write('x')",
@@ -55,7 +56,7 @@ def test_cells_share_their_variables_files_and_imports(level: str) -> None:
 
 
 def test_an_exception_keeps_what_was_done_before_it() -> None:
-    async def main(notebook: Notebook) -> list[ExecutionResult]:
+    async def main(notebook: Notebook) -> list[ToolOutput]:
         return [await notebook.run(cell) for cell in ("x = 1\n1/0", "x", "raise SystemExit(3)", "x + 1", "x = [", "x")]
 
     failed, after, left, still, unparsed, last = in_notebook(main)
@@ -75,7 +76,7 @@ def test_an_exception_keeps_what_was_done_before_it() -> None:
     ],
 )
 def test_a_session_whose_process_ends_has_the_state_before(code: str, outcome: str) -> None:
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult, ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput, ToolOutput]:
         await notebook.run("x = 1\nprint('once')")
         return await notebook.run(code), await notebook.run("x"), await notebook.run("x = x + 1\nx")
 
@@ -92,7 +93,7 @@ def test_a_session_whose_process_ends_has_the_state_before(code: str, outcome: s
 
 
 def test_memory_and_output_limits_hold_for_each_cell_and_leave_the_state() -> None:
-    async def main(notebook: Notebook) -> list[ExecutionResult]:
+    async def main(notebook: Notebook) -> list[ToolOutput]:
         cells = ("x = 5", "y = bytearray(10**9)", "x", "print('x' * 5000)", "print('short')\nx")
         return [await notebook.run(cell) for cell in cells]
 
@@ -103,9 +104,9 @@ def test_memory_and_output_limits_hold_for_each_cell_and_leave_the_state() -> No
 
 
 def test_a_repeated_request_returns_the_first_result_without_running_again() -> None:
-    async def main(notebook: Notebook) -> tuple[list[ExecutionResult], ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[list[ToolOutput], ToolOutput]:
         await notebook.run("count = 0")
-        results: list[ExecutionResult] = []
+        results: list[ToolOutput] = []
 
         async def ask() -> None:
             results.append(await notebook.sandbox.run_cell("r1", 2, "count += 1\nprint(count)", ["count = 0"]))
@@ -122,7 +123,7 @@ def test_a_repeated_request_returns_the_first_result_without_running_again() -> 
 
 
 def test_a_session_that_was_elsewhere_is_rebuilt_and_says_so() -> None:
-    async def main(notebook: Notebook) -> ExecutionResult:
+    async def main(notebook: Notebook) -> ToolOutput:
         return await notebook.sandbox.run_cell(
             "r9", 3, "x + y", ["x = 40\nprint('loud')\n1/0", "import os\nos.write(1, b'!')\ny = 2"]
         )
@@ -133,7 +134,7 @@ def test_a_session_that_was_elsewhere_is_rebuilt_and_says_so() -> None:
 
 
 def test_a_killed_interpreter_loses_no_session() -> None:
-    async def main(notebook: Notebook) -> ExecutionResult:
+    async def main(notebook: Notebook) -> ToolOutput:
         await notebook.run("x = 7")
         notebook.sandbox._ready[0].kill()
         await trio.sleep(0.1)
@@ -144,7 +145,7 @@ def test_a_killed_interpreter_loses_no_session() -> None:
 
 
 def test_too_many_sessions_end_the_one_idle_longest_and_its_model_is_told() -> None:
-    async def main(notebook: Notebook) -> tuple[list[ExecutionResult], dict[str, float]]:
+    async def main(notebook: Notebook) -> tuple[list[ToolOutput], dict[str, float]]:
         books = [Notebook(notebook.sandbox, f"r{number}") for number in range(3)]
         for number, book in enumerate(books):
             await book.run(f"x = {number}")
@@ -162,7 +163,7 @@ def test_too_many_sessions_end_the_one_idle_longest_and_its_model_is_told() -> N
 
 
 def test_sessions_see_nothing_of_each_other() -> None:
-    async def main(notebook: Notebook) -> ExecutionResult:
+    async def main(notebook: Notebook) -> ToolOutput:
         other = Notebook(notebook.sandbox, "other")
         await notebook.run("import builtins\nbuiltins.secret = x = 1\nopen('secret', 'w').write('x')")
         return await other.run(
@@ -184,7 +185,7 @@ GOES_ON = (
 def test_an_idle_session_does_not_run(level: str, attack: str) -> None:
     require(level)
 
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         await notebook.run(
             "import threading, time\nticks = 0\ndef tick():\n    global ticks\n    while True:\n        time.sleep(0.01)\n"
             f"        ticks += 1\nthreading.Thread(target=tick, daemon=True).start()\n{attack}"
@@ -202,7 +203,7 @@ def test_a_cell_that_leaves_processes_ends_its_session(level: str) -> None:
     require(level)
     code = named("left-by-cell") + "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nx = 2"
 
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         await notebook.run("x = 1")
         left = await notebook.run(code)
         assert await eventually(lambda: living("left-by-cell") == 0)
@@ -256,7 +257,7 @@ print = builtins.print = None
 
 
 def test_a_poisoned_session_harms_no_other_and_ends_at_its_deadline() -> None:
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ...]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ...]:
         other = Notebook(notebook.sandbox, "other")
         await other.run("x = 1")
         await notebook.run(POISON)
@@ -273,7 +274,7 @@ def test_a_poisoned_session_harms_no_other_and_ends_at_its_deadline() -> None:
 
 @pytest.mark.parametrize("said", ["b'.'", "b'.' * 16", "b'x' * 60000"])
 def test_a_session_that_talks_out_of_turn_harms_only_itself(said: str) -> None:
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         await notebook.run(f"import os\ntry:\n    for _ in range(3): os.write(4, {said})\nexcept OSError: pass")
         await notebook.run("1")
         other = Notebook(notebook.sandbox, "other")
@@ -284,7 +285,7 @@ def test_a_session_that_talks_out_of_turn_harms_only_itself(said: str) -> None:
 
 
 def test_a_cell_that_is_given_up_ends_its_session_and_the_next_finds_the_state_before() -> None:
-    async def main(notebook: Notebook) -> ExecutionResult:
+    async def main(notebook: Notebook) -> ToolOutput:
         await notebook.run("x = 1")
         with trio.move_on_after(0.2):
             await notebook.run("x = 2\nimport time\ntime.sleep(60)")
@@ -296,7 +297,7 @@ def test_a_cell_that_is_given_up_ends_its_session_and_the_next_finds_the_state_b
 
 
 def test_a_session_whose_idle_process_is_killed_from_outside_is_rebuilt_and_says_so() -> None:
-    async def main(notebook: Notebook) -> ExecutionResult:
+    async def main(notebook: Notebook) -> ToolOutput:
         await notebook.run(named("idle-session") + "x = 3")
         (pid,) = pids("idle-session")
         os.kill(pid, signal.SIGKILL)  # as the system does when memory runs out
@@ -311,7 +312,7 @@ def test_a_session_whose_idle_process_is_killed_from_outside_is_rebuilt_and_says
 def test_a_rebuilt_sessions_cell_has_the_time_of_a_cell_and_counts_its_own_alone() -> None:
     slow, limits = ("import time\ntime.sleep(0.8)", "time.sleep(0.8)\nx = 1"), ExecutionLimits(wall_seconds=2.0)
 
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         quick = await notebook.sandbox.run_cell("a", 3, "x", slow, limits=limits)
         return quick, await notebook.sandbox.run_cell("b", 3, "while True: pass", slow, limits=limits)
 
@@ -322,7 +323,7 @@ def test_a_rebuilt_sessions_cell_has_the_time_of_a_cell_and_counts_its_own_alone
 
 
 def test_earlier_cells_that_cannot_be_run_again_are_an_error_that_says_so() -> None:
-    async def main(notebook: Notebook) -> tuple[ExecutionResult, ExecutionResult]:
+    async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         failed = await notebook.sandbox.run_cell("a", 3, "print(1)", ["import os", "os._exit(0)"], limits=SHORT)
         return failed, await notebook.sandbox.run_cell("a", 4, "print(os.name)", ["import os"], limits=SHORT)
 
@@ -333,8 +334,8 @@ def test_earlier_cells_that_cannot_be_run_again_are_an_error_that_says_so() -> N
 
 
 def test_an_interpreter_that_dies_in_every_attempt_makes_the_cell_unavailable_not_a_success() -> None:
-    async def main(notebook: Notebook) -> ExecutionResult:
-        result: list[ExecutionResult] = []
+    async def main(notebook: Notebook) -> ToolOutput:
+        result: list[ToolOutput] = []
 
         code, limits = f"{named('cell')}import time\ntime.sleep(60)", ExecutionLimits(wall_seconds=40.0)
 
@@ -359,24 +360,24 @@ def test_results_are_kept_within_bounds_those_of_the_session_idle_longest_forgot
     monkeypatch.setattr(sessions, "RESULT_CHARACTERS", 100)
     table = sessions.SessionTable(4)
     for name in "abc":
-        table.keep(table.get(name), 1, ExecutionResult("success", "x" * 30, "", "y" * 10))
+        table.keep(table.get(name), 1, ToolOutput("success", "x" * 30, "", "y" * 10))
     assert [list(table.get(name).results) for name in "bca"] == [[1], [1], []]
-    table.keep(table.get("a"), 2, ExecutionResult("success", "x" * 90))
+    table.keep(table.get("a"), 2, ToolOutput("success", "x" * 90))
     assert [list(table.get(name).results) for name in "abc"] == [[2], [], []]
-    table.keep(table.get("a"), 3, ExecutionResult("success", "x" * 90))  # its own are not forgotten while it goes on
+    table.keep(table.get("a"), 3, ToolOutput("success", "x" * 90))  # its own are not forgotten while it goes on
     assert list(table.get("a").results) == [2, 3]
     held = table.get("a")
     table.end("a")
-    table.keep(held, 4, ExecutionResult("success", "x" * 90))  # a cell that was under way: nobody will ask
+    table.keep(held, 4, ToolOutput("success", "x" * 90))  # a cell that was under way: nobody will ask
     for name in "bc":
-        table.keep(table.get(name), 2, ExecutionResult("success", "x" * 40))
+        table.keep(table.get(name), 2, ToolOutput("success", "x" * 40))
     assert [list(table.get(name).results) for name in "bc"] == [[2], [2]]
 
 
 def test_cells_that_end_the_process_between_them_are_an_error_of_the_code_not_of_the_service() -> None:
     ending = "import os\nos.write(4, b'.')\nos.close(4)\nos._exit(0)"  # it says it is done, and ends
 
-    async def main(notebook: Notebook) -> ExecutionResult:
+    async def main(notebook: Notebook) -> ToolOutput:
         return await notebook.sandbox.run_cell("a", 2, "1", [ending], limits=SHORT)
 
     result = in_notebook(main)
