@@ -12,7 +12,7 @@ from agent_rl.groups.book import DecidedGroup, GroupBook
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup, Transcript
-from agent_rl.records.journal import Journal, JournalError, interim_stage
+from agent_rl.records.journal import GroupRow, Journal, JournalError, interim_stage
 
 
 def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[Instruction]]:
@@ -22,23 +22,20 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     rows = list(journal.groups(stage=stage, states=("ready", "dropped", "trained")))
     waiting = sorted((row for row in rows if row.decided_order and row.step is None), key=lambda row: row.decided_order)
     book.restore(
-        [DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row.id)) for row in waiting],
+        [DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row)) for row in waiting],
         opened=journal.opened_count(stage),
         last_order=max((row.decided_order for row in rows), default=0),
         surplus=surplus + sum(journal.uncounted(stage, reason) for reason in (STALE, TOO_FEW_ROLLOUTS)),
     )
     for row in journal.groups(stage=stage, states=("evaluated",)):
-        for figures in _figures(journal, row.id):
-            if not figures.lost:
-                book.evaluated_before(figures, figures.reward, row.purpose)
+        book.evaluated_before(_evaluated(journal, row))
     interim = interim_stage(stage)
     if book.interim is not None:
         book.interim.opened = journal.opened_count(interim)
         finished = journal.interim_evaluations(stage)
         for row in journal.groups(stage=interim, states=("evaluated",)):
             if book.interim.of(row.number) not in finished:
-                judged = (f.judged(f.reward, row.purpose) for f in _figures(journal, row.id) if not f.lost)
-                book.interim.group_done(row.number, judged)
+                book.interim.group_done(row.number, _evaluated(journal, row))
     open_groups = [row for each in (stage, interim) for row in journal.groups(stage=each, states=("open",))]
     for row in open_groups:
         book.group_opened(decode_stored(row.opened))
@@ -89,7 +86,17 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
     )
 
 
-def _figures(journal: Journal, group: str) -> tuple[RolloutFigures, ...]:
+def _figures(journal: Journal, row: GroupRow) -> tuple[RolloutFigures, ...]:
     """Of a group's rollouts that were lost or judged."""
-    found = [(RolloutFigures.of(decode_stored(each.payload)), each.reward) for each in journal.trajectories(group)]
+    environment = decode_stored(row.opened).problem.environment
+    found = [
+        (RolloutFigures.of(decode_stored(each.payload), environment), each.reward)
+        for each in journal.trajectories(row.id)
+    ]
     return tuple(r if reward is None else r.judged(reward) for r, reward in found if r.lost or reward is not None)
+
+
+def _evaluated(journal: Journal, row: GroupRow) -> list[RolloutFigures]:
+    """What an evaluation counts of a group: what was judged, or else one attempt that was lost."""
+    found = _figures(journal, row)
+    return [rollout for rollout in found if not rollout.lost] or list(found[:1])

@@ -8,7 +8,7 @@ ready (to be trained) or dropped for a named reason.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -70,6 +70,9 @@ class _Group:
     lost: list[Trajectory] = field(default_factory=list)
     """Attempts that came to nothing."""
 
+    def lost_figures(self) -> tuple[RolloutFigures, ...]:
+        return tuple(RolloutFigures.of(attempt, self.opened.problem.environment) for attempt in self.lost)
+
     def rewarded(self) -> list[_Rollout]:
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
 
@@ -103,6 +106,8 @@ class GroupBook:
     """Groups dropped while open, with the samples whose rollouts may still be in flight."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _evaluated: list[RolloutFigures] = field(default_factory=list)
+    _environments: set[str] = field(default_factory=set)
+    """Of all groups there were; when they are several, figures are told of each."""
     _lost: list[RolloutFigures] = field(default_factory=list)
     """Attempts of groups that no step counts; the figures of the next step tell them."""
     _lost_groups: LostGroups | None = None
@@ -162,6 +167,7 @@ class GroupBook:
         """A group exists; False when it is not of the current stage, or known already."""
         if self.entered is None or opened.stage != self.entered.stage or opened.group in self._groups:
             return False
+        self._environments.add(opened.problem.environment)
         if opened.purpose != "train" and self._assembler is not None:
             if self.interim is None:
                 return False
@@ -202,7 +208,7 @@ class GroupBook:
             return self._settled(group)
         rollout.attempt = trajectory.attempt
         rollout.candidate = candidate(trajectory, 0.0)
-        rollout.trajectory = RolloutFigures.of(trajectory)
+        rollout.trajectory = RolloutFigures.of(trajectory, group.opened.problem.environment)
         versions = trajectory.policies[trajectory.loss_mask > 0, 1]
         rollout.oldest = int(versions.min()) if len(versions) else group.opened.policy.version
         if reward is not None:
@@ -275,7 +281,7 @@ class GroupBook:
         stage = self.stages[self.entered.stage] if self.entered and self.entered.stage < len(self.stages) else None
         if stage is None or stage.kind != "evaluate":
             return None
-        return len(self._evaluated), stage.rollouts
+        return sum(not rollout.lost for rollout in self._evaluated), stage.rollouts
 
     def waits_for(self) -> tuple[str, ...]:
         """Open groups that hold the next step back."""
@@ -297,7 +303,7 @@ class GroupBook:
         too_few = len(usable) < self.algorithm.minimum_samples
         too_long = any(rollout.prompt_too_long for rollout in group.rollouts)
         outage = self._lost_or_not(group, lost=too_few)
-        lost = tuple(RolloutFigures.of(attempt) for attempt in group.lost)
+        lost = group.lost_figures()
         if too_few and not too_long:  # not the model's doing: no step counts it, and another is opened in its place
             self._assembler.forgotten(name)
             self._lost.extend(lost)
@@ -345,7 +351,8 @@ class GroupBook:
             instructions.extend(self._drop(group, STALE) for group in step.dropped_open)
             rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())] + self._lost
             self._lost.clear()
-            figures = step_figures(rollouts, step)
+            self._environments |= {rollout.environment for rollout in rollouts}
+            figures = step_figures(rollouts, step, several=len(self._environments) > 1)
             instructions.append(Closed(self.entered.stage, step, figures))
         return instructions
 
@@ -355,6 +362,7 @@ class GroupBook:
         outage = self._lost_or_not(group, lost=not group.rewarded())
         instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group), *outage]
         judged = [r.trajectory.judged(r.reward or 0.0, group.opened.purpose) for r in group.rewarded() if r.trajectory]
+        judged = judged or list(group.lost_figures()[:1])
         if self.interim is not None:
             done = self.interim.group_done(group.opened.number, judged)
             return instructions + ([Evaluated(self.entered.stage, done[1], done[0])] if done else [])
@@ -371,9 +379,9 @@ class GroupBook:
             return []
         return [Evaluated(self.entered.stage, evaluation_figures(self._evaluated, stage))]
 
-    def evaluated_before(self, figures: RolloutFigures, reward: float, purpose: str) -> None:
-        """Take up one evaluated rollout that the journal holds."""
-        self._evaluated.append(figures.judged(reward, purpose))
+    def evaluated_before(self, rollouts: Iterable[RolloutFigures]) -> None:
+        """Take up what the journal holds of an evaluated group."""
+        self._evaluated.extend(rollouts)
 
     def _drop(self, name: str, reason: str, order: int = 0) -> Dropped:
         group = self._groups.pop(name)

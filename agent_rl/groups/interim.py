@@ -47,8 +47,9 @@ class InterimEvaluations:
         return evaluation, self._figures(evaluation, here)
 
     def _figures(self, evaluation: int, rollouts: Sequence[RolloutFigures]) -> EvaluationFigures:
+        judged = [rollout for rollout in rollouts if not rollout.lost]
         return replace(
             evaluation_figures(rollouts, self.stage.interim(evaluation)),
-            version_oldest=min((rollout.oldest for rollout in rollouts), default=None),
-            version_newest=max((rollout.newest for rollout in rollouts), default=None),
+            version_oldest=min((rollout.oldest for rollout in judged), default=None),
+            version_newest=max((rollout.newest for rollout in judged), default=None),
         )

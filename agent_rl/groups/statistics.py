@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,10 +39,13 @@ class RolloutFigures:
     oldest: int = 0
     newest: int = 0
     """Versions of the policies that wrote it."""
+    environment: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of its judgement."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> RolloutFigures:
-        """From a trajectory, before its verdict."""
+    def of(cls, trajectory: Trajectory, environment: str = "") -> RolloutFigures:
+        """From a trajectory about a problem of ``environment``, before its verdict."""
         versions = trajectory.policies[trajectory.loss_mask > 0, 1]
         return cls(
             tokens=len(trajectory.tokens),
@@ -59,6 +62,7 @@ class RolloutFigures:
             group=trajectory.group,
             oldest=int(versions.min()) if len(versions) else 0,
             newest=int(versions.max()) if len(versions) else 0,
+            environment=environment,
         )
 
     def judged(self, reward: float, purpose: str | None = None) -> RolloutFigures:
@@ -81,6 +85,19 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
+def _parts(rollouts: Sequence[RolloutFigures]) -> dict[str, float]:
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.parts)
+    return {name: _mean([r.parts[name] for r in rollouts if name in r.parts]) for name in names}
+
+
+def by_environment(rollouts: Iterable[RolloutFigures]) -> dict[str, list[RolloutFigures]]:
+    """The rollouts of each environment, by its name."""
+    found: dict[str, list[RolloutFigures]] = {}
+    for rollout in rollouts:
+        found.setdefault(rollout.environment, []).append(rollout)
+    return dict(sorted(found.items()))
+
+
 def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
     """Means over rollouts. Those that were lost are counted, and enter nothing else."""
     rollouts = [r for r in sampled if not r.lost]
@@ -95,6 +112,7 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
         rollouts=len(rollouts),
         success=_mean([r.reward for r in rollouts]),
         reward=_mean([r.reward for r in rollouts]),
+        parts=_parts(rollouts),
         response_tokens=_mean([float(r.tokens) for r in rollouts]),
         turns=_mean([float(r.turns) for r in rollouts]),
         tool_calls=calls / len(rollouts) if rollouts else 0.0,
@@ -110,10 +128,15 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
     )
 
 
-def step_figures(rollouts: Sequence[RolloutFigures], step: Step) -> StepFigures:
-    """The rollouts' side of a step: of all sampled rollouts of the groups it decided, kept or not."""
+def step_figures(rollouts: Sequence[RolloutFigures], step: Step, *, several: bool = False) -> StepFigures:
+    """The rollouts' side of a step: of all sampled rollouts of the groups it decided, kept or not.
+
+    ``several``: the run has several environments, so that there are figures of each.
+    """
+    each = by_environment(rollouts) if several else {}
     return StepFigures(
         sampled=rollout_means(rollouts),
+        environments={name: rollout_means(of) for name, of in each.items()},
         groups_decided=len(step.decided),
         groups_trained=len(step.trained),
         groups_dropped_stale=len(step.dropped_open),
@@ -123,22 +146,32 @@ def step_figures(rollouts: Sequence[RolloutFigures], step: Step) -> StepFigures:
 
 
 def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage) -> EvaluationFigures:
-    """Success, sampled and greedy."""
+    """Success, sampled and greedy, and by environment where the problems are of several.
+
+    ``rollouts`` are those that were judged, and one that was lost of each problem that has none.
+    """
     sampled, greedy = (
         [r for r in rollouts if r.purpose == purpose] for purpose in ("evaluate_sampled", "evaluate_greedy")
     )
+    each = by_environment(sampled)
     return EvaluationFigures(
         name=stage.name,
         sampled=answer_figures(sampled, stage.problems, stage.samples),
         greedy=answer_figures(greedy, stage.problems, 1) if stage.greedy else None,
+        environments={
+            name: answer_figures(of, len({rollout.group for rollout in of}), stage.samples)
+            for name, of in each.items()
+            if len(each) > 1
+        },
     )
 
 
-def answer_figures(judged: Sequence[RolloutFigures], problems: int, samples: int) -> AnswerFigures:
+def answer_figures(rollouts: Sequence[RolloutFigures], problems: int, samples: int) -> AnswerFigures:
     """Of the answers to so many problems: success with its 95 % interval, Wilson's, or over problems where ``samples`` are several.
 
     A rollout that failed for infrastructure reasons in all its attempts counts as unanswered, hence wrong.
     """
+    judged = [rollout for rollout in rollouts if not rollout.lost]
     trials = problems * samples
     successes = round(sum(r.reward for r in judged))
     if samples == 1:

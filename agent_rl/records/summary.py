@@ -72,6 +72,10 @@ def summarise(
         summary["checkpoints_damaged"] = checkpoints_damaged
     summary |= audit.figures()
     summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
+    for name in sorted({name for step in steps for name in step.figures.environments}):
+        held = [step.figures.environments[name] for step in steps if name in step.figures.environments]
+        summary[f"rollouts_sampled_{name}"] = sum(each.rollouts for each in held)
+        summary[f"rollouts_correct_{name}"] = sum(round(each.success * each.rollouts) for each in held)
     summary |= {
         "rollouts_sampled": sampled,
         "rollouts_correct": correct,

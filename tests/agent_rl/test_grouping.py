@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from agent_rl.groups.instructions import (
     Rewarded,
 )
 from agent_rl.groups.resampling import select_paper
+from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import Retry, StageEntered
 from tests import builders
 
@@ -256,3 +258,58 @@ def test_an_evaluation_goes_on_without_a_problem_that_is_too_long() -> None:
         done += made.trajectory(builders.trajectory(group, 0, status=status))
     (evaluated,) = kinds(done, Evaluated)
     assert (evaluated.figures.sampled.lost, evaluated.figures.sampled.success) == (1, 2 / 3)
+
+
+def two_environments(success: dict[str, list[bool]]) -> Any:
+    """A book whose stage, one step of a group an environment, has had these rollouts judged."""
+    made = book(groups_per_step=len(success), samples=2)
+    closed: list[Closed] = []
+    for number, (name, right) in enumerate(success.items()):
+        group = builders.opened(number, samples=2)
+        group = replace(group, problem=replace(group.problem, environment=name))
+        made.group_opened(group)
+        for sample, each in enumerate(right):
+            rollout = builders.trajectory(group, sample, answer="4" if each else "5")
+            closed += kinds(made.trajectory(rollout), Closed)
+    (step,) = closed
+    return step.figures
+
+
+def test_a_step_tells_its_figures_by_environment_where_there_are_several() -> None:
+    figures = two_environments({"sql": [True, False], "maths": [True, True]})
+    assert figures.sampled.success == 0.75
+    assert {name: (of.rollouts, of.success) for name, of in figures.environments.items()} == {
+        "maths": (2, 1.0),
+        "sql": (2, 0.5),
+    }
+    assert two_environments({"maths": [True, False]}).environments == {}
+
+
+def test_an_evaluation_tells_its_success_by_environment_and_counts_what_was_lost_as_wrong() -> None:
+    made = book(stage=1)
+    made.stages = [builders.rl_stage(), builders.evaluate_stage(problems=3, greedy=False)]
+    evaluated: list[Evaluated] = []
+    for number, name in enumerate(["maths", "maths", "sql"]):
+        group = builders.opened(number, stage=1, samples=1, purpose="evaluate_sampled")
+        made.group_opened(replace(group, problem=replace(group.problem, environment=name)))
+        for attempt in range(3):
+            lost = number == 1
+            rollout = builders.trajectory(
+                group, 0, answer="4", attempt=attempt, status="failed" if lost else "finished"
+            )
+            if made.wants(rollout):
+                evaluated += kinds(made.trajectory(rollout), Evaluated)
+    (done,) = evaluated
+    found = {name: (of.problems, of.success, of.lost) for name, of in done.figures.environments.items()}
+    assert found == {"maths": (2, 0.5, 1), "sql": (1, 1.0, 0)}
+    assert (done.figures.sampled.problems, done.figures.sampled.lost) == (3, 1)
+    row = done.figures.row()
+    assert (row["success_after_sampled"], row["success_after_sampled_sql"]) == (2 / 3, 1.0)
+
+
+def test_parts_are_means_over_the_rollouts_that_have_them() -> None:
+    rollout = RolloutFigures(1, 1, 0, 0, truncated=False, seconds=0.0, reward=1.0)
+    means = rollout_means(
+        [replace(rollout, parts={"tests": 0.5}), replace(rollout, parts={"tests": 1.0, "style": 2.0})]
+    )
+    assert means.parts == {"tests": 0.75, "style": 2.0}

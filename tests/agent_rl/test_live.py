@@ -7,6 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from agent_rl.figures import RolloutMeans
 from agent_rl.observe.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
 from agent_rl.observe.live_layout import flow
 from agent_rl.observe.logs import open_log
@@ -333,3 +334,17 @@ def test_a_share_is_shown_with_its_interval():
     drawn_table = console.file.getvalue()
     assert "50.0 %  (95 %: 41.2 to 58.8)" in drawn_table
     assert "success_low" not in drawn_table
+
+
+def test_the_success_of_each_environment_is_shown_where_there_are_several():
+    shown = view()
+    means = {"maths": RolloutMeans(success=0.25), "sql": RolloutMeans(success=0.5)}
+    shown.observe(status("learner.0", stages=2, stage=1, success=0.3, environments=means), 101.0)
+    figures = dict(shown.figures())
+    assert (figures["success"], figures["success maths"], figures["success sql"]) == ("30.0%", "25.0%", "50.0%")
+
+
+def test_figures_of_an_actors_own_are_shown_under_their_names():
+    shown = LiveView("demo", ["policy_log.0"], ["rl"], now=0.0)
+    shown.observe(status("policy_log.0", policies_written=3), 1.0)
+    assert "policies written 3" in drawn(shown, 2.0)

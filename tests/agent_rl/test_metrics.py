@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_rl import testing
+from agent_rl.figures import RolloutMeans
 from agent_rl.messages import Metric
 from agent_rl.observe.metrics import Histogram, MetricsBoard, counter, gauge
 
@@ -100,3 +101,12 @@ def test_whatever_names_and_labels_say_can_be_read(name, label, figure, value):
     families = read(status(gauge(f"x{name}", value, label, what=label), odd, **{figure: 1}))
     samples = [sample for family in families.values() for sample in family.samples]
     assert any(sample.value == value and sample.labels.get("what") == label for sample in samples)
+
+
+def test_figures_of_environments_have_their_name_as_a_label():
+    means = {"maths": RolloutMeans(success=0.25, parts={"tests": 0.5}), "sql": RolloutMeans(success=0.5)}
+    families = read(status(actor="learner.0", stages=1, environments=means))
+    found = {s.labels["environment"]: s.value for s in families["agent_rl_environment_success"].samples}
+    assert found == {"maths": 0.25, "sql": 0.5}
+    (part,) = families["agent_rl_environment_part"].samples
+    assert (part.labels["environment"], part.labels["part"], part.value) == ("maths", "tests", 0.5)

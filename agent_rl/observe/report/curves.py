@@ -10,7 +10,7 @@ from itertools import pairwise
 from agent_rl.groups.statistics import wilson_interval
 from agent_rl.observe.charts.lines import Line, Mark, Plot
 from agent_rl.observe.charts.scales import bins, compact, percent, spread
-from agent_rl.observe.report.records import Fate, Records, figure
+from agent_rl.observe.report.records import Fate, Records, Row, figure
 
 PLACES = 160
 """Places of a chart: more than a phone can tell apart, fewer than a thousand steps."""
@@ -94,27 +94,41 @@ def successes(records: Records, steps: range) -> tuple[float, int]:
 def panels(records: Records) -> list[Panel]:
     """The smaller charts, in the order people ask for them."""
     steps = records.steps
-    rewards = [figure(row, "success") for row in steps]
+    rewards = [figure(row, "reward") for row in steps]
     kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
     found = [
         _panel(
             records,
             "Reward",
             [("all sampled rollouts", rewards, 1), ("those trained on, after resampling", kept, 2)],
-            "Mean reward, 1 for a right answer and 0 for a wrong one.",
+            "Mean reward of the rollouts.",
             share=False,
-            span=(0.0, 1.0),
+            span=(0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None,
         )
     ]
     for name, unit, note, names in _PANELS:
         curves = [(label, [figure(row, key) for row in steps], n) for n, (label, key) in enumerate(names.items(), 1)]
         found.append(_panel(records, name, curves, note, share=unit == "share", unit=unit.removeprefix("share")))
+    for name, shown, key, note in (
+        ("Success by environment", "environments", "success", "Share of the sampled rollouts that succeeded."),
+        ("Parts of the reward", "parts", "", "Means of the parts that the judgements name."),
+    ):
+        held = [each if isinstance(each := row.get(shown), dict) else {} for row in steps]
+        labels = sorted({label for each in held for label in each})
+        curves = [(label, [_nested(each, label, key) for each in held], n) for n, label in enumerate(labels, 1)]
+        found.append(_panel(records, name, curves, note, share=bool(key)))
     seconds = [figure(row, "seconds") for row in steps]
     between = [math.nan, *(later - earlier for earlier, later in pairwise(seconds))]
     training = [figure(row, "train_seconds") for row in steps]
     curves = [("from step to step", between, 1), ("of them training", training, 2)]
     found.append(_panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s"))
     return [panel for panel in found if any(math.isfinite(v) for line in panel.plot.lines for v in line.values)]
+
+
+def _nested(held: Row, label: str, key: str) -> float:
+    """A figure of an object in a row, or (with ``key``) of an object in that."""
+    inner = held.get(label)
+    return figure(held, label) if not key else figure(inner, key) if isinstance(inner, dict) else math.nan
 
 
 _PANELS = (
