@@ -19,9 +19,10 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
-from actors.generation.agent_loop import AgentLoop
+from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.generation.serving import ServedPolicy
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
+from actors.generation.user_loop import UserLoop
 from actors.weights import transfer
 from actors.weights.files import model_directory
 from agent_rl.checks.declared import format_faults
@@ -34,6 +35,7 @@ from agent_rl.figures import ActorFigures, GeneratorFigures
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
+    ObserveTurn,
     Policy,
     PolicyPublished,
     RolloutRequest,
@@ -42,6 +44,7 @@ from agent_rl.messages import (
     Trajectory,
     TransferOffer,
     TransferWanted,
+    TurnObserved,
     WeightsPart,
     WeightsWanted,
 )
@@ -72,6 +75,8 @@ class RolloutGeneratorSettings(Settings):
     tool_timeout_seconds: PositiveFloat = 300.0
     """From sending a call to its result, queueing at the executor included; its own limits are shorter, and one that falls silent
     is noticed within seconds."""
+    loop_seconds: PositiveFloat = 60.0
+    """What a user's own loop may take for itself in a rollout, beside waiting for model and tools."""
     tool_attempts: PositiveInt = 3
     """A call whose executor was lost, or could not run it, is tried again, elsewhere if it can be; then its rollout fails."""
     tool_calls_outstanding: PositiveInt = 256
@@ -100,6 +105,7 @@ class RolloutGenerator(Actor):
     links: ClassVar = {
         "trajectories": Push(Trajectory),
         "tools": Call(ToolCall, ToolResult),
+        "turns": Call(ObserveTurn, TurnObserved),
         "load": Announce(EngineLoad),
         "weights": Call(WeightsWanted, WeightsPart, awaited_in_handler=False, required=False),
         "transfer": Call(TransferWanted, TransferOffer, awaited_in_handler=False, required=False),
@@ -111,6 +117,7 @@ class RolloutGenerator(Actor):
         options: dict[str, dict[str, Any]] = {
             "trajectories": {"window": settings.trajectory_window},
             "tools": {"outstanding": settings.tool_calls_outstanding, "timeout": settings.tool_timeout_seconds},
+            "turns": {"outstanding": settings.tool_calls_outstanding, "timeout": settings.tool_timeout_seconds},
         }
         return options.get(link, {})
 
@@ -152,6 +159,7 @@ class RolloutGenerator(Actor):
         self._chat = await self.context.in_thread(self._make_format, directory)
         for difference in self._chat.differences():
             self.log.warning("conversations are not as the chat template writes them", where=difference)
+        self._require_append_only()
         self._engine = self._make_engine(directory, settings)
         try:
             await self.context.nursery.start(self._engine.run)
@@ -182,7 +190,18 @@ class RolloutGenerator(Actor):
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""
-        return Episode(request, self._chat, self._engine.longest)
+        environment = self._environments[request.problem.environment]
+        own_loop = environment.rollout is not None
+        return Episode(request, self._chat, self._engine.longest, observes=environment.observes, begun=not own_loop)
+
+    def _require_append_only(self) -> None:
+        """Raises EngineRefusedError where turns are answered in plain words and the chat template changes earlier turns then."""
+        answering = [name for name, each in self._environments.items() if each.observes or each.rollout is not None]
+        if answering and (changed := self._chat.rewriting()):
+            raise EngineRefusedError(
+                f"environment {answering[0]!r} answers turns, and the chat template changes earlier turns then: {changed}; name a "
+                'template that repeats them as they were: chat_template = "chatml" in [model], or a file'
+            )
 
     def _look_for_long_prompts(self) -> None:
         """Name the problems in lists whose prompts the model has no room for. Raises TaskError when no problem fits."""
@@ -258,7 +277,7 @@ class RolloutGenerator(Actor):
             scopes[request.rollout] = scope
             try:
                 await self._run(episode)
-            except (ToolsUnavailableError, EngineError) as error:
+            except (ToolsUnavailableError, EnvironmentFaultError, EngineError) as error:
                 failure = ("failed", str(error))
             finally:
                 del scopes[request.rollout]
@@ -279,7 +298,13 @@ class RolloutGenerator(Actor):
             ack()
 
     async def _run(self, episode: Episode) -> None:
-        await self._loop.run(episode)
+        rollout = self._environments[episode.request.problem.environment].rollout
+        if rollout is None:
+            await self._loop.run(episode)
+        else:
+            await UserLoop(
+                self._loop, episode, self._tools.known(episode.request.problem), self.context.settings.loop_seconds
+            ).run(rollout)
 
     async def _report_load(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from actors.base import Actor, Call, Settings
 from actors.execution.context import ExecutorContext, Services, session_name
 from actors.execution.deadlines import DeadlineError, NoThreadError, Threads
+from actors.execution.observing import observed
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
@@ -40,7 +41,17 @@ from agent_rl.environments.load import Environments
 from agent_rl.environments.maths.rewards import check as maths_check
 from agent_rl.environments.tools import as_output, bounded
 from agent_rl.figures import ActorFigures, ExecutorFigures
-from agent_rl.messages import Metric, Problem, ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
+from agent_rl.messages import (
+    Metric,
+    ObserveTurn,
+    Problem,
+    ToolCall,
+    ToolOutcome,
+    ToolResult,
+    TurnObserved,
+    Verdict,
+    VerifyAnswer,
+)
 from agent_rl.observe.metrics import Histogram, counter, gauge
 from agent_rl.observe.rates import Rate
 
@@ -91,6 +102,8 @@ class ToolExecutorSettings(Settings):
     """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
     check_seconds: PositiveFloat = 10.0
     """The most that judging one answer may take."""
+    observe_seconds: PositiveFloat = 30.0
+    """The most that an environment may take to answer a turn, beside waiting for the sandbox."""
 
 
 class ToolExecutor(Actor):
@@ -99,7 +112,11 @@ class ToolExecutor(Actor):
     concurrency = 4096
     drain_order = 40
     Settings = ToolExecutorSettings
-    receives = (Call(ToolCall, ToolResult, required=False), Call(VerifyAnswer, Verdict, required=False))
+    receives = (
+        Call(ToolCall, ToolResult, required=False),
+        Call(ObserveTurn, TurnObserved, required=False),
+        Call(VerifyAnswer, Verdict, required=False),
+    )
     links: ClassVar = {}
 
     async def start(self) -> None:
@@ -175,8 +192,8 @@ class ToolExecutor(Actor):
             weight=settings.calls_weight,
         )
 
-    async def handle(self, message: Any) -> ToolResult | Verdict:
-        """Run a call or judge an answer."""
+    async def handle(self, message: Any) -> ToolResult | TurnObserved | Verdict:
+        """Run a call, have an environment answer a turn, or judge an answer."""
         match message:
             case ToolCall(ends=True):
                 for name in self._toolboxes[message.problem.environment]:
@@ -189,9 +206,26 @@ class ToolExecutor(Actor):
                 self._ran.observe(result.run_seconds)
                 self._busy += result.run_seconds
                 return result
+            case ObserveTurn():
+                return await self._observe(message)
             case VerifyAnswer():
                 return await self._verify(message)
         raise TypeError(f"ToolExecutor does not handle {type(message).__name__}")
+
+    async def _observe(self, asked: ObserveTurn) -> TurnObserved:
+        turn = len(asked.transcript.texts)
+        context = self.make_context(
+            asked.problem,
+            asked.rollout,
+            asked.seed,
+            seconds=self.context.settings.observe_seconds,
+            name="observe",
+            key=f"{asked.rollout}/{turn}",
+        )
+        answer = await observed(self._environments[asked.problem.environment], asked, context)
+        if answer.fault:
+            context.log.error("an environment did not answer a turn", why=answer.fault, turn=turn)
+        return answer
 
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call. What is wrong with it, or with its tool, is an outcome for the model to read, never an exception."""

@@ -6,6 +6,7 @@ The flow, sender to receiver (kind of link in brackets)::
     kv_scheduler       RolloutRequest [push] ---------------------> rollout_generator
     kv_scheduler       GroupsUnwanted [announce] -----------------> rollout_generator
     rollout_generator  ToolCall / ToolResult [call] --------------> tool_executor
+    rollout_generator  ObserveTurn / TurnObserved [call] ---------> tool_executor
     rollout_generator  Trajectory [push] -------------------------> roc_filter
     rollout_generator  EngineLoad [announce] ---------------------> kv_scheduler, learner
     roc_filter         VerifyAnswer / Verdict [call] -------------> tool_executor
@@ -274,6 +275,33 @@ class ToolResult:
     run_seconds: float
     state: bytes | None = None
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveTurn:
+    """Answer the last turn of a rollout, which called no tool, as the problem's environment does.
+
+    ``state`` is the snapshot that came with the answer before, empty at first: any executor can go on from it.
+    """
+
+    rollout: str
+    problem: Problem
+    transcript: Transcript
+    state: bytes
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnObserved:
+    """What the environment answers, and the snapshot to come back with the next turn. ``done``: the rollout ends here.
+
+    ``fault`` says why there is no answer: what the environment did wrong, with file and line.
+    """
+
+    messages: tuple[EnvironmentMessage, ...] = ()
+    state: bytes = b""
+    done: bool = False
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

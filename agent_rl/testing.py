@@ -42,9 +42,9 @@ from agent_rl.messages import (
 )
 
 
-def problem(number: int = 0, *, answer: str = "4") -> Problem:
+def problem(number: int = 0, *, answer: str = "4", environment: str = "arithmetic") -> Problem:
     """A problem whose answer is 4."""
-    return Problem(f"p{number}", "What is 2 + 2?", answer, "arithmetic")
+    return Problem(f"p{number}", "What is 2 + 2?", answer, environment)
 
 
 def environments(prompt: Literal["plain", "rstar2"] = "plain") -> dict[str, Environment]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from actors.tool_executor import ToolExecutor
 from agent_rl.environments.maths.rewards import answers_equal
 from agent_rl.environments.python_tools import PYTHON_TOOL
-from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, Verdict, VerifyAnswer
+from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, TurnObserved, Verdict, VerifyAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class InProcessExecutor(ToolExecutor):
         ran = run_python(code, stdin)
         return ToolResult(call.call, ran.outcome, ran.stdout, ran.stderr, ran.value, 0.0, ran.seconds)
 
-    async def handle(self, message: ToolCall | VerifyAnswer) -> ToolResult | Verdict:
+    async def handle(self, message: ToolCall | VerifyAnswer) -> ToolResult | TurnObserved | Verdict:
         """Answers are judged in this process too."""
         if isinstance(message, VerifyAnswer):
             started = time.perf_counter()

@@ -13,19 +13,22 @@ from actors.engines.base import EngineError
 from actors.testing import stand_ins
 from agent_rl.messages import (
     EngineLoad,
+    EnvironmentMessage,
     GroupsUnwanted,
+    ObserveTurn,
     Policy,
     Sampling,
     ToolCall,
     ToolResult,
     Trajectory,
+    TurnObserved,
 )
-from agent_rl.testing import published
+from agent_rl.testing import problem, published
 
 if TYPE_CHECKING:
     from actors.engines.scripted import ScriptedEngine
 
-from actors.contract.generator_bench import GENERATOR, Bench, GeneratorBench, result, sample
+from actors.contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, GeneratorBench, result, sample
 
 if TYPE_CHECKING:
     from actors.engines.scripted import ScriptedEngine
@@ -167,6 +170,84 @@ class GeneratorContract(GeneratorBench):
     def tool_text(self, bench: Bench, made: Trajectory) -> str:
         """What tools wrote into a trajectory."""
         return bench.engine.decode(made.tokens[made.loss_mask == 0].tolist())
+
+    def test_turns_without_a_call_are_answered_by_the_environment(self, tmp_path: Path) -> None:
+        """In an executor, which gets the snapshot of the answer before; the model reads the answer, and is not trained on it."""
+
+        async def main() -> None:
+            def reply(asked: ObserveTurn) -> TurnObserved:
+                turn = len(asked.transcript.texts)
+                said = (EnvironmentMessage(turn, "user", f"higher than {turn}"),)
+                return TurnObserved(said, asked.state + b"%d" % turn, done=turn == 3)
+
+            environments = [{"class": TALKATIVE, "name": "game"}]
+            async with self.bench(tmp_path, self.guesses, reply=reply, environments=environments) as bench:
+                asked = await bench.ask(problem=problem(environment="game"), sampling=Sampling(1.0, 400, 5))
+                made = await bench.trajectory()
+                assert (made.status, made.turns) == ("finished", 3), f"{made.status} {made.reason}: {made.turns} turns"
+                answers = bench.stage["tool_executor"].log
+                assert [each.state for each in answers] == [b"", b"1", b"12"], "a snapshot was lost"
+                about = [(each.rollout, each.problem, each.seed) for each in answers]
+                assert about == [(asked.rollout, asked.problem, asked.seed)] * 3, (
+                    f"the executor was asked about {about}"
+                )
+                assert [len(each.transcript.texts) for each in answers] == [1, 2, 3], "the executor lacks turns"
+                said = self.tool_text(bench, made)
+                assert said.index("higher than 1") < said.index("higher than 2"), f"the model read {said!r}"
+                assert "higher than 3" not in said, "tokens follow the last turn"
+                assert [reply.content[-1] for reply in made.transcript.replies] == ["1", "2", "3"]
+                self.check_tokens(made, bench.engine)
+
+        self.run(main)
+
+    def test_an_environment_that_fails_loses_its_rollout_alone(self, tmp_path: Path) -> None:
+        """Status failed, with what the environment did wrong; likewise where no executor answers."""
+
+        async def main() -> None:
+            async def reply(asked: ObserveTurn) -> TurnObserved:
+                if asked.rollout.endswith("/0/0"):
+                    return TurnObserved(fault="environment 'game': observe fails with ValueError: no (game.py, line 3)")
+                if asked.rollout.endswith("/1/0"):
+                    await trio.sleep_forever()
+                return TurnObserved(done=True)
+
+            environments = [{"class": TALKATIVE, "name": "game"}]
+            async with self.bench(tmp_path, self.guesses, reply=reply, environments=environments) as bench:
+                for number in range(3):
+                    await bench.ask(problem=problem(environment="game"), **sample(number))
+                await self.settled(1200)
+                made = {each.sample: each for each in bench.trajectories}
+                status = {number: each.status for number, each in sorted(made.items())}
+                assert status == {0: "failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
+                assert "game.py, line 3" in made[0].reason, f"the reason is {made[0].reason}"
+
+        self.run(main)
+
+    def test_a_loop_of_its_own_writes_one_sequence(self, tmp_path: Path) -> None:
+        """``async def rollout(problem, model, tools)``: what it adds has mask 0, and the model's tokens stay the very same."""
+
+        async def main() -> None:
+            environments = [{"class": TALKATIVE, "name": "game", "rollout": OWN_LOOP}]
+            async with self.bench(tmp_path, self.guesses, environments=environments) as bench:
+                await bench.ask(problem=problem(environment="game"), sampling=Sampling(1.0, 400, 5))
+                made = await bench.trajectory()
+                assert (made.status, made.turns) == ("finished", 3), f"{made.status} {made.reason}: {made.turns} turns"
+                assert "Are you sure?" in self.tool_text(bench, made), "the model was not asked"
+                self.check_tokens(made, bench.engine)
+                for turn in bench.engine.requests:
+                    said = [*made.prompt_tokens.tolist(), *made.tokens.tolist()]
+                    assert list(turn.tokens) == said[: len(turn.tokens)], (
+                        "a turn continues other tokens than the trajectory's"
+                    )
+                limited = {"sampling": Sampling(1.0, 400, 2), **sample(1)}
+                await bench.ask(problem=problem(environment="game"), **limited)
+                assert (await bench.trajectory()).status == "turn_limit", "a loop may go on beyond max_turns"
+
+        self.run(main)
+
+    def guesses(self, number: int, _: Any) -> str:
+        """A script without calls."""
+        return self.answer_text(str(10 * number))
 
     def test_what_goes_wrong_in_a_call_is_told_to_the_model(self, tmp_path: Path) -> None:
         """An error, or a call that is none, is the model's own: the rollout goes on and the record says so."""

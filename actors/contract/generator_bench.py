@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from actors.base import Actor
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
+from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.environments.base import ChatMessages, Environment, Model, TaskSource, Tools
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import (
+    Judgement,
+    Problem,
     RolloutRequest,
     Sampling,
     ToolCall,
     ToolOutcome,
     ToolResult,
     Trajectory,
+    Transcript,
 )
 from agent_rl.testing import published, request
 
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from actors.engines.scripted import ScriptedEngine
 
 GENERATOR = "rollout_generator.0"
+TALKATIVE = "actors.contract.generator_bench:Talkative"
+OWN_LOOP = "actors.contract.generator_bench:asks_twice"
 Script = Callable[[int, Any], Any]
 """From a turn's number and the engine's request to the turn's text, or to an exception to raise."""
 
@@ -33,6 +40,38 @@ Script = Callable[[int, Any], Any]
 def result(call: ToolCall, outcome: ToolOutcome = "success", stdout: str = "4\n", stderr: str = "") -> ToolResult:
     """How an executor answers."""
     return ToolResult(call.call, outcome, stdout, stderr, "", 0.0, 0.001)
+
+
+class Talkative(Environment):
+    """Answers turns, in an executor."""
+
+    observes = True
+
+    def __init__(self, *, seed: int, base: Path) -> None:
+        """Of any seed."""
+
+    def problems(self) -> TaskSource:
+        """Those of the quickstart."""
+        return ArithmeticTasks(0)
+
+    def prompt(self, problem: Problem) -> ChatMessages:
+        """The problem's text."""
+        return [{"role": "user", "content": problem.text}]
+
+    def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement:
+        """Two turns are right."""
+        del problem
+        return Judgement(float(len(transcript.texts) == 2), len(transcript.texts) == 2)
+
+
+async def asks_twice(problem: Problem, model: Model, tools: Tools) -> None:
+    """A loop of its own: it has every answer looked at again."""
+    del tools
+    messages = [{"role": "user", "content": problem.text}]
+    for question in ("Are you sure?", "Really?"):
+        messages.append({"role": "assistant", "content": await model(messages)})
+        messages.append({"role": "user", "content": question})
+    await model(messages)
 
 
 class Bench:
@@ -92,10 +131,11 @@ class GeneratorBench(RoleContract):
         *,
         reply: Callable[[Any], Any] = result,
         version: int | None = 3,
+        **changes: Any,
     ) -> AsyncIterator[Bench]:
-        """A generator that has started; ``version`` is the policy published to it."""
+        """A generator that has started; ``version`` is the policy published to it, ``changes`` are of its topology."""
         self._engines: list[ScriptedEngine] = []
-        topology = self.topology(folder, script=script or self.two_turns)
+        topology = self.topology(folder, script=script or self.two_turns, **changes)
         async with stand_ins(topology, self.role, concurrency={"tool_executor": 64, "roc_filter": 64}) as stage:
             stage["tool_executor"].reply = reply
             if version is not None:

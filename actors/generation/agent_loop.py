@@ -1,10 +1,10 @@
-"""The agent loop of a generator: the engine writes a turn, tools answer its calls, until the episode has ended.
+"""The agent loop of a generator: the engine writes a turn, tools or the environment answer it, until the episode has ended.
 
 ::
 
-    Episode.tokens --> engine.generate --> Episode.wrote --> ToolCall... --> Episode.responded --+
-        ^                                                                                        |
-        +----------------------------------------------------------------------------------------+
+    Episode.tokens --> engine.generate --> Episode.wrote --> calls: ToolCall... --> Episode.responded --+
+        ^                                              `---> none: ObserveTurn ---> Episode.observed ---+
+        +-----------------------------------------------------------------------------------------------+
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ import trio
 
 from actors.engines.base import EngineError, TurnRequest
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
-from agent_rl.messages import ToolCallRecord
+from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, ObserveTurn, ToolCallRecord, TurnObserved
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
     from actors.engines.base import Engine
+    from agent_rl.messages import Policy
     from agent_rl.rollout.episode import Episode
     from agent_rl.rollout.prompts import ChatFormat
+
+
+class EnvironmentFaultError(Exception):
+    """The environment did not answer a turn, through a fault of its own; the message says where."""
 
 
 class AgentLoop:
@@ -31,20 +36,37 @@ class AgentLoop:
 
     def __init__(self, context: ActorContext, chat: ChatFormat, engine: Engine, tools: ToolCaller) -> None:
         self._context = context
-        self._chat = chat
+        self.chat = chat
         self._engine = engine
         self._tools = tools
 
+    @property
+    def policy(self) -> Policy:
+        """The policy served now."""
+        return self._engine.policy
+
     async def run(self, episode: Episode) -> None:
-        """Run an episode to its end. Raises EngineError and ToolsUnavailableError."""
+        """Run an episode to its end. Raises EngineError, ToolsUnavailableError and EnvironmentFaultError."""
         while episode.ended is None:
-            calls = await self._write(episode)
+            turn, stopped = await self.write(episode)
+            calls = episode.wrote(*turn, stopped=stopped)
             if calls:
                 responses, records = await self.answer(episode, calls)
                 episode.responded(responses, records, self._engine.policy)
+            elif episode.ended is None:
+                episode.observed(await self._observed(episode), self._engine.policy)
 
-    async def _write(self, episode: Episode) -> tuple[ParsedCall | MalformedCall, ...]:
-        """Have the engine write a turn; its calls. Raises EngineError."""
+    async def _observed(self, episode: Episode) -> TurnObserved:
+        """The environment's answer to the last turn. Raises ToolsUnavailableError and EnvironmentFaultError."""
+        request = episode.request
+        asked = ObserveTurn(request.rollout, request.problem, episode.transcript, episode.state, request.seed)
+        answer = await self._tools.observe(asked)
+        if answer.fault:
+            raise EnvironmentFaultError(answer.fault)
+        return answer
+
+    async def write(self, episode: Episode) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
+        """Have the engine write a turn: its arrays, as of `Episode.wrote`, and whether it stopped. Raises EngineError."""
         request = episode.request
         result = await self._engine.generate(
             TurnRequest(
@@ -52,14 +74,14 @@ class AgentLoop:
                 tokens=episode.tokens,
                 max_tokens=episode.budget,
                 temperature=request.sampling.temperature,
-                stop_tokens=self._chat.stop_tokens,
+                stop_tokens=self.chat.stop_tokens,
                 seed=request.seed,
             )
         )
         turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
-        if wrong := episode.rubbish(*turn, stopped=stopped, stop=self._chat.stop_tokens):
+        if wrong := episode.rubbish(*turn, stopped=stopped, stop=self.chat.stop_tokens):
             raise EngineError(f"the engine returned {wrong}")
-        return episode.wrote(*turn, stopped=stopped)
+        return turn, stopped
 
     async def answer(
         self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]

@@ -10,21 +10,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.fair_queue import FairQueue
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import ToolOutput
 from agent_rl.environments.load import Toolboxes
 from agent_rl.environments.tools import rendered
-from agent_rl.messages import RolloutRequest, ToolCall, ToolOutcome, ToolResult
+from agent_rl.messages import ObserveTurn, RolloutRequest, ToolCall, ToolOutcome, ToolResult, TurnObserved
 from agent_rl.rollout.parsing import ParsedCall, cut_middle, harmless
 from transport import CallFailed, CallTimeout, PeerLost
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
     from agent_rl.environments.base import Tool
+    from agent_rl.messages import Problem
     from agent_rl.rollout.episode import RolloutTally
 
 END_SECONDS = 30.0
@@ -84,10 +86,21 @@ class ToolCaller:
             state=self.states[rollout].get(call.name, b"") if stateful else b"",
         )
         async with self._places.place(rollout):
-            result = await self._ask(message, rollout if stateful else None)
+            result: ToolResult = await self._ask("tools", message, message.call, rollout if stateful else None)
         if stateful and result.state is not None:
             self.states[rollout][call.name] = result.state
         return self._response(tool, result)
+
+    def known(self, problem: Problem) -> Mapping[str, Tool]:
+        """The tools of the problem's environment, by name."""
+        return self._toolboxes[problem.environment]
+
+    async def observe(self, turn: ObserveTurn) -> TurnObserved:
+        """The environment's answer to a turn, from any executor; waits for its turn. Raises ToolsUnavailableError."""
+        async with self._places.place(turn.rollout):
+            what = f"turn {len(turn.transcript.texts)} of {turn.rollout}"
+            answer: TurnObserved = await self._ask("turns", turn, what, None)
+        return answer
 
     def end(self, request: RolloutRequest) -> None:
         """The rollout has ended: what is kept for it may go."""
@@ -116,23 +129,21 @@ class ToolCaller:
         shown = cut_middle(text, settings.tool_response_chars)
         return ToolResponse(shown, outcome, result.run_seconds, len(shown) < len(text))
 
-    async def _ask(self, request: ToolCall, key: str | None) -> ToolResult:
-        """The result of some executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
+    async def _ask(self, link: str, request: Any, what: str, key: str | None) -> Any:
+        """The reply of some executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
         settings = self._context.settings
         for attempt in range(1, settings.tool_attempts + 1):
             error = "no executor ran it"
             try:
-                result: ToolResult = await self._context.link("tools")(
-                    request, timeout=settings.tool_timeout_seconds, key=key
-                )
-                if result.outcome != "unavailable":
-                    return result
+                reply = await self._context.link(link)(request, timeout=settings.tool_timeout_seconds, key=key)
+                if not (isinstance(reply, ToolResult) and reply.outcome == "unavailable"):
+                    return reply
             except (CallTimeout, PeerLost, CallFailed) as failure:
                 error = str(failure)
             self._tally.calls_failed += 1
-            self._context.log.warning("tool call failed", call=request.call, attempt=attempt, error=error)
+            self._context.log.warning("tool call failed", call=what, attempt=attempt, error=error)
         raise ToolsUnavailableError(
-            f"tools unavailable: {request.call} had no result in {settings.tool_attempts} attempts; the last: {error}"
+            f"tools unavailable: {what} had no result in {settings.tool_attempts} attempts; the last: {error}"
         )
 
     async def _end(self, request: RolloutRequest) -> None:

@@ -30,6 +30,7 @@ Kind: TypeAlias = Literal[
     "environment",
     "loss",
     "placement",
+    "rollout",
     "selection",
     "tool",
     "tracker",
@@ -58,6 +59,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "loss": {"clipped": "agent_rl.learning.losses:policy_loss"},
     "placement": {"most_room": "agent_rl.scheduling.placement:MostRoom"},
+    "rollout": {},
     "selection": {
         "paper": "agent_rl.groups.resampling:select_paper",
         "release": "agent_rl.groups.resampling:select_release",
@@ -75,10 +77,10 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
 """The short names of what is built in, by kind. Those of actors are the roles, each with its standard class. A path that an
 earlier version used is an alias too."""
 
-FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "selection"})
+FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "rollout", "selection"})
 
 _ROOT = Path(__file__).parents[2]
-_ELSEWHERE = (sysconfig.get_paths()["stdlib"], str(_ROOT / "agent_rl"), str(_ROOT / "actors"))
+_ELSEWHERE = (sysconfig.get_paths()["stdlib"], *(str(_ROOT / name) for name in ("agent_rl", "actors", "transport")))
 _LOOKED_FOR = "modules are looked for in the working directory, beside the topology file and among what is installed"
 
 

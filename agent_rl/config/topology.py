@@ -156,6 +156,8 @@ class EnvironmentEntry(Part):
     """The folder that relative paths of the settings start from; itself relative to the topology file's folder."""
     tools: tuple[str, ...] = ()
     """What the model may call beside the environment's own tools, each a ``module:name``."""
+    rollout: str | None = None
+    """``module:function`` of a loop of your own, in place of the agent loop: ``async def rollout(problem, model, tools)``."""
 
     @model_validator(mode="before")
     @classmethod

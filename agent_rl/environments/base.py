@@ -170,11 +170,27 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An environment's answer to a turn without a tool call. ``state`` as of ToolOutput; ``done`` ends the rollout after ``messages``."""
+    """An environment's answer to a turn without a tool call: what the model reads next.
 
-    messages: tuple[dict[str, str], ...]
-    state: bytes = b""
+    ``state`` is the snapshot to come back with the next turn, at most ``SNAPSHOT_BYTES``; None leaves it as it was. ``done`` ends
+    the rollout: its ``messages`` stand in the transcript, and no model reads them.
+    """
+
+    messages: Sequence[Mapping[str, str]] = ()
+    state: bytes | None = None
     done: bool = False
+
+
+Model: TypeAlias = Callable[[ChatMessages], Awaitable[str]]
+"""The next turn: the conversation so far in, the text that the model writes out."""
+Tools: TypeAlias = Mapping[str, Callable[..., Awaitable[str]]]
+"""The environment's tools by name: arguments in, as keywords, the text that a model would read out."""
+Rollout: TypeAlias = Callable[[Problem, Model, Tools], Awaitable[None]]
+"""A loop of the user's own: it writes a rollout by awaiting the model, and may call tools. The rollout ends when it returns.
+
+The messages of each call of the model continue those of the call before: they are those messages, the turn that was returned, as it
+was, and what follows. So every token stays as it was sampled. See `agent_rl.rollout.conversation`.
+"""
 
 
 class Environment(Protocol):
@@ -189,6 +205,8 @@ class Environment(Protocol):
     function ``warm_up`` has it called then, perhaps several times, without arguments."""
     observes: bool = False
     """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
+    rollout: Rollout | None = None
+    """A loop of its own in place of the agent loop, as a method: ``async def rollout(self, problem, model, tools)``."""
 
     def problems(self) -> TaskSource:
         """Training and held-out problems, and demonstrations. Problem ids are unique within the environment."""
@@ -216,7 +234,3 @@ class Environment(Protocol):
     def control(self) -> tuple[Problem, Transcript] | None:
         """A rollout that ``judge`` must find successful, to try the checkers with; None where there is nothing to try."""
         return None
-
-
-Model: TypeAlias = Callable[[ChatMessages], Awaitable[str]]
-"""What a user's own loop calls for the next turn: the conversation so far in, the model's text out."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from agent_rl.config.plugins import ContractError, called, described, resolve
+from agent_rl.config.plugins import ContractError, called, defined_at, described, resolve
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.environments.base import Environment, TaskError, Tool
 from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
@@ -128,7 +128,29 @@ def _made(entry: EnvironmentEntry, cls: type[Environment], *, seed: int, base: P
         message = f"environment {entry.name!r}: {where}: {first['msg']}"
         raise TaskError(message, tuple(first["loc"]), environment=entry.name) from error
     settings = {name: getattr(model, name) for name in model.model_fields_set}
-    return asked(entry.name, "the constructor", lambda: cls(seed=seed, base=base, **settings))  # type: ignore[call-arg]
+    environment = asked(entry.name, "the constructor", lambda: cls(seed=seed, base=base, **settings))  # type: ignore[call-arg]
+    if entry.rollout is not None:
+        environment.rollout = resolve("rollout", entry.rollout)
+    if fault := loop_fault(environment):
+        raise TaskError(f"environment {entry.name!r}: {fault}", environment=entry.name)
+    return environment
+
+
+def loop_fault(environment: Environment) -> str:
+    """What is wrong with the environment's own loop; empty where it has none, or a sound one."""
+    rollout = environment.rollout
+    if rollout is None:
+        return ""
+    wanted = "write it as `async def rollout(problem, model, tools)`"
+    place = defined_at(rollout)
+    where = f"its rollout{f' ({place})' if place else ''}"
+    if not inspect.iscoroutinefunction(rollout):
+        return f"{where} is no asynchronous function; {wanted}"
+    try:
+        inspect.signature(rollout).bind(None, None, None)
+    except TypeError as error:
+        return f"{where} cannot be called with a problem, the model and tools: {error}; {wanted}"
+    return ""
 
 
 def asked(name: str, what: str, call: Callable[[], T]) -> T:

@@ -13,10 +13,10 @@ ones again. Nothing here reads a clock or global randomness.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, count
+from itertools import chain, count, repeat
 from typing import TYPE_CHECKING
 
 from agent_rl.environments.base import Demonstration, TaskError, TaskSource
@@ -88,6 +88,43 @@ class _Redrawn:
             if restriction.allows(problem):
                 return problem
         raise TaskError(f"stage {stage}: none of {_DRAWS} problems drawn passes the filter ({restriction}); relax it")
+
+
+class DrawnTasks:
+    """Problems without end, each drawn with randomness of its own; the held-out ones are the same for every seed.
+
+    ``draw`` makes a problem, whose id it leaves empty, and ``show`` a demonstration. Training and held-out problems are different
+    draws: they differ where few draws give the same problem.
+    """
+
+    evaluation_count = None
+
+    def __init__(
+        self,
+        seed: int,
+        draw: Callable[[random.Random], Problem],
+        show: Callable[[random.Random], Demonstration] | None = None,
+    ) -> None:
+        self._seed, self._draw, self._show = seed, draw, show
+
+    def problem(self, stage: int, number: int) -> Problem:
+        """Training problem ``number`` of ``stage``."""
+        return self._drawn(f"{stage}.{number}", f"drawn/{self._seed}/{stage}/{number}")
+
+    def evaluation(self, number: int) -> Problem:
+        """Held-out problem ``number``."""
+        return self._drawn(f"held-out.{number}", f"drawn/held-out/{number}")
+
+    def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
+        """Demonstrations without end. Raises TaskError when there are none."""
+        if self._show is None:
+            raise TaskError(
+                "there are no demonstrations: give the sft stage files of its own (`data`), or leave it out"
+            )
+        return map(self._show, repeat(rng))
+
+    def _drawn(self, name: str, seed: str) -> Problem:
+        return replace(self._draw(random.Random(seed)), id=name)
 
 
 class ListedTasks:

@@ -2,7 +2,8 @@
 
 ::
 
-    Episode.tokens, .budget --engine--> Episode.wrote(...) -> calls --tools--> Episode.responded(...) -> .tokens, .budget ...
+    Episode.tokens, .budget --engine--> Episode.wrote(...) -> calls --tools--------> Episode.responded(...) -> .tokens, .budget ...
+                                                           -> none --environment---> Episode.observed(...)  -> .tokens, .budget ...
                                                            -> none: ended
 
 Token in, token out: tokens are only ever appended. Every token carries its log-probability, the policy that sampled it and
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from agent_rl.messages import (
+    EnvironmentMessage,
     Float32Vector,
     Int32Matrix,
     Int32Vector,
@@ -27,6 +29,7 @@ from agent_rl.messages import (
     Trajectory,
     TrajectoryStatus,
     Transcript,
+    TurnObserved,
 )
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
@@ -54,15 +57,27 @@ class RolloutTally:
 class Episode:
     """One rollout under way."""
 
-    def __init__(self, request: RolloutRequest, chat: ChatFormat, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        request: RolloutRequest,
+        chat: ChatFormat,
+        longest: int | None = None,
+        *,
+        observes: bool = False,
+        begun: bool = True,
+    ) -> None:
         """``longest``: tokens the engine allows a sequence, prompt included.
 
-        A prompt that leaves less than ``max_response_tokens`` gets a budget of what it leaves; one that leaves nothing ends the
-        rollout before it began.
+        ``observes``: the environment answers turns that call no tool; otherwise such a turn ends the rollout. ``begun`` False: the
+        prompt is not the environment's, and `begin` is to be called.
         """
         self.request = request
+        self.state = b""
+        """The environment's snapshot, which travels with the rollout."""
         self._chat = chat
-        self._prompt = chat.prompt_tokens(request.problem)
+        self._longest = longest
+        self._observes = observes
+        self._prompt: list[int] = []
         self._room = request.sampling.max_response_tokens
         self._reason = ""
         self._tokens: list[int] = []
@@ -71,10 +86,20 @@ class Episode:
         self._policies: list[np.ndarray[tuple[int, int], np.dtype[np.int32]]] = []
         self._records: list[ToolCallRecord] = []
         self._texts: list[str] = []
-        self.turns = 0
+        self._replies: list[EnvironmentMessage] = []
         self.ended: TrajectoryStatus | None = None
-        if longest is not None and longest - len(self._prompt) < self._room:
-            self._shrink(longest)
+        if begun:
+            self.begin(chat.prompt_tokens(request.problem))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Take the tokens that the first turn continues.
+
+        A prompt that leaves less than ``max_response_tokens`` gets a budget of what it leaves; one that leaves nothing ends the
+        rollout before it began.
+        """
+        self._prompt = list(prompt)
+        if self._longest is not None and self._longest - len(self._prompt) < self._room:
+            self._shrink(self._longest)
 
     def _shrink(self, longest: int) -> None:
         prompt, wanted = len(self._prompt), self._room
@@ -97,24 +122,49 @@ class Episode:
         """Response tokens left."""
         return self._room - len(self._tokens)
 
-    def wrote(
-        self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool
-    ) -> tuple[ParsedCall | MalformedCall, ...]:
-        """The model wrote a turn, shapes [n], [n], [n, 2]; the calls to answer now, none when the rollout has ended."""
-        self.turns += 1
+    @property
+    def turns(self) -> int:
+        """How many turns the model has written."""
+        return len(self._texts)
+
+    @property
+    def transcript(self) -> Transcript:
+        """The rollout so far as text."""
+        status = self.ended or "finished"
+        return Transcript(tuple(self._texts), tuple(self._records), tuple(self._replies), status)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the model may write another turn."""
+        return self.turns < self.request.sampling.max_turns
+
+    def wrote_text(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool) -> str:
+        """The model wrote a turn, shapes [n], [n], [n, 2]; its text. A turn that did not stop ends the rollout."""
         self._append(tokens, logprobs, policies, mask=1)
         text = self._chat.decode((tokens[:-1] if stopped else tokens).tolist())
         self._texts.append(text)
         if not stopped:
             self.ended = "truncated"
+        return text
+
+    def wrote(
+        self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool
+    ) -> tuple[ParsedCall | MalformedCall, ...]:
+        """The model wrote a turn, as of `wrote_text`; the calls to answer now.
+
+        Where there are none, and the rollout has not ended, it is for the environment to answer.
+        """
+        text = self.wrote_text(tokens, logprobs, policies, stopped=stopped)
+        if self.ended:
             return ()
         calls = self._chat.sound_calls(text)
-        if not calls:
-            self.ended = "finished"
-        elif self.turns >= self.request.sampling.max_turns:
+        if calls and self.may_go_on:
+            return calls
+        if calls:
             self.ended = "turn_limit"
-            calls = ()
-        return calls
+        elif not self._observes:
+            self.ended = "finished"
+        return ()
 
     def rubbish(
         self,
@@ -142,11 +192,35 @@ class Episode:
     def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: Policy) -> None:
         """The turn's tool responses are there, in the order of the calls. One that overflows the budget ends the rollout."""
         self._records.extend(records)
-        added = self._chat.response_tokens(responses)
-        if len(added) >= self.budget:
+        self._give(self._chat.response_tokens(responses), policy)
+
+    def observed(self, answer: TurnObserved, policy: Policy) -> None:
+        """The environment has answered the turn; an answer to the last turn that is allowed is not read by the model."""
+        self.state = answer.state
+        if answer.done or not self.may_go_on:
+            self._replies.extend(answer.messages)
+            self.ended = "finished" if answer.done else "turn_limit"
+        else:
+            self.told(answer.messages, policy)
+
+    def told(self, messages: Sequence[EnvironmentMessage], policy: Policy) -> None:
+        """Messages follow the turn. Those that overflow the budget end the rollout."""
+        self._replies.extend(messages)
+        self._give(self._chat.message_tokens([(each.role, each.content) for each in messages]), policy)
+
+    def called(self, record: ToolCallRecord) -> None:
+        """A user's own loop has called a tool."""
+        self._records.append(record)
+
+    def finish(self) -> None:
+        """The rollout ends with its last turn."""
+        self.ended = self.ended or "finished"
+
+    def _give(self, added: Sequence[int], policy: Policy) -> None:
+        count = len(added)
+        if count >= self.budget:
             self.ended = "truncated"
             return
-        count = len(added)
         policies = np.tile(np.array([[policy.epoch, policy.version]], dtype=np.int32), (count, 1))
         self._append(np.array(added, dtype=np.int32), np.zeros(count, dtype=np.float32), policies, mask=0)
 
@@ -165,7 +239,7 @@ class Episode:
             sample=request.sample,
             attempt=request.attempt,
             purpose=request.purpose,
-            transcript=Transcript(tuple(self._texts), tuple(self._records), status=status),
+            transcript=replace(self.transcript, status=status),
             reason=reason,
             prompt_tokens=np.array(self._prompt, dtype=np.int32),
             tokens=np.array(self._tokens, dtype=np.int32),

@@ -46,6 +46,9 @@ PROBES = {
 """What a model may write in two turns, for looking whether a template keeps it as it was written."""
 
 
+_MARK = "ASSISTANT-MARK"
+
+
 class PromptError(Exception):
     """The tokenizer's chat template cannot carry a conversation with tools; the message says what it does instead."""
 
@@ -97,6 +100,17 @@ class ChatFormat:
             self._last_prompt = (problem, tuple(tokens))
         return list(self._last_prompt[1])
 
+    def opening_tokens(self, messages: Sequence[tuple[str, str]], problem: Problem) -> list[int]:
+        """The prompt that a user's own loop makes of these messages (role, content), with the tools of the problem's environment.
+
+        Raises PromptError when the template does not take them.
+        """
+        given = self._with_tools([{"role": role, "content": content} for role, content in messages], problem)
+        try:
+            return self._encode(self._render(given, generate=True))
+        except Exception as error:  # a template refuses by raising what it likes
+            raise PromptError(f"the chat template does not take these messages: {error}") from error
+
     def too_long(self, problems: Sequence[Problem], longest: int) -> list[tuple[Problem, int]]:
         """The problems whose prompts leave no room in a sequence of ``longest`` tokens, with the prompts' lengths.
 
@@ -119,6 +133,27 @@ class ChatFormat:
         """
         spelt = [self._controls.sub(_as_text, text) for text in responses]
         return self._encode(self._before_response + self.responses(spelt) + self._after_response)
+
+    def message_tokens(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """What follows an ended assistant turn when these messages (role, content) come: up to where the model writes again.
+
+        Control tokens are treated as in responses. Raises PromptError when the template does not take messages of these roles.
+        """
+        spelt = [{"role": role, "content": self._controls.sub(_as_text, content)} for role, content in messages]
+        if len(spelt) == 1 and spelt[0]["role"] == "user":
+            return self._encode(self._before_response + spelt[0]["content"] + self._after_response)
+        frame = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _MARK}]
+        end = self.decode([self.end_of_turn])
+        try:
+            after = self._render([*frame, *spelt], generate=True).partition(_MARK)[2]
+        except Exception as error:  # a template refuses by raising what it likes
+            roles = ", ".join(role for role, _ in messages)
+            raise PromptError(f"the chat template cannot go on with messages of the roles {roles}: {error}") from error
+        if not after.startswith(end) or not all(message["content"].strip() in after for message in spelt):
+            raise PromptError(
+                f"the chat template leaves out messages of the roles {', '.join(role for role, _ in messages)}"
+            )
+        return self._encode(after.removeprefix(end))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, tags included."""
@@ -145,7 +180,7 @@ class ChatFormat:
             elif role == "tool":
                 added = self.response_tokens(contents)
             else:
-                added = self._encode(self._before_response + "".join(contents) + self._after_response)
+                added = self.message_tokens([(role, content) for content in contents])
             tokens += added
             mask += [int(role == "assistant")] * len(added)
         return tokens, mask
@@ -154,11 +189,12 @@ class ChatFormat:
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The conversation (``role``, ``content``) that puts a problem to the model: its environment's, and the tools."""
-        environment = self.environments[problem.environment]
-        messages = sound_prompt(environment, problem)
+        return self._with_tools(sound_prompt(self.environments[problem.environment], problem), problem)
+
+    def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
         schemas = self.schemas[problem.environment]
-        if environment.lists_tools and schemas:
-            system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+        if self.environments[problem.environment].lists_tools and schemas:
+            system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
             text = "\n\n".join(part for part in (system, self.listing(schemas)) if part)
             messages.insert(0, {"role": "system", "content": text})
         return messages
@@ -210,19 +246,30 @@ class ChatFormat:
         """
         return [found for name, turns in PROBES.items() if (found := self._difference(name, turns))]
 
-    def _difference(self, name: str, turns: Sequence[str]) -> str:
-        """The first one of a conversation in which the model writes these turns; empty without any."""
+    def rewriting(self) -> str:
+        """How the template changes what a model has written once somebody answers it in plain words; empty where it does not.
+
+        White space does not count.
+        """
+        return next(
+            (found for name, turns in PROBES.items() if (found := self._difference(name, turns, plain=True))), ""
+        )
+
+    def _difference(self, name: str, turns: Sequence[str], *, plain: bool = False) -> str:
+        """The first one of a conversation in which the model writes these turns; empty without any.
+
+        ``plain``: they are answered in plain words rather than by a tool, and white space is not looked at.
+        """
         messages = [{"role": "user", "content": "What is 1 + 1?"}]
         built = self._encode(self._render(messages, generate=True))
         for number, text in enumerate(turns, 1):
             responses = ["2", "two\nlines"][:number]
-            built += [*self._encode(text), self.end_of_turn, *self.response_tokens(responses)]
-            messages += [
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": self.responses(responses)},
-            ]
+            answer = "Go on." if plain else self.responses(responses)
+            added = self.message_tokens([("user", answer)]) if plain else self.response_tokens(responses)
+            built += [*self._encode(text), self.end_of_turn, *added]
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": answer}]
             whole = self._encode(self._render(messages, generate=True))
-            if built != whole:
+            if built != whole and not (plain and _solid(self.decode(built)) == _solid(self.decode(whole))):
                 same = next((at for at, pair in enumerate(zip(built, whole, strict=False)) if pair[0] != pair[1]), None)
                 at = min(len(built), len(whole)) if same is None else same
                 near = slice(max(0, at - 4), at + 12)
@@ -234,7 +281,7 @@ class ChatFormat:
 
     def _probe(self) -> tuple[str, str, int]:
         """What the template puts around a tool response, from a conversation with marks in it."""
-        answer, response = "ASSISTANT-MARK", "RESPONSE-MARK"
+        answer, response = _MARK, "RESPONSE-MARK"
         messages = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": answer},
@@ -252,6 +299,11 @@ class ChatFormat:
                 f"the chat template ends an assistant's turn with {between!r}, which no single token begins"
             )
         return between[len(end_of_turn) :], after, first[0]
+
+
+def _solid(text: str) -> str:
+    """A text without its white space."""
+    return "".join(text.split())
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:

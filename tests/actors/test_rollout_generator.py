@@ -61,15 +61,19 @@ async def generator(
     reply: Any = result,
     longest: int = 10_000,
     tasks: Any = None,
+    template: str | None = None,
     **settings: Any,
 ):
     """A generator with a scripted engine, a policy published, and an executor that answers with ``reply``.
 
-    ``longest`` is what the engine allows a sequence; ``tasks`` replaces the topology's.
+    ``longest`` is what the engine allows a sequence; ``tasks`` replaces the topology's, ``template`` the tokenizer's.
     """
     topology = micro(folder, rollout_generator=settings)
     if tasks is not None:
         topology = topology.model_copy(update={"environments": (tasks,)})
+    if template is not None:
+        chosen = topology.model.model_copy(update={"chat_template": template})
+        topology = topology.model_copy(update={"model": chosen})
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:

@@ -1,0 +1,155 @@
+"""A rollout by a user's own loop: ``async def rollout(problem, model, tools)`` in place of the agent loop.
+
+::
+
+    rollout(problem, model, tools) --messages--> model --> Conversation --> engine.generate --> the turn's text --> rollout
+                                   `-arguments-> tools["name"] ---------> ToolCall / ToolResult --> its text -----> rollout
+
+The loop runs in the generator. What it takes for itself, beside waiting for ``model`` and ``tools``, is bounded. Its rollout
+ends when it returns, or where the model has no turn or token left: the loop is cancelled then. A failure of engine or executors
+cancels it too, and never passes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import trio
+
+from actors.engines.base import EngineError
+from actors.execution.deadlines import Deadline, DeadlineError
+from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.generation.tool_calls import ToolsUnavailableError
+from agent_rl.config.plugins import ContractError, defined_at, place_of
+from agent_rl.rollout.conversation import Conversation
+from agent_rl.rollout.parsing import ParsedCall
+
+if TYPE_CHECKING:
+    from agent_rl.environments.base import Rollout, Tool
+    from agent_rl.rollout.episode import Episode
+
+
+class UserLoop:
+    """One rollout of a user's own loop: what it is given, and what became of it."""
+
+    def __init__(self, agent: AgentLoop, episode: Episode, tools: Mapping[str, Tool], seconds: float) -> None:
+        """``seconds``: what the loop may take for itself."""
+        self._agent = agent
+        self._episode = episode
+        self._conversation = Conversation(episode, agent.chat)
+        self._known = tools
+        self._deadline = Deadline(seconds)
+        self._seconds = seconds
+        self._scope = trio.CancelScope()
+        self._writing = False
+        self._calls = 0
+        self._in_order = trio.Lock()
+        self._failure: Exception | None = None
+
+    async def run(self, rollout: Rollout) -> None:
+        """Run the loop to its end. Raises EngineError and ToolsUnavailableError, and EnvironmentFaultError for a fault of the loop."""
+        episode = self._episode
+        fault = ""
+        try:
+            with self._scope, self._deadline.enforced():
+                await rollout(episode.request.problem, self._model, _Tools(self))
+        except DeadlineError:
+            fault = f"has taken more than {self._seconds:g} s for itself, beside model() and tools"
+        except Exception as error:  # noqa: BLE001  the user's code may raise anything
+            self._failure = self._failure or error
+        if isinstance(self._failure, EngineError | ToolsUnavailableError):
+            raise self._failure
+        if self._failure is not None:
+            refused = isinstance(self._failure, ContractError)
+            fault = str(self._failure) if refused else f"fails with {type(self._failure).__name__}: {self._failure}"
+        elif not fault and not episode.turns and episode.ended is None:
+            fault = "has returned without a turn of the model; await model(messages)"
+        if fault:
+            place = (place_of(self._failure) if self._failure else "") or defined_at(rollout)
+            where = f" ({place})" if place else ""
+            raise EnvironmentFaultError(
+                f"environment {episode.request.problem.environment!r}: its own rollout: {fault}{where}"
+            )
+        episode.finish()
+
+    async def _model(self, messages: object) -> str:
+        """The model's next turn after these messages."""
+        episode = self._episode
+        if self._failure is not None:
+            await self._end()
+        if self._writing:
+            self._failure = ContractError(
+                "model() was called while an earlier call was under way; await that one first"
+            )
+            raise self._failure
+        self._writing = True
+        try:
+            with self._deadline.suspended():
+                if episode.ended is None and not episode.may_go_on:
+                    episode.ended = "turn_limit"
+                if episode.ended is None:
+                    self._conversation.continued(messages, self._agent.policy)
+                if episode.ended is None:
+                    turn, stopped = await self._agent.write(episode)
+                    text = episode.wrote_text(*turn, stopped=stopped)
+                    self._conversation.wrote(text)
+                if episode.ended is not None:
+                    await self._end()
+                return text
+        except ContractError as error:
+            self._failure = error
+            raise
+        except EngineError as error:
+            self._failure = error
+            await self._end()
+        finally:
+            self._writing = False
+
+    async def _end(self) -> NoReturn:
+        self._scope.cancel()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def tool(self, name: str) -> Callable[..., Awaitable[str]]:
+        """A tool of the environment: its arguments in, the text that a model would read out. Raises KeyError."""
+        found = self._known[name]
+
+        async def call(**arguments: Any) -> str:
+            self._calls += 1
+            number = self._calls
+            with self._deadline.suspended():
+                try:
+                    if not found.stateful:
+                        text, record = await self._agent.call(self._episode, number, ParsedCall(name, arguments))
+                    else:
+                        async with self._in_order:
+                            text, record = await self._agent.call(self._episode, number, ParsedCall(name, arguments))
+                except ToolsUnavailableError as error:
+                    self._failure = error
+                    await self._end()
+                self._episode.called(record)
+                return text
+
+        return call
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools of the environment by name."""
+        return self._known
+
+
+class _Tools(Mapping[str, Callable[..., Awaitable[str]]]):
+    """``tools["name"](**arguments)``."""
+
+    def __init__(self, loop: UserLoop) -> None:
+        self._loop = loop
+
+    def __getitem__(self, name: str) -> Callable[..., Awaitable[str]]:
+        return self._loop.tool(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loop.tools)
+
+    def __len__(self) -> int:
+        return len(self._loop.tools)

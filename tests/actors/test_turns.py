@@ -1,0 +1,196 @@
+"""Turns that environments answer and users' own loops, in the generator: what is refused, whose fault it is, what goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.contract.generator_bench import TALKATIVE
+from actors.engines.base import EngineError, EngineRefusedError
+from actors.weights.files import model_directory
+from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.messages import Sampling, ToolCall, ToolResult, Trajectory
+from tests import builders
+from tests.actors.test_rollout_generator import CALL, ask, generator, simulate
+from tests.actors.topologies import micro
+
+TOOL = "python_code_with_standard_io"
+GAME = builders.problem(environment="game")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generator")
+    return model_directory(micro(folder), folder)
+
+
+def game(rollout: Callable[..., Any] | None = None) -> EnvironmentEntry:
+    path = None if rollout is None else f"{__name__}:{rollout.__name__}"
+    tools = ("agent_rl.environments.python_tools:python",)
+    return EnvironmentEntry(**{"class": TALKATIVE, "name": "game", "rollout": path, "tools": tools})
+
+
+def sampled(
+    folder: Path, model: Path, loop: Callable[..., Any], script: Any = None, tokens: int = 400, **options: Any
+) -> Trajectory:
+    """The trajectory of one rollout of this loop."""
+    made: list[Trajectory] = []
+
+    async def main() -> None:
+        texts = script or (lambda number, _: f"turn {number}")
+        async with generator(folder, model, texts, tasks=game(loop), **options) as (stage, _):
+            await ask(stage, problem=GAME, sampling=Sampling(1.0, tokens, 4))
+            made.append(await stage["roc_filter"].receive(Trajectory))
+
+    simulate(main)
+    return made[0]
+
+
+def start(problem: Any) -> list[dict[str, str]]:
+    return [{"role": "user", "content": problem.text}]
+
+
+# Loops that the parametrized tests run ---------------------------------------------------------------------------------------
+
+
+async def raises(problem: Any, model: Any, tools: Any) -> None:
+    await model(start(problem))
+    raise KeyError("answer")
+
+
+async def never_asks(problem: Any, model: Any, tools: Any) -> None:
+    return
+
+
+async def hangs(problem: Any, model: Any, tools: Any) -> None:
+    await model(start(problem))
+    await trio.sleep_forever()
+
+
+async def rewrites(problem: Any, model: Any, tools: Any) -> None:
+    said = await model(start(problem))
+    await model([*start(problem), {"role": "assistant", "content": said.upper()}, {"role": "user", "content": "?"}])
+
+
+async def hides_its_rewriting(problem: Any, model: Any, tools: Any) -> None:
+    try:
+        await rewrites(problem, model, tools)
+    except Exception:  # noqa: BLE001
+        await model(start(problem))
+
+
+async def asks_at_once(problem: Any, model: Any, tools: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(model, start(problem))
+
+
+async def calls_what_is_not_there(problem: Any, model: Any, tools: Any) -> None:
+    assert "search" not in tools
+    await tools["search"](query="4")
+
+
+async def gives_what_is_no_json(problem: Any, model: Any, tools: Any) -> None:
+    await tools[TOOL](code=object())
+
+
+async def swallows(problem: Any, model: Any, tools: Any) -> None:
+    while True:
+        try:
+            await model(start(problem))
+        except Exception:  # noqa: BLE001
+            await trio.lowlevel.checkpoint()
+
+
+async def uses_its_tool(problem: Any, model: Any, tools: Any) -> None:
+    messages = start(problem)
+    said = await model(messages)
+    shown = await tools[TOOL](code=f"print({said!r})")
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": shown}]
+    await model(messages)
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"),
+    [
+        (raises, "fails with KeyError: 'answer' (test_turns.py, line "),
+        (never_asks, "has returned without a turn of the model; await model(messages)"),
+        (hangs, "has taken more than 5 s for itself"),
+        (rewrites, "message 2 of the conversation was assistant: 'turn 1' and is now assistant: 'TURN 1'"),
+        (hides_its_rewriting, "message 2 of the conversation was assistant: 'turn 1'"),
+        (asks_at_once, "model() was called while an earlier call was under way"),
+        (calls_what_is_not_there, "KeyError: 'search'"),
+        (gives_what_is_no_json, "ToolCall.arguments"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_loop_at_fault_loses_its_rollout_with_the_place(
+    loop: Callable[..., Any], reason: str, tmp_path: Path, model: Path
+) -> None:
+    made = sampled(tmp_path, model, loop, loop_seconds=5.0)
+    assert made.status == "failed"
+    assert made.reason.startswith("environment 'game': its own rollout: ")
+    assert reason in made.reason
+    assert "(test_turns.py, line " in made.reason
+
+
+def test_waiting_for_model_and_tools_is_no_time_of_the_loops_own(tmp_path: Path, model: Path) -> None:
+    async def reply(call: ToolCall) -> ToolResult:
+        await trio.sleep(20)
+        return ToolResult(call.call, "success", "4\n", "", "", 0.0, 0.001)
+
+    made = sampled(tmp_path, model, uses_its_tool, reply=reply, loop_seconds=5.0)
+    assert (made.status, made.turns) == ("finished", 2)
+    (record,) = made.transcript.calls
+    assert (record.turn, record.tool, record.arguments, record.response) == (1, TOOL, {"code": "print('turn 1')"}, "4")
+    assert [reply.content for reply in made.transcript.replies] == ["4"]
+
+
+@pytest.mark.parametrize("loop", [uses_its_tool, swallows], ids=lambda loop: loop.__name__)
+def test_what_the_infrastructure_fails_of_never_passes_through_the_loop(
+    loop: Callable[..., Any], tmp_path: Path, model: Path
+) -> None:
+    made = sampled(tmp_path, model, loop, lambda *_: EngineError("900 tokens do not fit 256"))
+    assert (made.status, made.reason) == ("failed", "900 tokens do not fit 256")
+
+
+def test_tools_that_no_executor_runs_fail_the_rollout(tmp_path: Path, model: Path) -> None:
+    def reply(call: ToolCall) -> ToolResult:
+        return ToolResult(call.call, "unavailable", "", "", "", 0.0, 0.0)
+
+    made = sampled(tmp_path, model, uses_its_tool, reply=reply, tool_attempts=1)
+    assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
+
+
+def test_a_turn_without_an_end_ends_a_loops_rollout(tmp_path: Path, model: Path) -> None:
+    made = sampled(tmp_path, model, uses_its_tool, lambda *_: "y" * 60, tokens=50)
+    assert (made.status, made.turns, made.transcript.calls) == ("truncated", 1, ())
+
+
+def test_calls_in_a_loops_turns_are_text(tmp_path: Path, model: Path) -> None:
+    made = sampled(tmp_path, model, uses_its_tool, lambda *_: CALL)
+    assert [record.arguments["code"] for record in made.transcript.calls] == [f"print({CALL!r})"]
+
+
+@pytest.mark.parametrize("loop", [None, uses_its_tool], ids=["observes", "loop"])
+def test_a_template_that_changes_earlier_turns_is_refused_where_turns_are_answered(
+    loop: Any, tmp_path: Path, model: Path
+) -> None:
+    forgets = (
+        "{% for m in messages %}<|{{ m['role'] }}|>"
+        "{{ m['content'].split('</think>')[-1] if m['role'] == 'assistant' and not loop.last else m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (tmp_path / "forgets.jinja").write_text(forgets)
+
+    async def main() -> None:
+        async with generator(tmp_path, model, str, tasks=game(loop), template="forgets.jinja"):
+            await trio.sleep_forever()
+
+    said = "environment 'game' answers turns, and the chat template changes earlier turns then: thinking before a call"
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineRefusedError, match=said), flatten_subgroups=True):
+        simulate(main)

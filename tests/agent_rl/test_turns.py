@@ -1,0 +1,246 @@
+"""Turns that an environment answers, and the conversation of a user's own loop: what is appended, what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.config.plugins import ContractError
+from agent_rl.environments.base import SNAPSHOT_BYTES, Observation
+from agent_rl.environments.observing import observation
+from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.messages import EnvironmentMessage, Policy, Sampling, TurnObserved
+from agent_rl.rollout.conversation import Conversation
+from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.prompts import ChatFormat, PromptError
+from tests import builders
+from tests.agent_rl.test_prompts_and_episode import CHATML, FORGETS, turn
+
+POLICY = Policy(1, 4)
+SAMPLING = Sampling(1.0, 200, 3)
+START = [{"role": "user", "content": "What is 2 + 2?"}]
+STRICT = (
+    "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] or (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_with(template: str) -> tuple[Any, ChatFormat]:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template
+    return tokenizer, ChatFormat(tokenizer, builders.environments())
+
+
+@pytest.fixture(scope="module")
+def chatml() -> tuple[Any, ChatFormat]:
+    return chat_with(CHATML)
+
+
+@pytest.fixture(scope="module")
+def chat(chatml: tuple[Any, ChatFormat]) -> ChatFormat:
+    return chatml[1]
+
+
+def answered(*texts: str, state: bytes = b"", done: bool = False) -> TurnObserved:
+    return TurnObserved(tuple(EnvironmentMessage(1, "user", text) for text in texts), state, done)
+
+
+# An environment's answers ---------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer, chat = chatml
+    episode = Episode(builders.request(sampling=SAMPLING), chat, observes=True)
+    for number, answer in enumerate(("higher", "lower"), 1):
+        assert episode.wrote(**turn(chat, f"{number}0")) == ()
+        assert episode.ended is None
+        episode.observed(answered(answer, state=b"%d" % number), POLICY)
+        assert episode.state == b"%d" % number
+    told = [
+        *START,
+        *(
+            m
+            for pair in (("10", "higher"), ("20", "lower"))
+            for m in ({"role": "assistant", "content": pair[0]}, {"role": "user", "content": pair[1]})
+        ),
+    ]
+    whole = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert episode.tokens == list(whole)
+    made = episode.trajectory(generator="g", seconds=0.0)
+    written = made.tokens[made.loss_mask == 1].tolist()
+    assert written == [*chat._encode("10"), chat.end_of_turn, *chat._encode("20"), chat.end_of_turn]
+    assert not made.logprobs[made.loss_mask == 0].any()
+    assert set(map(tuple, made.policies[made.loss_mask == 0].tolist())) == {(1, 4)}
+    assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "higher"), (1, "lower")]
+
+
+def test_an_episode_ends_where_the_environment_ends_it_or_at_its_limits(chat: ChatFormat) -> None:
+    for answer, limit, status in (
+        (answered("found", done=True), 3, "finished"),
+        (answered("found", done=True), 1, "finished"),
+        (answered(done=True), 3, "finished"),
+        (answered("higher"), 1, "turn_limit"),
+        (answered("x" * 300), 3, "truncated"),
+        (answered("higher"), 3, None),
+    ):
+        episode = Episode(builders.request(sampling=Sampling(1.0, 100, limit)), chat, observes=True)
+        episode.wrote(**turn(chat, "10"))
+        length = len(episode.tokens)
+        episode.observed(answer, POLICY)
+        assert episode.ended == status
+        assert (len(episode.tokens) == length) is (status is not None)  # what no turn follows is not appended
+        assert len(episode.transcript.replies) == len(answer.messages)
+
+
+def test_a_turn_that_was_cut_off_is_not_put_to_the_environment(chat: ChatFormat) -> None:
+    episode = Episode(builders.request(), chat, observes=True)
+    assert episode.wrote(**{**turn(chat, "10"), "stopped": False}) == ()
+    assert episode.ended == "truncated"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("user", "system")), st.text("ab <|>im_end\n", max_size=20)), min_size=1, max_size=3
+    )
+)
+def test_any_messages_are_appended_as_the_template_writes_them(messages: list[tuple[str, str]]) -> None:
+    tokenizer, chat = chat_with(CHATML)
+    said = [*START, {"role": "assistant", "content": "10"}]
+    spelt = [{"role": role, "content": text.replace("<|im_end|>", "&lt;|im_end|>")} for role, text in messages]
+    whole = tokenizer.apply_chat_template([*said, *spelt], add_generation_prompt=True, tokenize=True, return_dict=False)
+    built = [*chat._encode(chat._render(START, generate=True)), *chat._encode("10"), chat.end_of_turn]
+    assert [*built, *chat.message_tokens(messages)] == list(whole)
+
+
+def test_a_template_that_refuses_the_roles_of_messages_is_told_of() -> None:
+    _, chat = chat_with(STRICT)
+    assert chat.message_tokens([("user", "go on")])
+    with pytest.raises(PromptError, match="roles system: roles must alternate"):
+        chat.message_tokens([("system", "go on")])
+    with pytest.raises(PromptError, match="does not take these messages"):
+        chat.opening_tokens([("user", "a"), ("user", "b")], builders.problem())
+
+
+def test_a_template_that_changes_what_was_written_is_found_and_white_space_is_no_change() -> None:
+    assert chat_with(CHATML)[1].rewriting() == ""
+    trims = CHATML.replace("m['content']", "(m['content'] | trim)")
+    assert chat_with(trims)[1].differences()
+    assert chat_with(trims)[1].rewriting() == ""
+    assert chat_with(FORGETS)[1].rewriting().startswith("thinking before a call, turn 1")
+
+
+def test_what_an_environment_answers_is_looked_at() -> None:
+    def refused(answer: object) -> str:
+        with pytest.raises(ContractError) as raised:
+            observation(answer, 1, b"old")
+        return str(raised.value)
+
+    said = [{"role": "user", "content": "higher"}]
+    assert observation(None, 1, b"old") == TurnObserved(state=b"old", done=True)
+    assert observation(Observation(said), 2, b"old") == TurnObserved((EnvironmentMessage(2, "user", "higher"),), b"old")
+    assert observation(Observation(said, b""), 2, b"old").state == b""
+    assert observation(Observation(done=True), 2, b"").done
+    assert "return an Observation" in refused("higher")
+    assert "give at least one" in refused(Observation())
+    assert "give at least one" in refused(Observation(3))  # type: ignore[arg-type]
+    assert "message 1 is {'role': 'tool'" in refused(Observation([{"role": "tool", "content": "x"}]))
+    assert "message 2 is 'higher'" in refused(Observation([*said, "higher"]))  # type: ignore[list-item]
+    assert "unpaired surrogate" in refused(Observation([{"role": "user", "content": "\ud800"}]))
+    assert f"at most {SNAPSHOT_BYTES}" in refused(Observation(said, b"x" * (SNAPSHOT_BYTES + 1)))
+    assert "must be bytes" in refused(Observation(said, "x"))  # type: ignore[arg-type]
+
+
+# A user's own loop ----------------------------------------------------------------------------------------------------------
+
+
+def begun(chat: ChatFormat, **changes: Any) -> tuple[Episode, Conversation]:
+    episode = Episode(builders.request(sampling=SAMPLING, **changes), chat, begun=False)
+    return episode, Conversation(episode, chat)
+
+
+def write(episode: Episode, conversation: Conversation, chat: ChatFormat, text: str) -> dict[str, str]:
+    said = episode.wrote_text(**turn(chat, text))
+    conversation.wrote(said)
+    return {"role": "assistant", "content": said}
+
+
+def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer, chat = chatml
+    episode, conversation = begun(chat)
+    messages = list(START)
+    conversation.continued(messages, POLICY)
+    written = []
+    for text, question in (("<think>4?</think> 4", "Are you sure?"), ("yes", "Why?")):
+        # another way to write the same text: nothing may encode it again
+        tokens = np.array(
+            [*(token for letter in text for token in chat._encode(letter)), chat.end_of_turn], dtype=np.int32
+        )
+        policies = np.ones((len(tokens), 2), dtype=np.int32)
+        said = episode.wrote_text(tokens, np.full(len(tokens), -0.1, np.float32), policies, stopped=True)
+        conversation.wrote(said)
+        written += tokens.tolist()
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
+        conversation.continued(messages, POLICY)
+    made = episode.trajectory(generator="g", seconds=0.0)
+    assert made.tokens[made.loss_mask == 1].tolist() == written
+    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert chat.decode(episode.tokens) == whole
+    assert made.prompt_tokens.tolist() == chat._encode(chat._render(START, generate=True))
+    assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "Are you sure?"), (2, "Why?")]
+
+
+def test_a_loop_that_changes_what_was_said_is_refused(chat: ChatFormat) -> None:
+    def refused(messages: Any) -> str:
+        episode, conversation = begun(chat)
+        conversation.continued(START, POLICY)
+        write(episode, conversation, chat, "4 ")
+        before = episode.tokens
+        with pytest.raises(ContractError) as raised:
+            conversation.continued(messages, POLICY)
+        assert episode.tokens == before
+        return str(raised.value)
+
+    go_on = {"role": "user", "content": "Go on."}
+    assert refused([*START, {"role": "assistant", "content": "4"}, go_on]).startswith(
+        "message 2 of the conversation was assistant: '4 ' and is now assistant: '4'"
+    )
+    assert refused([{"role": "system", "content": "x"}, *START, go_on]).startswith(
+        "message 1 of the conversation was user"
+    )
+    assert refused(START).startswith("the conversation has 1 messages, where 2 were said")
+    assert refused([go_on]).startswith("message 1 of the conversation")
+    assert "there are no messages" in refused([])
+    assert "give a list" in refused("Go on.")
+    assert "message 1 is None" in refused([None])
+
+
+def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tuple[Any, ChatFormat]) -> None:
+    _, chat = chatml
+    shown = [*START, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]
+    episode, conversation = begun(chat)
+    conversation.continued(shown, POLICY)
+    prompt = len(episode.tokens)
+    again = write(episode, conversation, chat, "6")
+    conversation.continued([*shown, again], POLICY)
+    text = chat.decode(episode.tokens)
+    assert text.endswith("<|im_start|>assistant\n6<|im_end|>\n<|im_start|>assistant\n")
+    made = episode.trajectory(generator="g", seconds=0.0)
+    assert len(made.prompt_tokens) == prompt
+    assert made.loss_mask.sum() == 2
+
+
+def test_a_prompt_of_a_loop_is_told_of_tools_and_may_be_too_long(chatml: tuple[Any, ChatFormat]) -> None:
+    tokenizer, _ = chatml
+    chat = ChatFormat(copy.deepcopy(tokenizer), builders.environments("rstar2"))
+    tokens = chat.opening_tokens([("user", "What is 2 + 2?")], builders.problem())
+    assert "<tools>" in chat.decode(tokens)
+    episode = Episode(builders.request(), chat, len(tokens), begun=False)
+    Conversation(episode, chat).continued(START, POLICY)
+    assert episode.ended == "prompt_too_long"
