@@ -321,7 +321,7 @@ def _share(summary: Mapping[str, object], name: str) -> str:
     if not (isinstance(share, float) and isinstance(low, float) and isinstance(high, float)):
         return ""
     count = summary.get(f"problems_{name.removeprefix('success_')}")
-    of = f" of {count:,.0f}" if isinstance(count, float) else ""
+    of = f" of {count:,.0f}" if isinstance(count, int | float) else ""
     return f"{100 * share:.1f} %{of}  (95 %: {100 * low:.1f} to {100 * high:.1f})"
 
 

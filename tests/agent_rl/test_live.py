@@ -317,7 +317,7 @@ def test_logs_are_json_lines_with_what_is_bound(tmp_path):
 
 def test_a_summary_says_of_how_many_and_shows_nothing_where_there_was_nothing_to_count():
     console = Console(file=io.StringIO(), width=100)
-    figures = {"success_a": 0.5, "success_a_low": 0.3, "success_a_high": 0.7, "problems_a": 1319.0, "staleness": None}
+    figures = {"success_a": 0.5, "success_a_low": 0.3, "success_a_high": 0.7, "problems_a": 1319, "staleness": None}
     console.print(summary_table({**figures, "tokens": 12345678, "minutes": 3.25, "remarks": ["a sentence"]}))
     drawn = console.file.getvalue()
     assert "50.0 % of 1,319  (95 %: 30.0 to 70.0)" in drawn
