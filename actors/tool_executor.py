@@ -150,7 +150,8 @@ class ToolExecutor(Actor):
         check_limits = ExecutionLimits(
             wall_seconds=settings.check_seconds, cpu_seconds=settings.check_seconds, memory_bytes=2**30
         )
-        self._checks = self._function_sandbox((MATHS_CHECK,), settings.checkers, check_limits)
+        checks = [MATHS_CHECK, *(check for environment in self._environments.values() for check in environment.checks)]
+        self._checks = self._function_sandbox(checks, settings.checkers, check_limits)
         await self.context.nursery.start(self._checks.run)
         self._functions = None
         if apart := [function for tool in tools if tool.runs == "sandbox" for function in functions_of(tool)]:

@@ -15,8 +15,9 @@ import trio
 
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
+from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
-from agent_rl.environments.python_tools import PYTHON_TOOL
+from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL
 from agent_rl.messages import ToolResult, Verdict, VerifyAnswer
 from agent_rl.testing import tool_call
 
@@ -77,6 +78,11 @@ class ExecutorContract(RoleContract):
                 nursery.start_soon(one, number)
         return [results[number] for number in range(len(calls))]
 
+    def topology(self, folder: Path, **changes: Any) -> Topology:
+        """The suite's, whose environment has a notebook too."""
+        environments = [{"class": "arithmetic", "tools": ["notebook"]}]
+        return super().topology(folder, **{"environments": environments, **changes})
+
     # The promises ------------------------------------------------------------------------------------------------------------
 
     def test_calls_are_answered_with_what_the_tool_returned(self, tmp_path: Path) -> None:
@@ -90,6 +96,22 @@ class ExecutorContract(RoleContract):
                     said = f"{tool} {json.dumps(arguments)}: {answer.outcome} {answer.stderr}"
                     assert answer.outcome == "success", said
                     assert wanted in answer.stdout + answer.value, f"{said}: {wanted} is not in {answer}"
+
+        self.run(main)
+
+    def test_a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call(self, tmp_path: Path) -> None:
+        """Whichever executor ran the calls before: what is known of a rollout is what its calls say."""
+
+        async def main() -> None:
+            async with self.among_peers(tmp_path) as stage:
+                link = stage["rollout_generator"].call("tools", EXECUTOR, timeout=PATIENCE)
+                first: ToolResult = await link(tool_call({"code": "x = 20"}, NOTEBOOK_TOOL, rollout="seen/0/0"))
+                assert first.state, f"a cell of a notebook left no snapshot: {first}"
+                again = tool_call({"code": "print(x + 1)"}, NOTEBOOK_TOOL, rollout="unseen/0/0", state=first.state)
+                second: ToolResult = await link(again)
+                assert second.stdout == "21\n", (
+                    f"a rollout that was never seen does not go on from its snapshot: {second}"
+                )
 
         self.run(main)
 

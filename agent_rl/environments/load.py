@@ -47,9 +47,17 @@ class Environments(Mapping[str, Environment]):
 
     @cached_property
     def toolboxes(self) -> Toolboxes:
-        """What the model may call in each environment: its own tools and those of its entry. Raises TaskError."""
+        """What the model may call in each environment: its own tools and those of its entry.
+
+        Raises TaskError for what is no tool, and for two tools of one name with different schemas, in whichever environments.
+        """
         entries = {entry.name: entry for entry in self._topology.environments}
-        return {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
+        found = {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
+        seen: list[Tool] = []
+        for name, tools in found.items():
+            seen += tools.values()
+            asked(name, "tools", partial(by_name, seen, "tools of all environments"))
+        return found
 
     @property
     def schemas(self) -> dict[str, list[Mapping[str, Any]]]:

@@ -464,6 +464,11 @@ class BelievesEverything(ToolExecutor):
         return replace(verdict, equal=True) if isinstance(message, VerifyAnswer) else verdict
 
 
+class ForgetsTheSnapshot(ToolExecutor):
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return await super().execute(replace(call, state=b""))
+
+
 class LacksATool(ToolExecutor):
     async def start(self) -> None:
         await super().start()
@@ -479,6 +484,7 @@ EXECUTORS = [
     (HasNoDeadline, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "still ran"),
     (OneAtATime, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "waited for an endless one"),
     (BelievesEverything, "answers_are_judged_rightly", "was judged True"),
+    (ForgetsTheSnapshot, "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call", "does not go on"),
     (LacksATool, "it_runs_the_tools_of_the_environments", "declared and unknown"),
 ]
 

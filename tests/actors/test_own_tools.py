@@ -14,7 +14,7 @@ import trio
 from structlog.testing import capture_logs
 
 from actors.execution.deadlines import Deadline, DeadlineError, NoThreadError, Threads
-from agent_rl.environments import toolboxes
+from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import SNAPSHOT_BYTES, Context, ToolOutput
 from agent_rl.environments.python_tools import PYTHON_TOOL, python
 from agent_rl.environments.tools import tool
@@ -115,7 +115,7 @@ OWN = (ask_the_problem, count, misbehave, wait_for_ever, in_the_sandbox, Handwri
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolboxes, "OWN", OWN)
+    monkeypatch.setattr(Arithmetic, "tools", OWN)
     HELD.clear()
 
 

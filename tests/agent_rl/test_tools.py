@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import pytest
 import structlog
 import trio
 
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
 from agent_rl.environments.base import SNAPSHOT_BYTES, BadArgumentError, ToolOutput
 from agent_rl.environments.python_tools import notebook, python
 from agent_rl.environments.tools import FunctionTool, ToolError, bounded, by_name, call_apart, rendered, tool
@@ -342,3 +346,89 @@ def test_a_tool_renders_its_results() -> None:
     assert rendered(ToolOutput("timeout", stdout="1\n", run_seconds=4.0, note="[lost]\n")) == (
         "[lost]\n1\nTimeout: the code was stopped after 4.0 seconds."
     )
+
+
+# Tools that a topology names -------------------------------------------------------------------------------------------------
+
+QUICKSTART = Path(__file__).parent.parent.parent / "examples" / "quickstart.toml"
+ENTRY = '[[environments]]\nclass = "arithmetic"\n'
+MODULE = """
+from agent_rl.environments.tools import tool
+
+@tool
+def sound(text: str) -> str:
+    \'\'\'Says it again.\'\'\'
+    return text
+
+@tool(name="sound")
+def same_name(number: int) -> str:
+    \'\'\'Another one.\'\'\'
+    return ""
+
+def plain(text: str) -> str:
+    return text
+"""
+BROKEN = {
+    "raises": ("\n\nraise ValueError('on purpose')\n", "ValueError: on purpose (raises.py, line 3)"),
+    "syntax": ("\ndef broken(:\n", "(syntax.py, line 2)"),
+    "untyped": (
+        "from agent_rl.environments.tools import tool\n\n@tool\ndef sound(text):\n    '''Says.'''\n",
+        "its parameter 'text' has no type",
+    ),
+}
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[str]]]:
+    """What `agent-rl check` says of a quickstart whose environments have these lines more."""
+    (tmp_path / "named_tools.py").write_text(MODULE)
+    for name, (text, _) in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(QUICKSTART.parent)
+
+    def check(lines: str) -> list[str]:
+        text = QUICKSTART.read_text()
+        assert ENTRY in text
+        path = tmp_path / "mine.toml"
+        path.write_text(text.replace(ENTRY, ENTRY + lines))
+        return [fault.render("mine.toml") for fault in check_topology(load_topology(path), path)]
+
+    yield check
+    for name in ("named_tools", *BROKEN):
+        sys.modules.pop(name, None)
+
+
+def test_a_topologys_tools_are_had_by_name_and_by_short_name(faults: Callable[[str], list[str]]) -> None:
+    assert faults('tools = ["named_tools:sound", "notebook", "python", "calculator:calculator"]\n') == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_tool_that_does_not_import_is_one_error_with_its_line(name: str, faults: Callable[[str], list[str]]) -> None:
+    (said,) = faults(f'tools = ["{name}:sound"]\n')
+    assert BROKEN[name][1] in said
+    assert said.startswith("mine.toml:")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (
+            'tools = ["named_tools:sound", "named_tools:same_name"]\n',
+            "two tools are named 'sound' and have different schemas",
+        ),
+        (
+            'tools = ["named_tools:sound"]\n[[environments]]\nclass = "arithmetic"\nname = "second"\ntools = ["named_tools:same_name"]\n',
+            "environment 'second': tools of all environments: two tools are named 'sound'",
+        ),
+        ('tools = ["named_tools:plain"]\n', "is no tool, it lacks name, schema"),
+        ('tools = ["named_tools:missing"]\n', "missing"),
+        ('tools = ["nowhere_at_all:x"]\n', "nowhere_at_all"),
+    ],
+)
+def test_what_is_no_tool_of_a_topology_is_one_error(
+    lines: str, wanted: str, faults: Callable[[str], list[str]]
+) -> None:
+    (said,) = faults(lines)
+    assert wanted in said

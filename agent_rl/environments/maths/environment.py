@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
+from agent_rl.environments import python_tools
 from agent_rl.environments.base import ChatMessages, CheckError, Context, Environment, TaskError, TaskSource, Tool
 from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactly_equal, final_answer
-from agent_rl.environments.python_tools import python
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.messages import Judgement, Problem, Transcript
@@ -27,7 +27,7 @@ CHECK = "agent_rl.environments.maths.rewards:check"
 class BoxedAnswers(Environment):
     """Success is a boxed answer that means the same as the problem's; the reward is 1 for it, else 0."""
 
-    tools: Sequence[Tool] = (python,)
+    tools: Sequence[Tool] = (python_tools.python,)
     checks = (CHECK,)
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
@@ -74,12 +74,13 @@ class Maths(BoxedAnswers):
         weights: tuple[PositiveFloat, ...] = (),
         evaluation_files: tuple[str, ...] = (),
         prompt: Literal["plain", "rstar2"] = "plain",
+        notebook: bool = False,
     ) -> None:
         """``files`` hold the training problems, ``evaluation_files`` the held-out ones.
 
         ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them every problem of
         every file is as likely as any other. ``prompt`` is the problem's text alone, or rStar2's system text, tools and answer
-        instruction. Raises TaskError when settings contradict each other.
+        instruction. ``notebook``: the model's Python runs as the cells of a notebook, not each call by itself. Raises TaskError when settings contradict each other.
         """
         if weights and len(weights) != len(files):
             raise TaskError(f"`weights` holds {len(weights)} numbers for {len(files)} entries of `files`", ("weights",))
@@ -87,6 +88,8 @@ class Maths(BoxedAnswers):
         self._files, self._weights, self._evaluation_files = files, weights, evaluation_files
         self._prompt = prompt
         self.lists_tools = prompt == "rstar2"
+        if notebook:
+            self.tools = (python_tools.notebook,)
 
     def problems(self) -> TaskSource:
         """Read the files. Raises TaskError, with file and line, for what is no problem."""
