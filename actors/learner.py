@@ -41,6 +41,7 @@ from agent_rl.learning.finite import NotFiniteError, SkippedSteps, TrainingStopp
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
+    Evaluation,
     EvaluationReady,
     PolicyPublished,
     Recorded,
@@ -85,8 +86,7 @@ class Learner(ModelKeeper):
         await self._start_model()
         self._groups: dict[str, TrainingGroup] = {}
         self._steps: dict[int, StepReady] = {}
-        self._evaluations: dict[int, EvaluationReady] = {}
-        self._interim: set[tuple[int, int]] = set()
+        self._evaluations: dict[Evaluation, EvaluationReady] = {}
         self._arrived = trio.Event()
         self._stopping = False
         self._ended = trio.Event()
@@ -118,10 +118,7 @@ class Learner(ModelKeeper):
                 if message.version >= self._position.version:
                     self._steps[message.version] = message
             case EvaluationReady():
-                if message.number:
-                    self._interim.add((message.stage, message.number))
-                else:
-                    self._evaluations[message.stage] = message
+                self._evaluations[message.evaluation] = message
             case EngineLoad():
                 self._publisher.served(message.generator, message.policy)
                 return None
@@ -268,13 +265,13 @@ class Learner(ModelKeeper):
     async def _evaluate(self, index: int) -> bool:
         """Publish, and wait until the generators have answered all held-out problems."""
         await self._publish()
-        while index not in self._evaluations:
+        while Evaluation(index) not in self._evaluations:
             if self._stopping:
                 return False
             self._waiting_for = "roc_filter: the evaluation"
             await self._arrived.wait()
             self._waiting_for = ""
-        self.log.info("evaluation", **self._evaluations[index].figures.row())
+        self.log.info("evaluation", **self._evaluations[Evaluation(index)].figures.row())
         return True
 
     async def _rl(self, stage: RlStage) -> bool:
@@ -298,11 +295,11 @@ class Learner(ModelKeeper):
 
     async def _interim_evaluations(self, stage: RlStage) -> bool:
         """Wait for those evaluations within the stage that are still under way. False when stopped meanwhile."""
-        expected = {(self._position.stage, number + 1) for number in range(stage.evaluations)}
-        while not expected <= self._interim and not self._past_limit():
+        expected = {Evaluation(self._position.stage, number + 1) for number in range(stage.evaluations)}
+        while not expected <= self._evaluations.keys() and not self._past_limit():
             if self._stopping:
                 return False
-            self._waiting_for = f"roc_filter: {len(expected - self._interim)} evaluations within the stage"
+            self._waiting_for = f"roc_filter: {len(expected - self._evaluations.keys())} evaluations within the stage"
             with trio.move_on_after(self._seconds_left()):
                 await self._arrived.wait()
             self._waiting_for = ""

@@ -45,6 +45,7 @@ from agent_rl.groups.outages import OutageError
 from agent_rl.groups.resampling import Candidate, Select, made_up_groups, named_selection, sound_selection
 from agent_rl.messages import (
     CheckpointSaved,
+    Evaluation,
     EvaluationReady,
     GroupOpened,
     GroupsProgress,
@@ -218,8 +219,8 @@ class RoCFilter(Actor):
                 self._acks.append(self.defer_ack())
                 if self._book.group_opened(message):
                     payload = encode_stored(message)
-                    interim = self._book.interim is not None and message.purpose != "train"
-                    stage = interim_stage(message.stage) if interim else message.stage
+                    within = message.evaluation is not None and message.evaluation.within is not None
+                    stage = interim_stage(message.stage) if within else message.stage
                     self._journal.open_group(message.group, stage, message.number, message.purpose, payload)
             case UnfinishedGroups():
                 answer = self._book.unfinished(message.stage)
@@ -344,17 +345,17 @@ class RoCFilter(Actor):
                     self._records.write_summary(self.context.wall())
                     self._commit()
                     raise OutageError(message)
-                case Evaluated(stage, figures, number) if number:
-                    assert self._book.interim is not None
-                    self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))
-                    self._records.interim_evaluation(stage, number, figures, self.context.wall())
-                    self._training.send_nowait(EvaluationReady(stage, figures, number))
-                    self._compaction.want()
-                case Evaluated(stage, figures):
+                case Evaluated(Evaluation(stage, None) as evaluation, figures):
                     if stage not in self._journal.evaluations():
                         self._journal.add_evaluation(stage, figures)
                         self._records.evaluation(figures, self.context.wall())
-                    self._training.send_nowait(EvaluationReady(stage, figures))
+                    self._training.send_nowait(EvaluationReady(evaluation, figures))
+                case Evaluated(Evaluation(stage, int(number)) as evaluation, figures):
+                    assert self._book.interim is not None
+                    self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))
+                    self._records.interim_evaluation(stage, number, figures, self.context.wall())
+                    self._training.send_nowait(EvaluationReady(evaluation, figures))
+                    self._compaction.want()
         self._commit_wanted.set()
 
     async def _watch_journal(self) -> None:

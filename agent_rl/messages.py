@@ -82,11 +82,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation of the recipe: an evaluate stage, or within an rl stage the one that ``within`` counts from 1."""
+
+    stage: int
+    within: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOpened:
     """A group exists from here on; the journal knows it before any of its rollouts is requested.
 
-    ``number`` counts the groups of the stage from 0, those of evaluations within an rl stage by themselves; group id, task and
-    seeds are functions of run seed, stage and number.
+    ``evaluation`` is None for a group to train. ``number`` counts the groups of the stage from 0, those of evaluations within an
+    rl stage by themselves; group id, task and seeds are functions of run seed, stage, evaluation and number.
     ``policy`` is the oldest policy an engine served at opening: a lower bound for every token of the group.
     """
 
@@ -97,6 +105,7 @@ class GroupOpened:
     problem: Problem
     samples: int
     policy: Policy
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +363,10 @@ class StepReady:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReady:
-    """All rollouts of an evaluation are judged.
+    """All rollouts of an evaluation are judged."""
 
-    ``number`` counts the evaluations within an rl stage from 1; 0 is that of an evaluate stage.
-    """
-
-    stage: int
+    evaluation: Evaluation
     figures: EvaluationFigures
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,11 +387,13 @@ class GroupsProgress:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Sample ``sample`` of ``group`` again, as attempt number ``attempt``."""
+    """Sample ``sample`` of ``group`` again, as attempt number ``attempt``; number and evaluation are those of its GroupOpened."""
 
     group: str
     sample: int
     attempt: int
+    number: int
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)

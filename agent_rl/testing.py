@@ -27,6 +27,7 @@ from agent_rl.figures import (
 from agent_rl.messages import (
     ActorStatus,
     EngineLoad,
+    Evaluation,
     GroupOpened,
     Metric,
     Policy,
@@ -72,7 +73,9 @@ def opened(
     number: int = 0, *, stage: int = 0, samples: int = 4, version: int = 0, purpose: Any = "train"
 ) -> GroupOpened:
     """A group of four samples."""
-    return GroupOpened(f"s{stage}-g{number:06d}", stage, number, purpose, problem(number), samples, Policy(1, version))
+    evaluation = None if purpose == "train" else Evaluation(stage)
+    group = f"s{stage}-g{number:06d}"
+    return GroupOpened(group, stage, number, purpose, problem(number), samples, Policy(1, version), evaluation)
 
 
 def call(outcome: Any = "success", turn: int = 1) -> ToolCallRecord:

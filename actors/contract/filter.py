@@ -280,7 +280,7 @@ class FilterContract(FilterBench):
                 assert len(answer.groups) == 1, f"1 group is unfinished, the answer names {len(answer.groups)}"
                 group = answer.groups[0]
                 assert group.opened == opened(1), f"unfinished is {group.opened}"
-                missing = {Retry(opened(1).group, 2, 1), Retry(opened(1).group, 3, 0)}
+                missing = {Retry(opened(1).group, 2, 1, 1), Retry(opened(1).group, 3, 0, 1)}
                 assert set(group.missing) == missing, f"{group.missing} is said to be missing"
 
         self.run(main)
@@ -296,7 +296,9 @@ class FilterContract(FilterBench):
                 await self.give(stage, rollout(group, 3, WRONG, status="failed"))
                 await self.settled()
                 progress = [m for m in stage["kv_scheduler"].log if isinstance(m, GroupsProgress)][-1]
-                assert progress.retries == (Retry(group.group, 3, 1),), f"no retry of sample 3: {progress}"
+                assert progress.retries == (Retry(group.group, 3, 1, group.number),), (
+                    f"no retry of sample 3: {progress}"
+                )
                 assert not any(isinstance(m, StepReady) for m in stage["learner"].log), "the step waits for it"
                 await self.give(stage, rollout(group, 3, WRONG, status="cancelled", attempt=1))
                 sent = await stage["learner"].receive(TrainingGroup)
@@ -380,7 +382,9 @@ class FilterContract(FilterBench):
                     await self.settle(stage, group, [answer])
                 ready = await stage["learner"].receive(EvaluationReady)
                 success = tuple(answers.success for answers in ready.figures.ways().values())
-                assert (ready.stage, success) == (EVALUATION, (0.5, 1.0)), f"in stage {ready.stage}: {success}"
+                assert (ready.evaluation.stage, success) == (EVALUATION, (0.5, 1.0)), (
+                    f"in stage {ready.evaluation.stage}: {success}"
+                )
                 sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
                 assert not sent, f"groups of an evaluation were sent to be trained: {sent}"
 

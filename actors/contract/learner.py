@@ -20,6 +20,7 @@ from agent_rl.figures import RolloutMeans, StepFigures
 from agent_rl.messages import (
     ActorStatus,
     CheckpointSaved,
+    Evaluation,
     EvaluationReady,
     PolicyPublished,
     Recorded,
@@ -107,7 +108,7 @@ class Peers:
         link = self.stage["roc_filter"].push("training", LEARNER)
         kind = RECIPE[entered.stage]["kind"] if entered.stage < len(RECIPE) else ""
         if kind == "evaluate":
-            await link.send(EvaluationReady(entered.stage, evaluated(0.5)))
+            await link.send(EvaluationReady(Evaluation(entered.stage), evaluated(0.5)))
         if kind == "rl" and entered.restored | (entered.version == BEGUN):
             for version in reversed(range(entered.version, BEGUN + STEPS)):
                 groups = tuple(self._groups(version))

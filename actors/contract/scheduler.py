@@ -270,7 +270,7 @@ class SchedulerContract(RoleContract):
                 peers.publish()
                 peers.load(ENGINES[0])
                 await self.settled()
-                retry = Retry(peers.opened[1].group, 2, 1)
+                retry = Retry(peers.opened[1].group, 2, 1, peers.opened[1].number)
                 for decided in range(3):
                     peers.progress(decided=decided, retries=(retry,))
                     await self.settled()
@@ -287,7 +287,7 @@ class SchedulerContract(RoleContract):
 
         async def main() -> None:
             known = await self.open_some(tmp_path / "first")
-            missing = (Retry(known[1].group, 0, 1), Retry(known[1].group, 3, 0))
+            missing = (Retry(known[1].group, 0, 1, known[1].number), Retry(known[1].group, 3, 0, known[1].number))
             unfinished = GroupsUnfinished(RL, 3, (UnfinishedGroup(known[1], missing),))
             folder = tmp_path / "second"
             async with self.among_peers(folder, unfinished=unfinished) as (topology, peers):

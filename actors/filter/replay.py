@@ -11,7 +11,7 @@ from actors.filter.stored import decode_stored
 from agent_rl.groups.book import DecidedGroup, GroupBook
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import EvaluationReady, Policy, StepReady, TrainingGroup, Transcript
+from agent_rl.messages import Evaluation, EvaluationReady, Policy, StepReady, TrainingGroup, Transcript
 from agent_rl.records.journal import GroupRow, Journal, JournalError, interim_stage
 
 
@@ -34,7 +34,7 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
         book.interim.opened = journal.opened_count(interim)
         finished = journal.interim_evaluations(stage)
         for row in journal.groups(stage=interim, states=("evaluated",)):
-            if book.interim.of(row.number) not in finished:
+            if book.interim.stage.interim_of(row.number) not in finished:
                 book.interim.group_done(row.number, _evaluated(journal, row))
     open_groups = [row for each in (stage, interim) for row in journal.groups(stage=each, states=("open",))]
     for row in open_groups:
@@ -62,7 +62,7 @@ def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | S
 def evaluations_within(journal: Journal, stage: int) -> Iterator[EvaluationReady]:
     """The results of evaluations within an rl stage, which the learner waits for before it leaves the stage."""
     for number, figures in journal.interim_evaluations(stage).items():
-        yield EvaluationReady(stage, figures, number)
+        yield EvaluationReady(Evaluation(stage, number), figures)
 
 
 def training_group(journal: Journal, group: str) -> TrainingGroup | None:

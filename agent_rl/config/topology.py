@@ -294,6 +294,11 @@ class RlStage(Part):
         """How many evaluations there are within the stage."""
         return (self.steps - 1) // self.evaluate.every if self.evaluate is not None else 0
 
+    def interim_of(self, number: int) -> int:
+        """Which evaluation within the stage, from 1, the group ``number`` of them belongs to."""
+        assert self.evaluate is not None
+        return 1 + number // self.evaluate.problems
+
     def interim(self, number: int) -> EvaluateStage:
         """Evaluation ``number``, from 1, as an evaluate stage would make it; named ``rl@50`` after the steps it came after."""
         assert self.evaluate is not None

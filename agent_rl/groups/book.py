@@ -37,6 +37,7 @@ from agent_rl.groups.outages import LostGroups
 from agent_rl.groups.resampling import Candidate, Select, candidate, has_signal, sound_selection
 from agent_rl.groups.statistics import LOST, RolloutFigures, evaluation_figures, step_figures
 from agent_rl.messages import (
+    Evaluation,
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
@@ -69,6 +70,10 @@ class _Group:
     rollouts: list[_Rollout]
     lost: list[Trajectory] = field(default_factory=list)
     """Attempts that came to nothing."""
+
+    def retry(self, sample: int, attempt: int) -> Retry:
+        opened = self.opened
+        return Retry(opened.group, sample, attempt, opened.number, opened.evaluation)
 
     def lost_figures(self) -> tuple[RolloutFigures, ...]:
         return tuple(RolloutFigures.of(attempt, self.opened.problem.environment) for attempt in self.lost)
@@ -168,7 +173,7 @@ class GroupBook:
         if self.entered is None or opened.stage != self.entered.stage or opened.group in self._groups:
             return False
         self._environments.add(opened.problem.environment)
-        if opened.purpose != "train" and self._assembler is not None:
+        if opened.evaluation is not None and opened.evaluation.within is not None:
             if self.interim is None:
                 return False
             self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
@@ -202,7 +207,7 @@ class GroupBook:
             rollout.attempt = trajectory.attempt + 1
             rollout.prompt_too_long = trajectory.status == "prompt_too_long"  # and would be so again
             if rollout.attempt < self.algorithm.rollout_attempts and not rollout.prompt_too_long:
-                self._retries[key] = Retry(trajectory.group, trajectory.sample, rollout.attempt)
+                self._retries[key] = group.retry(trajectory.sample, rollout.attempt)
                 return []
             rollout.lost = True
             return self._settled(group)
@@ -257,7 +262,7 @@ class GroupBook:
         groups = []
         for group in self._groups.values():
             missing = tuple(
-                Retry(group.opened.group, sample, rollout.attempt)
+                group.retry(sample, rollout.attempt)
                 for sample, rollout in enumerate(group.rollouts)
                 if not rollout.settled and rollout.candidate is None
             )
@@ -365,7 +370,7 @@ class GroupBook:
         judged = judged or list(group.lost_figures()[:1])
         if self.interim is not None:
             done = self.interim.group_done(group.opened.number, judged)
-            return instructions + ([Evaluated(self.entered.stage, done[1], done[0])] if done else [])
+            return instructions + ([Evaluated(Evaluation(self.entered.stage, done[0]), done[1])] if done else [])
         self._decided += 1
         self._evaluated.extend(judged)
         return instructions + self.close_evaluation()
@@ -377,7 +382,7 @@ class GroupBook:
         stage = self.stages[self.entered.stage]
         if stage.kind != "evaluate" or self._groups or self._opened < stage.groups:
             return []
-        return [Evaluated(self.entered.stage, evaluation_figures(self._evaluated, stage))]
+        return [Evaluated(Evaluation(self.entered.stage), evaluation_figures(self._evaluated, stage))]
 
     def evaluated_before(self, rollouts: Iterable[RolloutFigures]) -> None:
         """Take up what the journal holds of an evaluated group."""

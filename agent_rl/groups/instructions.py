@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.figures import EvaluationFigures, StepFigures
+from agent_rl.messages import Evaluation
 from agent_rl.scheduling.staleness import Step
 
 EQUAL_REWARDS = "equal_rewards"
@@ -76,14 +77,10 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Instruction: an evaluation is complete; record its figures and send them to the learner.
+    """Instruction: an evaluation is complete; record its figures and send them to the learner."""
 
-    ``number`` is that of an evaluation within an rl stage, 0 that of an evaluate stage.
-    """
-
-    stage: int
+    evaluation: Evaluation
     figures: EvaluationFigures
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

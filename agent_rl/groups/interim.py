@@ -12,18 +12,13 @@ from agent_rl.groups.statistics import RolloutFigures, evaluation_figures
 
 @dataclass(slots=True)
 class InterimEvaluations:
-    """Those of one stage. Group ``number``, from 0, belongs to evaluation ``1 + number // problems``."""
+    """Those of one stage; their groups are numbered through, from 0."""
 
     stage: RlStage
     opened: int = 0
     """Every group number below it was opened."""
     _rollouts: dict[int, list[RolloutFigures]] = field(default_factory=dict)
     _groups: dict[int, set[int]] = field(default_factory=dict)
-
-    def of(self, number: int) -> int:
-        """The evaluation a group belongs to, from 1."""
-        assert self.stage.evaluate is not None
-        return 1 + number // self.stage.evaluate.problems
 
     def numbers(self, evaluation: int) -> range:
         """The groups of an evaluation."""
@@ -36,7 +31,7 @@ class InterimEvaluations:
 
         The policy goes on changing meanwhile: the figures say which ones answered.
         """
-        evaluation = self.of(number)
+        evaluation = self.stage.interim_of(number)
         here = self._rollouts.setdefault(evaluation, [])
         here.extend(rollouts)
         done = self._groups.setdefault(evaluation, set())

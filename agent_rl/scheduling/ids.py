@@ -15,16 +15,6 @@ def interim_id(stage: int, number: int) -> str:
     return f"s{stage}-e{number:06d}"
 
 
-def is_interim(group: str) -> bool:
-    """Whether the id is that of such a group."""
-    return "-e" in group
-
-
-def group_number(group: str) -> int:
-    """The number in a group's id."""
-    return int(group.rsplit("-", 1)[1][1:])
-
-
 def rollout_id(group: str, sample: int, attempt: int) -> str:
     """The id of one attempt at one sample of a group."""
     return f"{group}/{sample}/{attempt}"

@@ -23,6 +23,7 @@ from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
 from agent_rl.figures import SchedulerFigures
 from agent_rl.messages import (
     EngineLoad,
+    Evaluation,
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
@@ -34,7 +35,7 @@ from agent_rl.messages import (
     RolloutRequest,
     Sampling,
 )
-from agent_rl.scheduling.ids import group_id, group_number, interim_id, is_interim, rollout_id, rollout_seed
+from agent_rl.scheduling.ids import group_id, interim_id, rollout_id, rollout_seed
 from agent_rl.scheduling.placement import (
     Engine,
     EngineRoom,
@@ -182,8 +183,8 @@ class GroupScheduler:
         for retry in progress.retries:
             if retry not in self._retried and retry.group not in self._dropped:
                 self._retried.add(retry)
-                number = group_number(retry.group)
-                group = self._interim_group(number) if is_interim(retry.group) else self._group(number)
+                within = retry.evaluation is not None and retry.evaluation.within is not None
+                group = self._interim_group(retry.number) if within else self._group(retry.number)
                 self._enqueue(group, retry.sample, retry.attempt)
         return self._decide()
 
@@ -252,11 +253,12 @@ class GroupScheduler:
                 return instructions
             if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
                 return instructions  # the groups being recorded will fill the room there is
-            if is_interim(opened.group):
+            interim = opened.evaluation is not None and opened.evaluation.within is not None
+            if interim:
                 self._interim_opened += 1
             else:
                 self._opened += 1
-            self._interim_next = not is_interim(opened.group)
+            self._interim_next = not interim
             self._recording[opened.group] = opened
             instructions.append(OpenGroup(opened))
 
@@ -310,6 +312,7 @@ class GroupScheduler:
             problem=self._problems(self._published.stage, number, purpose),
             samples=samples,
             policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+            evaluation=Evaluation(self._published.stage) if stage.kind == "evaluate" else None,
         )
 
     def _interim_group(self, number: int) -> GroupOpened:
@@ -326,13 +329,14 @@ class GroupScheduler:
             problem=self._problems(stage, number, "evaluate_sampled"),
             samples=rl.evaluate.samples,
             policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+            evaluation=Evaluation(stage, rl.interim_of(number)),
         )
 
     def _limits(self, opened: GroupOpened) -> EvaluateStage | RlStage:
         """What says how long the group's rollouts may get."""
         stage = self._stage
         assert stage is not None
-        return stage.interim(1) if isinstance(stage, RlStage) and is_interim(opened.group) else stage
+        return stage.interim(1) if isinstance(stage, RlStage) and opened.evaluation is not None else stage
 
     def _enqueue(self, opened: GroupOpened, sample: int, attempt: int) -> None:
         stage = self._limits(opened)

@@ -13,7 +13,7 @@ from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Interim, RlStage, Topology
-from agent_rl.messages import EvaluationReady, GroupsUnfinished, StageEntered, UnfinishedGroups
+from agent_rl.messages import Evaluation, EvaluationReady, GroupsUnfinished, StageEntered, UnfinishedGroups
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import interim_stage
 from agent_rl.records.sqlite import SqliteJournal
@@ -36,7 +36,7 @@ def evaluating(folder: Path) -> Topology:
 async def answer(stage: Stage, number: int, answers: list[str | None]) -> None:
     """Open a group of an evaluation and answer it; None: that answer does not come."""
     group = builders.opened(number, stage=RL, version=7, samples=len(answers), purpose="evaluate_sampled")
-    group = replace(group, group=interim_id(RL, number))
+    group = replace(group, group=interim_id(RL, number), evaluation=Evaluation(RL, 1 + number // 2))
     opened = stage["kv_scheduler"].push("groups", FILTER)
     await opened.send(group)
     await opened.drained()
@@ -68,7 +68,7 @@ def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tm
                 ]
                 await answer(stage, 1, [None, "4"])
                 told = await stage["learner"].receive(EvaluationReady)
-                assert (told.stage, told.number, told.figures.sampled.success) == (RL, 1, 0.75)
+                assert (told.evaluation, told.figures.sampled.success) == (Evaluation(RL, 1), 0.75)
                 restored = StageEntered(RL, 5, 7, restored=True)  # a learner that has forgotten it
                 await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
                 assert await stage["learner"].receive(EvaluationReady) == told

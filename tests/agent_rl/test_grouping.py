@@ -98,7 +98,7 @@ def test_failures_are_retried_up_to_the_limit_then_the_sample_is_lost() -> None:
         failed = builders.trajectory(group, 0, status="failed", attempt=attempt)
         assert made.wants(failed)
         assert made.trajectory(failed) == []
-        assert made.progress().retries == (Retry(group.group, 0, attempt + 1),)
+        assert made.progress().retries == (Retry(group.group, 0, attempt + 1, group.number),)
     last = made.trajectory(builders.trajectory(group, 0, status="failed", attempt=2))
     assert made.progress().retries == ()
     (dropped,) = kinds(last, Dropped)
@@ -181,7 +181,7 @@ def test_what_is_missing_is_what_has_no_trajectory() -> None:
     answer = made.unfinished(0)
     assert answer is not None
     assert answer.opened == 1
-    assert answer.groups[0].missing == (Retry(group.group, 1, 1), Retry(group.group, 3, 0))
+    assert answer.groups[0].missing == (Retry(group.group, 1, 1, group.number), Retry(group.group, 3, 0, group.number))
     assert made.unfinished(1) is None
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.messages import GroupsProgress, GroupsUnfinished, Retry, UnfinishedGroup
-from agent_rl.scheduling.ids import group_number, rollout_seed
+from agent_rl.scheduling.ids import rollout_seed
 from agent_rl.scheduling.scheduler import (
     AskUnfinished,
     GroupScheduler,
@@ -169,12 +169,11 @@ def test_group_ids_tasks_and_seeds_are_functions_of_seed_and_counter() -> None:
     for place in worlds[1].placed:
         assert first[place.request.rollout] == place.request
     assert rollout_seed(0, "s0-g000000", 0, 0) != rollout_seed(1, "s0-g000000", 0, 0)
-    assert group_number("s12-g000345") == 345
 
 
 def test_a_restarted_scheduler_asks_and_issues_what_is_missing() -> None:
     group = builders.opened(1)
-    missing = (Retry(group.group, 2, 0), Retry(group.group, 3, 1))
+    missing = (Retry(group.group, 2, 0, group.number), Retry(group.group, 3, 1, group.number))
     world = World(scheduler())
     world.do(world.scheduler.policy_published(builders.published()))
     world.do(world.scheduler.engine_load(builders.engine_load(total=10_000)))
@@ -186,7 +185,7 @@ def test_a_restarted_scheduler_asks_and_issues_what_is_missing() -> None:
 def test_a_failed_rollout_is_sampled_again_once_per_attempt() -> None:
     world = World(scheduler())
     world.begin(total=10_000)
-    retry = Retry("s0-g000001", 2, 1)
+    retry = Retry("s0-g000001", 2, 1, 1)
     for _ in range(3):  # announcements repeat
         world.do(world.scheduler.progress(progress(retries=(retry,))))
     again = [place.request for place in world.placed if place.request.attempt == 1]

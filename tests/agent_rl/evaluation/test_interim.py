@@ -13,10 +13,10 @@ from agent_rl.config.topology import Interim
 from agent_rl.groups.instructions import Dropped, Evaluated, EvaluationGroupDone
 from agent_rl.groups.interim import InterimEvaluations
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
+from agent_rl.messages import Evaluation, GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
 from agent_rl.records.journal import interim_stage
 from agent_rl.records.memory import MemoryJournal
-from agent_rl.scheduling.ids import group_number, interim_id, is_interim
+from agent_rl.scheduling.ids import interim_id
 from agent_rl.testing import evaluated
 from tests import builders
 from tests.agent_rl.test_grouping import book, kinds, settle
@@ -37,6 +37,10 @@ def serve(made: World, version: int, *, published: bool = True) -> None:
     made.do(made.scheduler.engine_load(builders.engine_load(version=version, total=10_000)))
     for place in list(made.placed):
         made.finish(place)
+
+
+def is_interim(group: str) -> bool:
+    return group.startswith("s0-e")
 
 
 def interim(made: World) -> list[str]:
@@ -84,28 +88,22 @@ def test_its_rollouts_are_drawn_as_it_says() -> None:
 def test_a_restarted_scheduler_goes_on_with_what_is_missing_and_opens_none_again() -> None:
     made = world()
     opened = builders.opened(1, samples=SAMPLES, version=2, purpose="evaluate_sampled")
-    opened = replace(opened, group=interim_id(0, 1))
+    opened = replace(opened, group=interim_id(0, 1), evaluation=Evaluation(0, 1))
     made.do(made.scheduler.policy_published(builders.published(2)))
     made.do(made.scheduler.engine_load(builders.engine_load(version=2, total=10_000)))
-    missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0),)),)
+    missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0, opened.number, opened.evaluation),)),)
     made.do(made.scheduler.unfinished(GroupsUnfinished(0, 4, missing, interim_opened=2)))
     assert interim(made) == [interim_id(0, 2)]
     placed = [place.request for place in made.placed if place.request.group == opened.group]
     assert [request.sample for request in placed] == [1]
-    made.do(made.scheduler.progress(progress(retries=(Retry(interim_id(0, 2), 0, 1),))))
+    made.do(made.scheduler.progress(progress(retries=(Retry(interim_id(0, 2), 0, 1, 2, Evaluation(0, 1)),))))
     (again,) = [place.request for place in made.placed if place.request.attempt == 1]
     assert (again.group, again.sampling.max_turns) == (interim_id(0, 2), 2)
 
 
-def test_ids_tell_which_kind_a_group_is() -> None:
-    assert group_number(interim_id(3, 12)) == group_number("s3-g000012") == 12
-    assert is_interim(interim_id(3, 12))
-    assert not is_interim("s3-g000012")
-
-
 def filled(number: int, answers: list[str], version: int = 2):
     group = builders.opened(number, samples=len(answers), version=version, purpose="evaluate_sampled")
-    group = replace(group, group=interim_id(0, number))
+    group = replace(group, group=interim_id(0, number), evaluation=Evaluation(0, STAGE.interim_of(number)))
     return group, [builders.trajectory(group, s, answer=a, version=version + s) for s, a in enumerate(answers)]
 
 
@@ -126,7 +124,7 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
     assert kinds(first, Evaluated) == []
     assert made.waiting_groups == 1  # that of training
     (done,) = kinds(finish(made, 1, ["5", "5"]), Evaluated)
-    assert (done.stage, done.number) == (0, 1)
+    assert done.evaluation == Evaluation(0, 1)
     assert done.figures.sampled.success == 0.5
     assert (done.figures.version_oldest, done.figures.version_newest) == (2, 3)
     group, _ = filled(3, ["4", "4"])
