@@ -45,6 +45,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "Runs": (
+        Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),

@@ -1,0 +1,131 @@
+"""``agent-rl new``: a folder to begin with, in which everything runs as it is written."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from keyword import iskeyword
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from actors.cli.output import Mistake
+
+TOPOLOGY = """\
+# agent-rl run {folder}/topology.toml; docs/configuration.md lists every key, `agent-rl check --full` prints them all.
+[run]
+name = "{name}"
+directory = "runs/{name}"
+
+[model.initialise] # or: [model] path = "a Hugging Face model"
+hidden_size = 64
+layers = 2
+
+[[environments]]
+class = "{name}:Largest"
+
+[algorithm]
+groups_per_step = 8
+samples = 8
+keep = 8
+
+[[stages]]
+kind = "sft"
+steps = 150
+batch = 16
+
+[[stages]]
+kind = "rl"
+steps = 40
+learning_rate = 1e-3
+warmup_steps = 0
+max_response_tokens = 24
+max_turns = 1
+"""
+
+ENVIRONMENT = '''\
+"""Which of three digits is the largest? Demonstrations show the form of an answer; which one is right, rewards teach."""
+
+import random
+
+from agent_rl.environments.base import ChatMessages, Demonstration, Environment
+from agent_rl.messages import Judgement, Problem, Transcript
+
+ANSWER = r"<answer>\\boxed{{{}}}</answer>"
+
+
+class Largest(Environment):
+    def __init__(self, *, seed: int, base: object) -> None:  # settings of your own: more keywords
+        self.seed, self.evaluation_count = seed, None  # held-out problems do not run out
+
+    def problems(self) -> "Largest":
+        return self
+
+    def problem(self, stage: int, number: int) -> Problem:
+        return made(f"{self.seed}-{stage}-{number}")
+
+    def evaluation(self, number: int) -> Problem:
+        return made(f"held-out-{number}")
+
+    def demonstrations(self, rng: random.Random):
+        while True:
+            asked = made(str(rng.random()))
+            answer = ANSWER.format(rng.choice(asked.payload["digits"]))
+            yield Demonstration(asked, (*self.prompt(asked), {"role": "assistant", "content": answer}))
+
+    def prompt(self, problem: Problem) -> ChatMessages:
+        return [{"role": "user", "content": problem.text}]
+
+    def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement:
+        right = transcript.texts[-1].strip() == ANSWER.format(problem.answer)
+        return Judgement(float(right), right, {}, format_penalty=0.0, note="")
+
+
+def made(name: str) -> Problem:
+    digits = random.Random(name).sample(range(10), 3)
+    return Problem(name, "Largest of {}, {}, {}?".format(*digits), str(max(digits)), payload={"digits": digits})
+'''
+
+TEST = '''\
+"""pytest {folder}"""
+
+from pathlib import Path
+
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.messages import Transcript
+from {name} import ANSWER, Largest
+
+TOPOLOGY = Path(__file__).with_name("topology.toml")
+
+
+def test_the_largest_digit_alone_is_right() -> None:
+    environment = Largest(seed=0, base=Path())
+    problem = environment.problems().evaluation(0)
+    for digit in problem.payload["digits"]:
+        judgement = environment.judge_at_once(problem, Transcript((ANSWER.format(digit),)))
+        assert judgement.success == (str(digit) == problem.answer)
+
+
+def test_the_topology_is_sound() -> None:
+    assert check_topology(load_topology(TOPOLOGY), TOPOLOGY) == []
+'''
+
+
+def new(
+    folder: Annotated[Path, Parameter(name="NAME", help="the folder to make; its name is that of the run")], /
+) -> None:
+    """Write a topology, an environment and its test into a new folder."""
+    name = folder.name
+    if not name.isidentifier() or iskeyword(name):
+        raise Mistake(f"{name!r} cannot be the name of a Python module; take letters, digits and _")
+    if folder.exists():
+        raise Mistake(f"{folder} exists; name a folder that does not")
+    found = find_spec(name)
+    if found is not None and found.origin is not None:  # a folder without __init__.py gives way to a module
+        raise Mistake(f"there is a Python module {name!r} already; take another name")
+    folder.mkdir(parents=True)
+    for file, text in (("topology.toml", TOPOLOGY), (f"{name}.py", ENVIRONMENT), (f"test_{name}.py", TEST)):
+        told = text if text is ENVIRONMENT else text.replace("{folder}", str(folder)).replace("{name}", name)
+        (folder / file).write_text(told, encoding="utf-8")
+    print(f"wrote {folder}: agent-rl run {folder / 'topology.toml'} trains, pytest {folder} tests the environment")
