@@ -50,6 +50,7 @@ LINKS = {
     "rollout_generator": {
         "trajectories": "roc_filter",
         "tools": "tool_executor",
+        "turns": "tool_executor",
         "load": ("kv_scheduler", "learner"),
     },
     "tool_executor": {},
@@ -133,6 +134,7 @@ def test_a_link_that_is_written_stays_as_it_is(first) -> None:
         "load": ("learner", "kv_scheduler"),
         "trajectories": "roc_filter",
         "tools": "tool_executor",
+        "turns": "tool_executor",
     }
 
 
