@@ -1,0 +1,103 @@
+"""The example environments: short, right in what they judge, and run for real."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_rl.environments.base import ToolOutput
+from agent_rl.messages import Judgement, Transcript
+from agent_rl.records.audit import audit
+from tests.actors.sandbox.running import run_with
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+ENVIRONMENTS = ("sql_questions", "programming")
+TOPOLOGIES = ("mixed_tasks", *(pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS))
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_an_example_has_at_most_forty_lines(name: str) -> None:
+    assert sum(bool(line.strip()) for line in (EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
+
+
+def test_what_a_statement_changes_lasts_as_long_as_its_rollout(example: Any) -> None:
+    sql = example("sql_questions").sql
+
+    def ask(query: str, state: bytes) -> ToolOutput:
+        return sql.call_here({"query": query}, state)
+
+    count = "SELECT count(*) FROM orders WHERE customer = 'Ada'"
+    gone = ask("DELETE FROM orders WHERE customer = 'Ada'", b"")
+    assert ask(count, b"").value == "16"
+    assert ask(count, gone.state or b"").value == "0"
+
+
+def test_the_questions_can_be_answered_by_the_tool(example: Any) -> None:
+    module = example("sql_questions")
+    tasks = module.Questions(seed=0, base=EXAMPLES).problems()
+    for number in range(tasks.evaluation_count):
+        problem = tasks.evaluation(number)
+        one, _, rest = problem.id.partition(", ")
+        other, _, item = rest.partition(": ")
+        query = "SELECT (SELECT amount FROM orders WHERE item = '{0}' AND customer = '{1}') - (SELECT amount FROM orders WHERE item = '{0}' AND customer = '{2}')"
+        assert module.sql.call_here({"query": query.format(item, one, other)}, b"").value == problem.answer
+
+
+def test_hidden_calls_judge_a_program(example: Any) -> None:
+    from actors.sandbox.owner.client import Sandbox
+
+    programming = example("programming").Programming(seed=0, base=EXAMPLES)
+    problem = programming.problems().evaluation(0)
+    assert problem.id == "even: the sum"
+    answers = {
+        "right": "sum(n for n in x if n % 2 == 0)",
+        "right once or not at all": problem.payload["tests"][0][1],
+        "wrong": "None",
+        "raises": "1/0",
+        "ends": "__import__('os')._exit(0)",
+    }
+
+    async def main(sandbox: Sandbox) -> list[Judgement]:
+        class Context:
+            async def execute(self, code: str) -> ToolOutput:
+                return await sandbox.execute(code)
+
+        async def judged(text: str) -> Judgement:
+            return await programming.judge(problem, Transcript((text,)), Context())
+
+        programs = [f"```python\ndef solve(x):\n    return {answer}\n```" for answer in answers.values()]
+        return [await judged(program) for program in [*programs, "I do not know."]]
+
+    right, once, *rest = run_with(Sandbox(), main)
+    assert (right.reward, right.success) == (1.0, True)
+    assert (0.25 <= once.reward < 1, once.success) == (True, False)
+    assert [(judgement.reward, judgement.success) for judgement in rest] == [(0.0, False)] * 4
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(EXAMPLES / f"{name}.toml")]
+    command += [
+        "--set",
+        f"run.directory={tmp_path / 'run'}",
+        "--set",
+        "stages.0.steps=1",
+        "--set",
+        "stages.1.problems=4",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    balance = audit(tmp_path / "run")
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.open) == (1, 0)
