@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -98,4 +99,23 @@ def _try(topology: Topology, environment: Environment, problems: TaskSource) -> 
     if not found:
         raise TaskError("there are no problems")
     for problem in found:
+        if not _is_json(problem.payload):
+            raise TaskError(
+                f"the payload of problem {problem.id!r} is {problem.payload!r:.80}, which is no JSON; make it of dictionaries with "
+                "texts as keys, lists (no tuples), texts, numbers, booleans and None"
+            )
         sound_prompt(environment, problem)
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value travels as it is."""
+    match value:
+        case None | bool() | int() | str():
+            return True
+        case float():
+            return isfinite(value)
+        case list():
+            return all(map(_is_json, value))
+        case dict():
+            return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    return False

@@ -65,6 +65,16 @@ class Mute(Environment):
 class Empty(Mute):
     def problems(self):
         return ListedTasks([], [Problem("b", "!")], seed=0)
+
+
+class Packed(Mute):
+    def problems(self):
+        return ListedTasks([[Problem("a", "?", payload={"pair": [(1, 2)]})]], [Problem("b", "!")], seed=0)
+
+
+class Looping(Empty):
+    def rollout(self, problem, model):
+        pass
 """
 
 
@@ -192,6 +202,22 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         GENERATOR,
         'class = "own_environments:Mute"',
         ["environments.0.class: environment 'Mute': Mute.prompt returned 'hm?' for the problem 'a'; it must return"],
+    ),
+    "a payload that is no JSON": (
+        GENERATOR,
+        'class = "own_environments:Packed"',
+        [
+            "environments.0.class: environment 'Packed': ",
+            "the payload of problem 'a' is {'pair': [(1, 2)]}, which is no JSON",
+        ],
+    ),
+    "a loop that is not asynchronous": (
+        GENERATOR,
+        'class = "own_environments:Looping"',
+        [
+            "environments.0.class: environment 'Looping': its rollout",
+            "is no asynchronous function; write it as `async def rollout(",
+        ],
     ),
     "an environment without problems": (
         GENERATOR,
