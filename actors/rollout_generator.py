@@ -25,7 +25,8 @@ from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.generation.user_loop import UserLoop
 from actors.weights import transfer
 from actors.weights.files import model_directory
-from agent_rl.checks.declared import format_faults
+from agent_rl.checks.contracts import declaration
+from agent_rl.checks.declared import declared_format, format_faults
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
@@ -62,6 +63,8 @@ class RolloutGeneratorSettings(Settings):
 
     engine: str = "torch"
     """A short name, or ``module:Class`` (``actors.engines.base.Engine``)."""
+    chat_format: str = ""
+    """The format of episodes: a short name or ``module:Class`` (`agent_rl.rollout.prompts.ChatFormat`); empty: what the actor's class says."""
     engine_settings: dict[str, Any] = Field(default={})
     """Of the engine; listed below for those that are built in."""
     max_rollouts: PositiveInt = 64
@@ -132,6 +135,10 @@ class RolloutGenerator(Actor):
                 kv_tokens=settings.kv_tokens,
             )
         )
+        try:
+            declaration(cls, settings.model_dump(include={"chat_format"}))
+        except PluginError as error:
+            found.append(f"chat_format: {error}")
         if settings.kv_tokens is None:
             return found
         return (
@@ -147,8 +154,8 @@ class RolloutGenerator(Actor):
     @classmethod
     def probe(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
         """Try the format on turns that a model may write."""
-        del topology, settings
-        return format_faults(cls.chat_format)
+        del topology
+        return format_faults(declaration(cls, settings.model_dump(include={"chat_format"})))
 
     async def start(self) -> None:
         """Load tokenizer and engine; serve requests once a policy was published."""
@@ -186,7 +193,7 @@ class RolloutGenerator(Actor):
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
-        return self.chat_format(tokenizer, self._environments, self._environments.schemas)
+        return declared_format(self.context.topology)(tokenizer, self._environments, self._environments.schemas)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from agent_rl import messages
-from agent_rl.config.plugins import ContractError, PluginError, described
+from agent_rl.config.plugins import ContractError, PluginError, described, resolve
 
 Finding = tuple[str, str]
 """What is wrong, and the remedy."""
@@ -29,10 +29,15 @@ OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": s
 DERIVE = "derive it from actors.base.Actor, or from the actor it takes the place of"
 
 
-def declaration(cls: Any) -> Any:
-    """The format of episodes that a class declares; None where it samples no rollouts, and so has no say in it."""
-    says = any(messages.RolloutRequest in received.messages for received in cls.receives)
-    return getattr(cls, "chat_format", None) if says else None
+def declaration(cls: Any, settings: Mapping[str, Any]) -> Any:
+    """The format of episodes that an actor's settings name, else the one its class declares.
+
+    None where it samples no rollouts, and so has no say in it. Raises PluginError when the format cannot be had.
+    """
+    if not any(messages.RolloutRequest in received.messages for received in cls.receives):
+        return None
+    named = settings.get("chat_format")
+    return resolve("chat_format", named) if isinstance(named, str) and named else getattr(cls, "chat_format", None)
 
 
 def class_findings(cls: Any, name: str) -> Iterator[Finding]:

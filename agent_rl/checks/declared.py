@@ -17,7 +17,7 @@ from agent_rl.rollout.prompts import ChatFormat
 
 def declared_format(topology: Topology) -> type[ChatFormat]:
     """The format that the topology's generator speaks; `agent-rl check` has seen that all generators speak the same."""
-    found = (declaration(resolve("actor", entry.class_path)) for entry in topology.actors.values())
+    found = (declaration(resolve("actor", entry.class_path), entry.settings) for entry in topology.actors.values())
     return next((value for value in found if value is not None), ChatFormat)
 
 

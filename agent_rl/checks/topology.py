@@ -209,7 +209,7 @@ def _link_faults(actor: CheckedActor, actors: Mapping[str, CheckedActor], source
 def _disagreement_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
     """Two roles that declare different formats of episodes: conversations have one."""
     faults = []
-    found = {role: declaration(actor.cls) for role, actor in actors.items()}
+    found = {role: declaration(actor.cls, actor.entry.settings) for role, actor in actors.items()}
     declared = {role: value for role, value in found.items() if value is not None}
     first = next(iter(declared), "")
     for role, value in declared.items():

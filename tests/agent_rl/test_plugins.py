@@ -16,6 +16,7 @@ import pytest
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
+from agent_rl.checks.declared import declared_format
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ALIASES, ContractError, PluginError, called, find, path_of, resolve
@@ -23,6 +24,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses import LossSettings, loss_fault, try_loss
+from agent_rl.rollout.prompts import ChatFormat
 from tests.agent_rl.test_standard import FIRST
 
 _numbers = count()
@@ -258,6 +260,12 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
             "Needs",
             r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 35",
         ),
+        ("actors.rollout_generator.settings.chat_format", "Tag", "chat_format: plugged_.* has no class 'Tag'"),
+        (
+            "actors.rollout_generator.settings.chat_format",
+            "Last",
+            "chat_format is <class .*; it must be a class derived",
+        ),
         (
             "actors.kv_scheduler.settings.placement",
             "Lost",
@@ -282,3 +290,11 @@ def test_a_loss_that_does_not_fit_is_refused_before_anything_is_trained(module, 
     name = f"{module(MINE)}:{function}"
     with pytest.raises(ContractError, match=said):
         try_loss(object(), resolve("loss", name), LossSettings(), name)
+
+
+def test_a_format_that_settings_name_is_everybodys(tmp_path: Path, module) -> None:
+    name = module("from agent_rl.rollout.prompts import ChatFormat\nclass Mine(ChatFormat): pass\n")
+    topology, said = checked(tmp_path, f"actors.rollout_generator.settings.chat_format={name}:Mine")
+    assert said == []
+    assert declared_format(topology).__name__ == "Mine"
+    assert declared_format(checked(tmp_path, "actors.rollout_generator.settings.chat_format=tags")[0]) is ChatFormat
