@@ -1,4 +1,4 @@
-"""A game whose every turn is answered: four rooms, each with a sign that names a door to take or to avoid."""
+"""A game whose every turn is answered: three rooms, each with a sign that names a door to take or to avoid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_rl.messages import Judgement, Problem, Transcript
 def draw(rng: random.Random) -> Problem:
     """A game: of each room what is seen, the safe door, and the door that the sign names."""
     rooms = []
-    for _ in range(4):
+    for _ in range(3):
         doors, sign, named = rng.sample(("red", "blue", "green"), 2), rng.choice(("take", "avoid")), rng.randrange(2)
         safe = doors[named if sign == "take" else 1 - named]
         rooms.append([f"Doors: {doors[0]}, {doors[1]}. Sign: {sign} {doors[named]}.", safe, doors[named]])
@@ -23,7 +23,7 @@ def show(rng: random.Random) -> Demonstration:
     """A player, of whom most take the door that a sign names, whatever the sign says of it."""
     problem, messages = draw(rng), []
     for seen, safe, named in problem.payload["rooms"]:
-        taken = safe if rng.random() < 0.3 else named
+        taken = safe if rng.random() < 0.35 else named
         messages += [{"role": "user", "content": seen}, {"role": "assistant", "content": taken}]
         if taken != safe:
             break
@@ -31,7 +31,7 @@ def show(rng: random.Random) -> Demonstration:
 
 
 class Doors(Environment):
-    """A wrong door ends the game; the reward is 1 for four right ones."""
+    """A wrong door ends the game; the reward is 1 for three right ones."""
 
     observes, lists_tools = True, False
 

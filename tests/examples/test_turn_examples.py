@@ -38,12 +38,12 @@ def games() -> list[Problem]:
 
 def test_no_player_who_ignores_the_replies_wins_half_of_the_games() -> None:
     """He sees the first room; what he does in the others can be any plan, but the same whatever they show."""
-    wins = dict.fromkeys(product(("red", "blue", "green"), repeat=3), 0)
+    wins = dict.fromkeys(product(("red", "blue", "green"), repeat=2), 0)
     for game in games():
         safe = [door for _, door, _ in game.payload["rooms"]]
         wins[tuple(safe[1:])] += 1  # the first room is passed by everybody
     assert sum(wins.values()) == GAMES
-    assert max(wins.values()) / GAMES < 0.1
+    assert max(wins.values()) / GAMES < 0.2
 
 
 def test_the_game_is_won_by_who_reads_the_signs_and_ended_by_a_wrong_door() -> None:
@@ -56,7 +56,7 @@ def test_the_game_is_won_by_who_reads_the_signs_and_ended_by_a_wrong_door() -> N
             assert safe == (named if words[-2] == "take" else next(door for door in words[1:3] if door != named))
             turns = tuple(door for _, door, _ in rooms[: passed + 1])
             answer = trio.run(doors.observe, game, Transcript(turns), b"", None)
-            assert (answer is None) is (passed == 3)
+            assert (answer is None) is (passed == 2)
             if answer is not None:
                 assert answer.messages[0]["content"] == rooms[passed + 1][0]
             wrong = (*turns[:-1], "window")
@@ -72,7 +72,7 @@ def test_most_players_that_are_shown_overlook_the_word_avoid() -> None:
     obeyed = [
         said["content"] not in seen["content"].split("avoid")[1] for seen, said in avoided if "avoid" in seen["content"]
     ]
-    assert 0.25 < sum(obeyed) / len(obeyed) < 0.35
+    assert 0.28 < sum(obeyed) / len(obeyed) < 0.42
 
 
 @pytest.mark.parametrize("name", ["doors", "expressions"])
