@@ -6,7 +6,7 @@ sound and refuse a substitute that breaks its role's contract::
     class RoCFilter(Actor):
         Settings = RoCFilterSettings                      # a pydantic model; the topology's [actors.x.settings]
         receives = (Push(GroupOpened), Push(Trajectory), Call(StepTrained, Recorded))
-        links = {"training": Push(TrainingGroup, StepReady), "checks": Call(VerifyAnswer, Verdict)}
+        links = {"training": Push(TrainingGroup, StepReady), "checks": Call(JudgementWanted, JudgementReply)}
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ::
 
     Trajectory --> journal --(commit)--> acknowledged
-               --> GroupBook --> Check --> VerifyAnswer / Verdict --> GroupBook --> TrainingGroup, StepReady --> learner
+               --> GroupBook --> Judge --> JudgementWanted / JudgementReply --> GroupBook --> TrainingGroup, StepReady --> learner
 
 `agent_rl.groups.book.GroupBook` decides; this shell alone writes the journal. What is to be sent is queued and done by tasks of
 their own, so that no handler waits for a push or a call.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import trio
@@ -21,27 +22,28 @@ from pydantic import PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.filter.compaction import Compaction
+from actors.filter.judging import Judging
 from actors.filter.replay import decided_from, evaluations_within, restore, training_group
 from actors.filter.stored import encode_stored
-from actors.filter.verdicts import Verdicts
 from agent_rl.config.plugins import ContractError, needs_start
 from agent_rl.config.topology import Topology
+from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures, FilterFigures
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import (
     NOT_FINITE,
     STAGE_BOUNDARY,
-    Check,
     Closed,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
     Instruction,
+    Judge,
+    Judged,
     Outage,
     Ready,
-    Rewarded,
 )
-from agent_rl.groups.outages import OutageError
+from agent_rl.groups.outages import EnvironmentTrust, OutageError
 from agent_rl.groups.resampling import Candidate, Select, made_up_groups, named_selection, sound_selection
 from agent_rl.messages import (
     CheckpointSaved,
@@ -50,7 +52,8 @@ from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
-    Judgement,
+    JudgementReply,
+    JudgementWanted,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -59,8 +62,6 @@ from agent_rl.messages import (
     TrainingGroup,
     Trajectory,
     UnfinishedGroups,
-    Verdict,
-    VerifyAnswer,
 )
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.history import Mark, check_history, refuse_learner
@@ -101,7 +102,7 @@ class RoCFilter(Actor):
         Call(UnfinishedGroups, GroupsUnfinished),
     )
     links: ClassVar = {
-        "checks": Call(VerifyAnswer, Verdict, awaited_in_handler=False),
+        "checks": Call(JudgementWanted, JudgementReply, awaited_in_handler=False),
         "training": Push(TrainingGroup, StepReady, EvaluationReady, awaited_in_handler=False),
         "progress": Announce(GroupsProgress),
     }
@@ -171,9 +172,12 @@ class RoCFilter(Actor):
         self._commit_wanted = trio.Event()
         self._training, training = trio.open_memory_channel[str | StepReady | EvaluationReady](math.inf)
         settings: RoCFilterSettings = self.context.settings
-        self._verdicts = Verdicts(
+        self._environments = Environments(topology, self.context.base)
+        self._trust = EnvironmentTrust()
+        self._judging = Judging(
             self.context.link("checks"),
             self._judged,
+            self._environments,
             self.log,
             timeout=settings.check_timeout_seconds,
             attempts=settings.check_attempts,
@@ -181,7 +185,7 @@ class RoCFilter(Actor):
         self.context.nursery.start_soon(self._commits)
         self.context.nursery.start_soon(self._watch_journal)
         self.context.nursery.start_soon(self._send_training, training)
-        self.context.nursery.start_soon(self._verdicts.run)
+        self.context.nursery.start_soon(self._judging.run)
         keep = topology.run.keep_trajectories
         self._compaction = Compaction(self._journal, keep, self._commit, self.context.in_thread)
         self._compaction.want()  # go on with one that the last process did not end
@@ -252,6 +256,11 @@ class RoCFilter(Actor):
         if not self._book.wants(trajectory):
             self._book.unwanted(trajectory)
             return
+        environment = self._book.environment(trajectory.group)
+        if trajectory.status == "environment_failed":
+            self._trusted(environment, trajectory.rollout, trajectory.reason)
+        elif trajectory.judgement is not None:
+            self._trust.judged(environment)
         self._trajectories += 1
         if trajectory.status == "prompt_too_long" and trajectory.reason not in self._too_long:
             self._too_long.add(
@@ -261,7 +270,11 @@ class RoCFilter(Actor):
                 "a prompt is too long: its group is not sampled", group=trajectory.group, why=trajectory.reason
             )
         self._journal.add_trajectory(
-            trajectory.group, trajectory.sample, trajectory.attempt, trajectory.status, encode_stored(trajectory)
+            trajectory.group,
+            trajectory.sample,
+            trajectory.attempt,
+            trajectory.status,
+            encode_stored(replace(trajectory, judgement=None)),
         )
         self._perform(self._book.trajectory(trajectory))
 
@@ -326,10 +339,10 @@ class RoCFilter(Actor):
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Check():
-                    self._verdicts.want(instruction)
-                case Rewarded(group, sample, attempt, reward):
-                    self._journal.judge(group, sample, attempt, Judgement(reward, success=reward > 0))
+                case Judge():
+                    self._judging.want(instruction)
+                case Judged(group, sample, attempt, judgement):
+                    self._journal.judge(group, sample, attempt, judgement)
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
                     self._training.send_nowait(group)
@@ -390,13 +403,28 @@ class RoCFilter(Actor):
             if message is not None:
                 await link.send(message)
 
-    def _judged(self, check: Check, *, equal: bool) -> None:
-        self._perform(self._book.judged(check.group, check.sample, check.attempt, equal=equal))
+    def _judged(self, wanted: Judge, reply: JudgementReply) -> None:
+        trajectory = wanted.trajectory
+        if reply.judgement is None:
+            self._trusted(wanted.problem.environment, trajectory.rollout, reply.fault)
+            self._perform(self._book.failed(trajectory, reply.fault))
+            return
+        self._trust.judged(wanted.problem.environment)
+        self._perform(self._book.judged(trajectory.group, trajectory.sample, trajectory.attempt, reply.judgement))
+
+    def _trusted(self, environment: str, rollout: str, fault: str) -> None:
+        """An environment failed at a rollout. Raises OutageError when that ends the run; the rollout stays to be judged then."""
+        self.log.warning("an environment failed: its rollout is sampled again", rollout=rollout, why=fault)
+        message = self._trust.failed(environment, fault)
+        if message:
+            self._records.write_summary(self.context.wall())
+            self._commit()
+            raise OutageError(message)
 
     def waiting_for(self) -> str:
         """Verdicts, or the trajectories of open groups."""
-        if self._verdicts.under_way:
-            return f"tool_executor: {self._verdicts.under_way} verdicts"
+        if self._judging.under_way:
+            return f"tool_executor: {self._judging.under_way} judgements"
         if self._book.open_groups:
             return f"rollout_generator: trajectories of {self._book.open_groups} groups"
         return "kv_scheduler: groups"
@@ -411,7 +439,7 @@ class RoCFilter(Actor):
                 held_back_by=len(self._book.waits_for()),
                 trajectories=self._trajectories,
                 queue=len(self._acks),
-                checks_failed=self._verdicts.failed,
+                checks_failed=self._judging.failed,
                 fates=self._records.fates,
                 rows=self._records.rows,
                 rollouts_judged=judged,

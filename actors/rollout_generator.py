@@ -30,6 +30,7 @@ from agent_rl.checks.declared import declared_format, format_faults
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
+from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.load import Environments
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.figures import ActorFigures, GeneratorFigures
@@ -284,7 +285,9 @@ class RolloutGenerator(Actor):
             scopes[request.rollout] = scope
             try:
                 await self._run(episode)
-            except (ToolsUnavailableError, EnvironmentFaultError, EngineError) as error:
+            except EnvironmentFaultError as error:
+                failure = ("environment_failed", str(error))
+            except (ToolsUnavailableError, EngineError) as error:
                 failure = ("failed", str(error))
             finally:
                 del scopes[request.rollout]
@@ -297,6 +300,7 @@ class RolloutGenerator(Actor):
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
+        trajectory = judged_at_once(self._environments, request.problem, trajectory)
         self._tally.add(trajectory)
         await self.context.link("trajectories").send(trajectory, on_ack=partial(self._acknowledge, request.rollout))
 

@@ -37,11 +37,14 @@ from agent_rl.environments.base import (
     Tool,
     ToolOutput,
 )
+from agent_rl.environments.judging import fault_of, sound_judgement
 from agent_rl.environments.load import Environments
-from agent_rl.environments.maths.rewards import check as maths_check
 from agent_rl.environments.tools import as_output, bounded
 from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import (
+    Judgement,
+    JudgementReply,
+    JudgementWanted,
     Metric,
     ObserveTurn,
     Problem,
@@ -49,13 +52,12 @@ from agent_rl.messages import (
     ToolOutcome,
     ToolResult,
     TurnObserved,
-    Verdict,
-    VerifyAnswer,
 )
 from agent_rl.observe.metrics import Histogram, counter, gauge
 from agent_rl.observe.rates import Rate
 
-MATHS_CHECK = f"{maths_check.__module__}:{maths_check.__name__}"
+HOW = ("timeout", "memory_limit", "output_limit", "crashed", "unavailable", "fault")
+"""What judging is counted under, beside ``judged``."""
 
 
 class ToolExecutorSettings(Settings):
@@ -101,7 +103,9 @@ class ToolExecutorSettings(Settings):
     threads: PositiveInt = 32
     """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
     check_seconds: PositiveFloat = 10.0
-    """The most that judging one answer may take."""
+    """The most a check of an environment's may take, in a checker's child."""
+    judge_seconds: PositiveFloat = 10.0
+    """The most that an environment's own code may take to judge a rollout; its checks are not counted."""
     observe_seconds: PositiveFloat = 30.0
     """The most that an environment may take to answer a turn, beside waiting for the sandbox."""
 
@@ -115,7 +119,7 @@ class ToolExecutor(Actor):
     receives = (
         Call(ToolCall, ToolResult, required=False),
         Call(ObserveTurn, TurnObserved, required=False),
-        Call(VerifyAnswer, Verdict, required=False),
+        Call(JudgementWanted, JudgementReply, required=False),
     )
     links: ClassVar = {}
 
@@ -147,11 +151,11 @@ class ToolExecutor(Actor):
             weight=settings.calls_weight,
         )
         await self.context.nursery.start(self._sandbox.run)
+        functions_checked = [name for environment in self._environments.values() for name in environment.checks]
         check_limits = ExecutionLimits(
             wall_seconds=settings.check_seconds, cpu_seconds=settings.check_seconds, memory_bytes=2**30
         )
-        checks = [MATHS_CHECK, *(check for environment in self._environments.values() for check in environment.checks)]
-        self._checks = self._function_sandbox(checks, settings.checkers, check_limits)
+        self._checks = self._function_sandbox(functions_checked, settings.checkers, check_limits)
         await self.context.nursery.start(self._checks.run)
         self._functions = None
         if apart := [function for tool in tools if tool.runs == "sandbox" for function in functions_of(tool)]:
@@ -193,8 +197,8 @@ class ToolExecutor(Actor):
             weight=settings.calls_weight,
         )
 
-    async def handle(self, message: Any) -> ToolResult | TurnObserved | Verdict:
-        """Run a call, have an environment answer a turn, or judge an answer."""
+    async def handle(self, message: Any) -> ToolResult | TurnObserved | JudgementReply:
+        """Run a call, have an environment answer a turn, or have one judge a rollout."""
         match message:
             case ToolCall(ends=True):
                 for name in self._toolboxes[message.problem.environment]:
@@ -209,8 +213,8 @@ class ToolExecutor(Actor):
                 return result
             case ObserveTurn():
                 return await self._observe(message)
-            case VerifyAnswer():
-                return await self._verify(message)
+            case JudgementWanted():
+                return await self._judge(message)
         raise TypeError(f"ToolExecutor does not handle {type(message).__name__}")
 
     async def _observe(self, asked: ObserveTurn) -> TurnObserved:
@@ -295,21 +299,41 @@ class ToolExecutor(Actor):
             self._services, rollout=rollout, problem=problem, seed=seed, seconds=seconds, log=log, name=name, key=key
         )
 
-    async def _verify(self, message: VerifyAnswer) -> Verdict:
-        began, method, equal, failure = self.context.now(), "symbolic", False, ""
+    async def _judge(self, message: JudgementWanted) -> JudgementReply:
+        """Have the environment judge. What it raises, or a deadline it misses, is its fault and told; never an exception."""
+        settings: ToolExecutorSettings = self.context.settings
+        environment = self._environments[message.problem.environment]
+        context = self.make_context(
+            message.problem,
+            message.rollout,
+            message.seed,
+            seconds=settings.judge_seconds,
+            name=message.problem.environment,
+            key=f"{message.rollout}/judge",
+        )
+        began = self.context.now()
+        judgement: Judgement | None = None
+        fault = unavailable = ""
         try:
-            equal = (
-                await self._checks.check(MATHS_CHECK, message.gold, message.prediction, name=message.group) == "equal"
-            )
+            with context.enforced():
+                judgement = sound_judgement(await environment.judge(message.problem, message.transcript, context))
         except CheckError as error:
-            method = str(error)
-        except CheckUnavailableError as error:
-            failure = str(error)
-            method = failure.partition(":")[0]
+            judgement = Judgement(0.0, success=False, note=str(error))
+        except (CheckUnavailableError, NoThreadError) as error:
+            unavailable = str(error)
+        except DeadlineError as error:
+            name = f"{type(environment).__name__}.judge"
+            where = str(error) or defined_at(type(environment).judge)
+            fault = f"{name} took longer than judge_seconds = {settings.judge_seconds:g}" + (
+                f" ({where})" if where else ""
+            )
+        except (Exception, SystemExit) as error:  # noqa: BLE001  an environment may raise anything: the reply says it
+            fault = fault_of(environment, "judge", error)
         seconds = self.context.now() - began
-        self._judged["failed" if failure else method] += 1
+        how = "unavailable" if unavailable else "fault" if fault else judgement.note if judgement else ""
+        self._judged[how if how in HOW else "judged"] += 1
         self._checked.observe(seconds)
-        return Verdict(message.check, equal, method, failure, seconds)
+        return JudgementReply(message.rollout, judgement, fault, unavailable, seconds)
 
     def busy_seconds(self) -> float:
         """Seconds of all children, shared among the places for them: 1 s is a second in which every place was taken."""
@@ -339,7 +363,7 @@ class ToolExecutor(Actor):
                 calls=calls,
                 checks=checks,
                 children=int(tools["children"]),
-                checks_failed=self._judged["failed"],
+                checks_failed=(self._judged["unavailable"] + self._judged["fault"]),
                 checks_timed_out=self._judged["timeout"],
                 sessions=int(tools["sessions"]) if sessions else None,
                 sessions_evicted=int(tools["sessions_evicted"]) if sessions else None,

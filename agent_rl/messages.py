@@ -9,7 +9,7 @@ The flow, sender to receiver (kind of link in brackets)::
     rollout_generator  ObserveTurn / TurnObserved [call] ---------> tool_executor
     rollout_generator  Trajectory [push] -------------------------> roc_filter
     rollout_generator  EngineLoad [announce] ---------------------> kv_scheduler, learner
-    roc_filter         VerifyAnswer / Verdict [call] -------------> tool_executor
+    roc_filter         JudgementWanted / JudgementReply [call] --> tool_executor
     roc_filter         TrainingGroup, StepReady, EvaluationReady [push] -> learner
     roc_filter         GroupsProgress [announce] -----------------> kv_scheduler
     learner            PolicyPublished [announce] ----------------> kv_scheduler, rollout_generator
@@ -41,7 +41,9 @@ Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
 Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy"]
-TrajectoryStatus: TypeAlias = Literal["finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long"]
+TrajectoryStatus: TypeAlias = Literal[
+    "finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long", "environment_failed"
+]
 ToolOutcome: TypeAlias = Literal[
     "success", "error", "timeout", "memory_limit", "output_limit", "killed", "malformed", "unknown_tool", "unavailable"
 ]
@@ -201,6 +203,7 @@ class Trajectory:
     ``prompt_tokens`` [p]; ``tokens`` [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural
     logarithm under the distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch,
     version) that sampled the token, or that was current when a tool's or the environment's token was appended.
+    ``judgement`` is None where an executor is to judge, and of a rollout that came to nothing.
     """
 
     rollout: str
@@ -218,6 +221,7 @@ class Trajectory:
     policies: Int32Matrix
     generator: str
     seconds: float
+    judgement: Judgement | None = None
 
     @property
     def status(self) -> TrajectoryStatus:
@@ -314,24 +318,27 @@ class TurnObserved:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyAnswer:
-    """Judge a prediction against the ground truth. Checks of different ``group`` take turns."""
+class JudgementWanted:
+    """Judge a rollout that its environment left to an executor. Checks of different rollouts take turns."""
 
-    check: str
-    gold: str
-    prediction: str
-    group: str = ""
+    rollout: str
+    problem: Problem
+    transcript: Transcript
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """``failure`` names a fault of the checker itself; then ``equal`` says nothing, and the check is to be retried."""
+class JudgementReply:
+    """The judgement; or None, and then ``fault`` says what is wrong with the environment, or ``unavailable`` why nothing was judged.
 
-    check: str
-    equal: bool
-    method: str
-    failure: str
-    seconds: float
+    What was unavailable is asked again; a fault is the environment's, with file and line where they are known.
+    """
+
+    rollout: str
+    judgement: Judgement | None
+    fault: str = ""
+    unavailable: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

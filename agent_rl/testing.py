@@ -10,6 +10,7 @@ import numpy as np
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage
 from agent_rl.environments.base import Environment
+from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.figures import (
@@ -29,6 +30,7 @@ from agent_rl.messages import (
     EngineLoad,
     Evaluation,
     GroupOpened,
+    JudgementWanted,
     Metric,
     Policy,
     PolicyPublished,
@@ -83,6 +85,12 @@ def call(outcome: Any = "success", turn: int = 1) -> ToolCallRecord:
     return ToolCallRecord(turn, "python_code_with_standard_io", outcome, 0.001, 0.002)
 
 
+def wanted(gold: str, prediction: str, rollout: str = "check") -> JudgementWanted:
+    """A filter's question whether an answer is right."""
+    transcript = Transcript((f"<answer>\\boxed{{{prediction}}}</answer>",))
+    return JudgementWanted(rollout, problem(answer=gold), transcript)
+
+
 def tool_call(
     arguments: dict[str, Any],
     tool: str = PYTHON_TOOL,
@@ -109,14 +117,15 @@ def trajectory(
     texts: tuple[str, ...] = (),
     purpose: Any = None,
 ) -> Trajectory:
-    """A finished rollout of the group with one token of a tool in its middle; ``answer`` None: without one.
+    """A finished rollout of the group with one token of a tool in its middle, judged where its text decides; ``answer`` None:
+    without one.
 
     ``texts``: what the model wrote instead of that answer.
     """
     text = "" if answer is None else f"<answer>\\boxed{{{answer}}}</answer>"
     mask = np.ones(tokens, dtype=np.uint8)
     mask[tokens // 2 : tokens // 2 + 1] = 0
-    return Trajectory(
+    made = Trajectory(
         rollout=f"{group.group}/{sample}/{attempt}",
         group=group.group,
         stage=group.stage,
@@ -133,6 +142,7 @@ def trajectory(
         generator="rollout_generator.0",
         seconds=0.1,
     )
+    return judged_at_once({group.problem.environment: environments()["arithmetic"]}, group.problem, made)
 
 
 def training_group(group: GroupOpened, rewards: list[float], **changes: Any) -> TrainingGroup:

@@ -14,9 +14,17 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 from actors.tool_executor import ToolExecutor
-from agent_rl.environments.maths.rewards import answers_equal
+from agent_rl.environments.maths.rewards import answers_equal, final_answer
 from agent_rl.environments.python_tools import PYTHON_TOOL
-from agent_rl.messages import ToolCall, ToolOutcome, ToolResult, TurnObserved, Verdict, VerifyAnswer
+from agent_rl.messages import (
+    Judgement,
+    JudgementReply,
+    JudgementWanted,
+    ToolCall,
+    ToolOutcome,
+    ToolResult,
+    TurnObserved,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +73,11 @@ class InProcessExecutor(ToolExecutor):
         ran = run_python(code, stdin)
         return ToolResult(call.call, ran.outcome, ran.stdout, ran.stderr, ran.value, 0.0, ran.seconds)
 
-    async def handle(self, message: ToolCall | VerifyAnswer) -> ToolResult | TurnObserved | Verdict:
+    async def handle(self, message: ToolCall | JudgementWanted) -> ToolResult | TurnObserved | JudgementReply:
         """Answers are judged in this process too."""
-        if isinstance(message, VerifyAnswer):
+        if isinstance(message, JudgementWanted):
             started = time.perf_counter()
-            equal = answers_equal(message.gold, message.prediction)
-            return Verdict(message.check, equal, "in process", "", time.perf_counter() - started)
+            equal = answers_equal(message.problem.answer, final_answer(*message.transcript.texts) or "")
+            judgement = Judgement(float(equal), equal, note="in process")
+            return JudgementReply(message.rollout, judgement, seconds=time.perf_counter() - started)
         return await super().handle(message)

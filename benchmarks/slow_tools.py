@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydantic import PositiveFloat
 
 from actors.tool_executor import ToolExecutor, ToolExecutorSettings
-from agent_rl.messages import ToolCall, ToolResult, TurnObserved, Verdict, VerifyAnswer
+from agent_rl.messages import JudgementReply, JudgementWanted, ToolCall, ToolResult, TurnObserved
 
 
 class SlowToolSettings(ToolExecutorSettings):
@@ -21,7 +21,7 @@ class SlowToolExecutor(ToolExecutor):
 
     Settings = SlowToolSettings
 
-    async def handle(self, message: ToolCall | VerifyAnswer) -> ToolResult | TurnObserved | Verdict:
+    async def handle(self, message: ToolCall | JudgementWanted) -> ToolResult | TurnObserved | JudgementReply:
         """Calls sleep before they do what they are for; checks are as ever."""
         if isinstance(message, ToolCall) and isinstance(message.arguments.get("code"), str):
             sleep = f"import time; time.sleep({self.context.settings.sleep_seconds})\n"

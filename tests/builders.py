@@ -14,6 +14,7 @@ from agent_rl.testing import (
     rl_stage,
     training_group,
     trajectory,
+    wanted,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "rl_stage",
     "training_group",
     "trajectory",
+    "wanted",
 ]

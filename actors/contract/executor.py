@@ -18,7 +18,7 @@ from actors.testing import Stage, stand_ins
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL
-from agent_rl.messages import ToolResult, Verdict, VerifyAnswer
+from agent_rl.messages import JudgementReply, JudgementWanted, Problem, ToolResult, Transcript
 from agent_rl.testing import tool_call
 
 EXECUTOR = "tool_executor.0"
@@ -184,16 +184,18 @@ class ExecutorContract(RoleContract):
     def test_answers_are_judged_rightly(self, tmp_path: Path) -> None:
         """Equal is equal however it is written; what cannot be read is not equal, and no failure of the checker."""
         pairs = [(pair, True) for pair in EQUAL] + [(pair, False) for pair in UNEQUAL]
-        verdicts: dict[str, Verdict] = {}
+        verdicts: dict[str, JudgementReply] = {}
 
         async def main() -> None:
             async with self.among_peers(tmp_path) as stage, trio.open_nursery() as nursery:
 
                 async def judge(number: int, gold: str, prediction: str) -> None:
                     link = stage["roc_filter"].call("checks", EXECUTOR, timeout=PATIENCE)
-                    verdict: Verdict = await link(VerifyAnswer(f"check-{number}", gold, prediction))
-                    assert verdict.check == f"check-{number}", f"check-{number} was answered as {verdict.check}"
-                    verdicts[verdict.check] = verdict
+                    transcript = Transcript((f"<answer>\\boxed{{{prediction}}}</answer>",))
+                    problem = Problem(f"p{number}", "?", gold, "arithmetic")
+                    verdict: JudgementReply = await link(JudgementWanted(f"check-{number}", problem, transcript))
+                    assert verdict.rollout == f"check-{number}", f"check-{number} was answered as {verdict.rollout}"
+                    verdicts[verdict.rollout] = verdict
 
                 for number, (pair, _) in enumerate(pairs):
                     nursery.start_soon(judge, number, *pair)
@@ -201,5 +203,6 @@ class ExecutorContract(RoleContract):
         self.run(main)
         for number, ((gold, prediction), equal) in enumerate(pairs):
             verdict = verdicts[f"check-{number}"]
-            assert not verdict.failure, f"{prediction!r} held against {gold!r}: {verdict.failure}"
-            assert verdict.equal == equal, f"{prediction!r} held against {gold!r} was judged {verdict.equal}"
+            assert verdict.judgement is not None, f"{prediction!r} held against {gold!r}: {verdict}"
+            judged = verdict.judgement.success
+            assert judged == equal, f"{prediction!r} held against {gold!r} was judged {judged}"

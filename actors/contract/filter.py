@@ -31,13 +31,14 @@ from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
+    Judgement,
+    JudgementReply,
+    JudgementWanted,
     Retry,
     StepReady,
     TrainingGroup,
     Trajectory,
     UnfinishedGroups,
-    Verdict,
-    VerifyAnswer,
 )
 from agent_rl.records.audit import audit
 from agent_rl.testing import opened
@@ -332,9 +333,10 @@ class FilterContract(FilterBench):
             failures = iter(["the checker died", "", ""])
 
             def judge(message: Any) -> Any:
-                assert isinstance(message, VerifyAnswer), f"the executor was called with {message}"
-                failure, equal = next(failures), message.prediction == "\\sqrt{16}"
-                return Verdict(message.check, equal and not failure, "symbolic", failure, 0.01)
+                assert isinstance(message, JudgementWanted), f"the executor was called with {message}"
+                failure, right = next(failures), "\\sqrt{16}" in message.transcript.text
+                judgement = None if failure else Judgement(float(right), right, {"shape": 0.5}, 0.25, "symbolic", "4")
+                return JudgementReply(message.rollout, judgement, "", failure)
 
             async with self.among_stand_ins(tmp_path, algorithm={"groups_per_step": 1}) as (topology, stage):
                 stage["tool_executor"].reply = judge
@@ -342,8 +344,11 @@ class FilterContract(FilterBench):
                     await self.enter(stage)
                     await self.settle(stage, opened(), ["\\sqrt{16}", "\\sqrt{15}", WRONG, WRONG])
                     await stage["learner"].receive(StepReady)
-            rewards = {each.sample: each.reward for each in trajectories(tmp_path, opened().group)}
+            found = {each.sample: each.judgement for each in trajectories(tmp_path, opened().group)}
+            rewards = {sample: given.reward for sample, given in found.items() if given is not None}
             assert rewards == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {rewards}"
+            whole = Judgement(1.0, success=True, parts={"shape": 0.5}, format_penalty=0.25, note="symbolic", answer="4")
+            assert found[0] == whole, f"the journal holds {found[0]}, which is not the whole judgement"
 
         self.run(main)
 

@@ -40,7 +40,7 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     for row in open_groups:
         book.group_opened(decode_stored(row.opened))
         for stored in journal.trajectories(row.id):
-            yield book.trajectory(decode_stored(stored.payload), stored.reward)
+            yield book.trajectory(decode_stored(stored.payload), stored.judgement)
     yield book.close_steps()
 
 
@@ -90,10 +90,10 @@ def _figures(journal: Journal, row: GroupRow) -> tuple[RolloutFigures, ...]:
     """Of a group's rollouts that were lost or judged."""
     environment = decode_stored(row.opened).problem.environment
     found = [
-        (RolloutFigures.of(decode_stored(each.payload), environment), each.reward)
+        (RolloutFigures.of(decode_stored(each.payload), environment), each.judgement)
         for each in journal.trajectories(row.id)
     ]
-    return tuple(r if reward is None else r.judged(reward) for r, reward in found if r.lost or reward is not None)
+    return tuple(r if given is None else r.judged(given) for r, given in found if r.lost or given is not None)
 
 
 def _evaluated(journal: Journal, row: GroupRow) -> list[RolloutFigures]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -12,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl.environments.maths.rewards import exactly_equal, final_answer
+from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.groups.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
-from agent_rl.groups.statistics import LOST
 from agent_rl.messages import Problem
 from agent_rl.records.journal import Stored
 from agent_rl.records.opening import JOURNAL, read_journal
@@ -42,6 +42,7 @@ class ProblemResult:
     samples: int
     answers: tuple[str | None, ...]
     rewards: tuple[float, ...]
+    successes: tuple[bool, ...]
     tokens: tuple[int, ...]
     turns: tuple[int, ...]
     calls: tuple[int, ...]
@@ -57,23 +58,18 @@ class ProblemResult:
     def votes(self) -> tuple[int, list[int], int]:
         """How many rollouts gave the right answer, each other one, and none.
 
-        Wrong answers count as the same when they are so as written, or as numbers.
+        Wrong answers count as the same when their environment wrote them as the same text.
         """
-        others: list[tuple[str, int]] = []
+        others: Counter[str] = Counter()
         unanswered = self.lost
-        for answer, reward in zip(self.answers, self.rewards, strict=True):
-            if reward > 0:
+        for answer, success in zip(self.answers, self.successes, strict=True):
+            if success:
                 continue
             if answer is None:
                 unanswered += 1
-                continue
-            for index, (known, count) in enumerate(others):
-                if known == answer or exactly_equal(known, answer):
-                    others[index] = (known, count + 1)
-                    break
             else:
-                others.append((answer, 1))
-        return self.correct, [count for _, count in others], unanswered
+                others[answer] += 1
+        return self.correct, list(others.values()), unanswered
 
 
 def read_results(directory: Path, asked: int, samples: int, decode: Callable[[bytes], Any]) -> list[ProblemResult]:
@@ -96,7 +92,7 @@ def read_results(directory: Path, asked: int, samples: int, decode: Callable[[by
 def _problem_result(
     problem: Problem, rows: Iterable[Stored], samples: int, decode: Callable[[bytes], Any]
 ) -> ProblemResult:
-    judged = [(decode(r.payload), r.reward) for r in rows if r.status not in LOST and r.reward is not None]
+    judged = [(decode(r.payload), r.judgement) for r in rows if r.status not in LOST and r.judgement is not None]
     rollouts = [rollout for rollout, _ in judged]
     return ProblemResult(
         environment=problem.environment,
@@ -106,10 +102,11 @@ def _problem_result(
         level=str(problem.payload.get("level", "")),
         problem=problem.text,
         answer=problem.answer,
-        correct=sum(reward > 0 for _, reward in judged),
+        correct=sum(judgement.success for _, judgement in judged),
         samples=samples,
-        answers=tuple(final_answer(*rollout.transcript.texts) for rollout in rollouts),
-        rewards=tuple(float(reward) for _, reward in judged),
+        answers=tuple(judgement.answer or None for _, judgement in judged),
+        rewards=tuple(judgement.reward for _, judgement in judged),
+        successes=tuple(judgement.success for _, judgement in judged),
         tokens=tuple(len(rollout.tokens) for rollout in rollouts),
         turns=tuple(rollout.turns for rollout in rollouts),
         calls=tuple(len(rollout.transcript.calls) for rollout in rollouts),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
-from agent_rl.environments.maths.rewards import exactly_equal, final_answer
+from agent_rl.environments.judging import LOST
 from agent_rl.groups.instructions import (
     EQUAL_REWARDS,
     NOT_SELECTED,
@@ -22,30 +22,32 @@ from agent_rl.groups.instructions import (
     STAGE_BOUNDARY,
     STALE,
     TOO_FEW_ROLLOUTS,
-    Check,
     Closed,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
     Instruction,
+    Judge,
+    Judged,
     Outage,
     Ready,
-    Rewarded,
 )
 from agent_rl.groups.interim import InterimEvaluations
 from agent_rl.groups.outages import LostGroups
 from agent_rl.groups.resampling import Candidate, Select, candidate, has_signal, sound_selection
-from agent_rl.groups.statistics import LOST, RolloutFigures, evaluation_figures, step_figures
+from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
 from agent_rl.messages import (
     Evaluation,
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
+    Judgement,
     Retry,
     StageEntered,
     Trajectory,
     UnfinishedGroup,
 )
+from agent_rl.scheduling.ids import rollout_seed
 from agent_rl.scheduling.staleness import StepAssembler
 
 
@@ -57,11 +59,22 @@ class _Rollout:
     trajectory: RolloutFigures | None = None
     candidate: Candidate | None = None
     oldest: int = 0
-    reward: float | None = None
+    judgement: Judgement | None = None
 
     @property
     def settled(self) -> bool:
-        return self.lost or self.reward is not None
+        return self.lost or self.judgement is not None
+
+    @property
+    def reward(self) -> float:
+        assert self.judgement is not None
+        return self.judgement.reward
+
+    @property
+    def figures(self) -> RolloutFigures:
+        assert self.trajectory is not None
+        assert self.judgement is not None
+        return self.trajectory.judged(self.judgement)
 
 
 @dataclass(slots=True)
@@ -78,8 +91,8 @@ class _Group:
     def lost_figures(self) -> tuple[RolloutFigures, ...]:
         return tuple(RolloutFigures.of(attempt, self.opened.problem.environment) for attempt in self.lost)
 
-    def rewarded(self) -> list[_Rollout]:
-        return [rollout for rollout in self.rollouts if rollout.reward is not None]
+    def judged(self) -> list[_Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.judgement is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,47 +206,57 @@ class GroupBook:
         rollout = group.rollouts[trajectory.sample]
         return not rollout.settled and rollout.candidate is None and trajectory.attempt >= rollout.attempt
 
-    def trajectory(self, trajectory: Trajectory, reward: float | None = None) -> list[Instruction]:
+    def trajectory(self, trajectory: Trajectory, judgement: Judgement | None = None) -> list[Instruction]:
         """A wanted trajectory is in the journal: judge it, ask for it again, or give its sample up.
 
-        ``reward`` is the verdict when the journal holds it already.
+        ``judgement`` is what the journal holds already, else what came with the trajectory counts.
         """
         group = self._groups[trajectory.group]
         rollout = group.rollouts[trajectory.sample]
-        key = (trajectory.group, trajectory.sample)
-        self._retries.pop(key, None)
+        self._retries.pop((trajectory.group, trajectory.sample), None)
         if trajectory.status in LOST:
-            group.lost.append(trajectory)
-            rollout.attempt = trajectory.attempt + 1
-            rollout.prompt_too_long = trajectory.status == "prompt_too_long"  # and would be so again
-            if rollout.attempt < self.algorithm.rollout_attempts and not rollout.prompt_too_long:
-                self._retries[key] = group.retry(trajectory.sample, rollout.attempt)
-                return []
-            rollout.lost = True
-            return self._settled(group)
+            return self._lose(group, rollout, trajectory)
         rollout.attempt = trajectory.attempt
-        rollout.candidate = candidate(trajectory, 0.0)
+        rollout.candidate = candidate(trajectory)
         rollout.trajectory = RolloutFigures.of(trajectory, group.opened.problem.environment)
         versions = trajectory.policies[trajectory.loss_mask > 0, 1]
         rollout.oldest = int(versions.min()) if len(versions) else group.opened.policy.version
-        if reward is not None:
-            return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=reward > 0)
-        prediction = final_answer(*trajectory.transcript.texts)
-        gold = group.opened.problem.answer
-        if prediction is None:
-            return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=False)
-        equal = exactly_equal(gold, prediction)
-        if equal is not None:
-            return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, equal=equal)
-        return [Check(trajectory.group, trajectory.sample, trajectory.attempt, gold, prediction)]
+        judgement = judgement or trajectory.judgement
+        if judgement is None:
+            seed = rollout_seed(self.seed, trajectory.group, trajectory.sample, trajectory.attempt)
+            return [Judge(trajectory, group.opened.problem, seed)]
+        return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, judgement)
 
-    def judged(self, group_name: str, sample: int, attempt: int, *, equal: bool) -> list[Instruction]:
-        """An answer's verdict."""
+    def _lose(self, group: _Group, rollout: _Rollout, trajectory: Trajectory) -> list[Instruction]:
+        group.lost.append(trajectory)
+        rollout.attempt = trajectory.attempt + 1
+        rollout.candidate = rollout.trajectory = None
+        rollout.prompt_too_long = trajectory.status == "prompt_too_long"  # and would be so again
+        if rollout.attempt < self.algorithm.rollout_attempts and not rollout.prompt_too_long:
+            key = (trajectory.group, trajectory.sample)
+            self._retries[key] = group.retry(trajectory.sample, rollout.attempt)
+            return []
+        rollout.lost = True
+        return self._settled(group)
+
+    def judged(self, group_name: str, sample: int, attempt: int, judgement: Judgement) -> list[Instruction]:
+        """A rollout's judgement."""
         group = self._groups.get(group_name)
         if group is None or group.rollouts[sample].settled or group.rollouts[sample].attempt != attempt:
             return []
-        group.rollouts[sample].reward = 1.0 if equal else 0.0
-        return [Rewarded(group_name, sample, attempt, 1.0 if equal else 0.0), *self._settled(group)]
+        group.rollouts[sample].judgement = judgement
+        return [Judged(group_name, sample, attempt, judgement), *self._settled(group)]
+
+    def failed(self, trajectory: Trajectory, reason: str) -> list[Instruction]:
+        """An environment failed to judge a rollout, which is sampled again, or given up."""
+        group = self._groups.get(trajectory.group)
+        if group is None:
+            return []
+        rollout = group.rollouts[trajectory.sample]
+        if rollout.settled or rollout.attempt != trajectory.attempt:
+            return []
+        transcript = replace(trajectory.transcript, status="environment_failed")
+        return self._lose(group, rollout, replace(trajectory, transcript=transcript, reason=reason))
 
     def unwanted(self, trajectory: Trajectory) -> None:
         """A trajectory that is no news: one less in flight of a dropped group."""
@@ -244,6 +267,10 @@ class GroupBook:
                 del self._dropped[trajectory.group]
 
     # What others ask ---------------------------------------------------------------------------------------------------
+
+    def environment(self, group: str) -> str:
+        """The environment that an open group's problem is of."""
+        return self._groups[group].opened.problem.environment
 
     def progress(self) -> GroupsProgress:
         """The state the scheduler needs, as totals."""
@@ -304,7 +331,7 @@ class GroupBook:
     def _decide_training(self, group: _Group) -> list[Instruction]:
         assert self._assembler is not None
         name = group.opened.group
-        usable = group.rewarded()
+        usable = group.judged()
         too_few = len(usable) < self.algorithm.minimum_samples
         too_long = any(rollout.prompt_too_long for rollout in group.rollouts)
         outage = self._lost_or_not(group, lost=too_few)
@@ -314,8 +341,8 @@ class GroupBook:
             self._lost.extend(lost)
             return [self._drop(name, TOO_FEW_ROLLOUTS), *outage, *self.close_steps()]
         self._decided += 1
-        self._step_rollouts[name] = (*(r.trajectory.judged(r.reward or 0.0) for r in usable if r.trajectory), *lost)
-        candidates = [_with_reward(rollout) for rollout in usable]
+        self._step_rollouts[name] = (*(r.figures for r in usable), *lost)
+        candidates = [_judged(rollout) for rollout in usable]
         instruction: Instruction
         kept: tuple[int, ...] = ()
         if too_few:
@@ -333,7 +360,7 @@ class GroupBook:
             del self._groups[name]
             oldest = min(usable[index].oldest for index in kept)
             pairs = tuple((usable[i].candidate.sample, usable[i].attempt) for i in kept)  # type: ignore[union-attr]
-            rewards = tuple(float(usable[index].reward or 0.0) for index in kept)
+            rewards = tuple(usable[index].reward for index in kept)
             instruction = Ready(name, pairs, rewards, oldest, self._decided)
             self._assembler.decided(name, oldest, signal=True)
         return [instruction, *outage, *self.close_steps()]
@@ -364,9 +391,9 @@ class GroupBook:
     def _decide_evaluation(self, group: _Group) -> list[Instruction]:
         assert self.entered is not None
         del self._groups[group.opened.group]
-        outage = self._lost_or_not(group, lost=not group.rewarded())
+        outage = self._lost_or_not(group, lost=not group.judged())
         instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group), *outage]
-        judged = [r.trajectory.judged(r.reward or 0.0, group.opened.purpose) for r in group.rewarded() if r.trajectory]
+        judged = [replace(r.figures, purpose=group.opened.purpose) for r in group.judged()]
         judged = judged or list(group.lost_figures()[:1])
         if self.interim is not None:
             done = self.interim.group_done(group.opened.number, judged)
@@ -395,19 +422,21 @@ class GroupBook:
         unsettled = {sample for sample, rollout in enumerate(group.rollouts) if rollout.candidate is None}
         if unsettled and reason == STALE:
             self._dropped[name] = unsettled
-        rewarded = group.rewarded()
-        lengths = [r.trajectory.tokens for r in rewarded if r.trajectory is not None]
-        rewards = [r.reward or 0.0 for r in rewarded]
+        judged = group.judged()
+        lengths = [r.trajectory.tokens for r in judged if r.trajectory is not None]
+        successes = [r.judgement.success for r in judged if r.judgement is not None]
         return Dropped(
             group=name,
             reason=reason,
             mean_length=float(np.mean(lengths)) if lengths else 0.0,
-            success=float(np.mean(rewards)) if rewards else 0.0,
+            success=float(np.mean(successes)) if successes else 0.0,
             oldest=group.opened.policy.version,
             order=order,
         )
 
 
-def _with_reward(rollout: _Rollout) -> Candidate:
+def _judged(rollout: _Rollout) -> Candidate:
     assert rollout.candidate is not None
-    return replace(rollout.candidate, reward=rollout.reward or 0.0)
+    assert rollout.judgement is not None
+    given = rollout.judgement
+    return replace(rollout.candidate, reward=given.reward, success=given.success, format_penalty=given.format_penalty)

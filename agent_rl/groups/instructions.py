@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.figures import EvaluationFigures, StepFigures
-from agent_rl.messages import Evaluation
+from agent_rl.messages import Evaluation, Judgement, Problem, Trajectory
 from agent_rl.scheduling.staleness import Step
 
 EQUAL_REWARDS = "equal_rewards"
@@ -20,24 +20,22 @@ NOT_FINITE = "not_finite"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Instruction: have this answer judged, then tell `judged`."""
+class Judge:
+    """Instruction: have this rollout judged by an executor, then tell `judged`, or `failed` when its environment fails."""
 
-    group: str
-    sample: int
-    attempt: int
-    gold: str
-    prediction: str
+    trajectory: Trajectory
+    problem: Problem
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rewarded:
-    """Instruction: record the reward of a trajectory."""
+class Judged:
+    """Instruction: record the judgement of a trajectory."""
 
     group: str
     sample: int
     attempt: int
-    reward: float
+    judgement: Judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +96,4 @@ class Outage:
     again: tuple[str, ...]
 
 
-Instruction: TypeAlias = Check | Rewarded | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Outage
+Instruction: TypeAlias = Judge | Judged | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Outage

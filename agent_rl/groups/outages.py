@@ -5,7 +5,7 @@
     group without enough rollouts --> LostGroups.lost --(a step's worth in a row)--> the message that ends the run
     group with enough             --> LostGroups.usable: the row begins anew
 
-    answer whose check came to nothing --> CheckerTrust.doubted --(several in a row)--> ask CONTROL --(not equal)--> the run ends
+    answer whose check came to nothing --> CheckerTrust.doubted --(several in a row)--> ask for the control --(not right)--> the run ends
     answer judged                      --> CheckerTrust.judged: the row begins anew
 
 One failed rollout says little: it is sampled again. One answer whose check dies says that the answer is hard to judge. A whole
@@ -27,8 +27,8 @@ DOUBTS = 8
 """Answers in a row whose checks came to nothing, before the checkers themselves are tried."""
 UNAVAILABLE = 30
 """How often a check that no checker took up is asked again before the checkers are tried."""
-CONTROL = ("1/2", "0.5")
-"""Gold answer and an answer that equals it, which a checker that works judges at once."""
+FAULTS = 3
+"""Rollouts in a row that an environment fails to judge, or to go on with, which end a run."""
 
 
 class OutageError(Exception):
@@ -92,16 +92,36 @@ class CheckerTrust:
         self._doubts = 0
 
     def doubted(self) -> bool:
-        """A check came to nothing, or killed its checker; whether the checkers are to be tried with `CONTROL` now."""
+        """A check came to nothing, or killed its checker; whether the checkers are to be tried with the environment's control now."""
         self._doubts += 1
         return self._doubts >= DOUBTS
 
     @staticmethod
-    def message(failure: str) -> str:
-        """For the user, when `CONTROL` was not judged as equal; ``failure`` is what became of it."""
-        gold, answer = CONTROL
+    def message(environment: str, failure: str) -> str:
+        """For the user, when a rollout that must be right was not found so; ``failure`` is what became of it."""
         return (
-            f"the answer checkers do not work: they cannot tell that {answer} equals {gold} ({failure}), so answers would count as "
-            "wrong that are right; look at the tool executors' logs, mend the cause (memory, isolation, the installation of "
-            "sympy and math-verify) and run again: the run goes on"
+            f"the checkers of environment {environment!r} do not work: they do not find a rollout right that is ({failure}), so answers "
+            "would count as wrong that are right; look at the tool executors' logs, mend the cause (memory, isolation, the "
+            "installation of what the checks import) and run again: the run goes on"
+        )
+
+
+@dataclass(slots=True)
+class EnvironmentTrust:
+    """Whether environments do what they promise, by the rollouts in a row of which they did not."""
+
+    _faults: dict[str, int] = field(default_factory=dict)
+
+    def judged(self, environment: str) -> None:
+        """A rollout was judged."""
+        self._faults.pop(environment, None)
+
+    def failed(self, environment: str, reason: str) -> str:
+        """A rollout came to nothing by the environment's fault; the message that ends the run, empty while it goes on."""
+        self._faults[environment] = self._faults.get(environment, 0) + 1
+        if self._faults[environment] < FAULTS:
+            return ""
+        return (
+            f"environment {environment!r} failed at {FAULTS} rollouts in a row, the last time: {reason}; mend it and run again: the run "
+            "goes on and samples anew what was lost"
         )

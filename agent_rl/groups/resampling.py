@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 from agent_rl.config.plugins import ContractError, called, defined_at, resolve
-from agent_rl.environments.maths.rewards import answer_tags
 from agent_rl.messages import Trajectory
 
 
@@ -27,8 +26,9 @@ class Candidate:
     turns: int
     tool_calls: int
     failed_calls: int
-    answer_tags: int
+    format_penalty: float
     tokens: int
+    success: bool = False
 
 
 Select: TypeAlias = Callable[[Sequence[Candidate], random.Random], tuple[int, ...]]
@@ -36,15 +36,15 @@ Select: TypeAlias = Callable[[Sequence[Candidate], random.Random], tuple[int, ..
 or none at all, which drops the group."""
 
 
-def candidate(trajectory: Trajectory, reward: float) -> Candidate:
-    """Summarise a trajectory for selection. A call failed when its outcome says so, whatever its text contains."""
+def candidate(trajectory: Trajectory) -> Candidate:
+    """Summarise a trajectory for selection, before its judgement. A call failed when its outcome says so, whatever its text contains."""
     return Candidate(
         sample=trajectory.sample,
-        reward=reward,
+        reward=0.0,
         turns=trajectory.turns,
         tool_calls=len(trajectory.transcript.calls),
         failed_calls=sum(call.outcome != "success" for call in trajectory.transcript.calls),
-        answer_tags=answer_tags(trajectory.transcript.text),
+        format_penalty=0.0,
         tokens=len(trajectory.tokens),
     )
 
@@ -52,9 +52,7 @@ def candidate(trajectory: Trajectory, reward: float) -> Candidate:
 def penalty(rollout: Candidate) -> float:
     """p_err + p_format of the paper, in [0, 2]: how unclean a rollout is, whatever its reward."""
     errors = rollout.failed_calls / rollout.tool_calls if rollout.tool_calls else 0.5
-    if rollout.answer_tags == 0:
-        return errors + 1.0
-    return errors + min(1.0, (rollout.answer_tags - 1) / max(1, rollout.turns))
+    return errors + rollout.format_penalty
 
 
 def quotas(positives: int, negatives: int, keep: int, minimum: int) -> tuple[int, int]:
@@ -78,8 +76,8 @@ def quotas(positives: int, negatives: int, keep: int, minimum: int) -> tuple[int
 
 
 def _split(group: Sequence[Candidate]) -> tuple[list[int], list[int]]:
-    positives = [index for index, rollout in enumerate(group) if rollout.reward > 0]
-    negatives = [index for index, rollout in enumerate(group) if rollout.reward <= 0]
+    positives = [index for index, rollout in enumerate(group) if rollout.success]
+    negatives = [index for index, rollout in enumerate(group) if not rollout.success]
     return positives, negatives
 
 
@@ -94,13 +92,25 @@ def _weighted(indices: Sequence[int], weights: Sequence[float], count: int, rng:
 CLEANEST = 0.05
 
 
+def _with_signal(group: Sequence[Candidate], chosen: Sequence[int]) -> tuple[int, ...]:
+    """The positions chosen; where all have one reward and the group has others, one of those takes the last one's place.
+
+    Classes are by success: of a group without any success, or with nothing else, chance may choose equal rewards alone.
+    """
+    kept = sorted(chosen)
+    if len(kept) > 1 and not has_signal([group[index].reward for index in kept]):
+        others = [index for index, rollout in enumerate(group) if rollout.reward != group[kept[0]].reward]
+        kept[-1:] = others[:1] or kept[-1:]
+    return tuple(sorted(kept))
+
+
 def select_paper(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
     """The paper's rule: negatives uniformly, positives with probability inversely proportional to their penalty."""
     positives, negatives = _split(group)
     kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
     weights = [1.0 / max(CLEANEST, penalty(group[index])) for index in positives]
     chosen = _weighted(positives, weights, kept_positives, rng) + rng.sample(negatives, kept_negatives)
-    return tuple(sorted(chosen))
+    return _with_signal(group, chosen)
 
 
 def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
@@ -109,14 +119,14 @@ def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int)
     positives, negatives = _split(group)
     kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=2)
     cleanest = sorted(positives, key=lambda index: (penalty(group[index]), index))
-    return tuple(sorted(cleanest[:kept_positives] + negatives[:kept_negatives]))
+    return _with_signal(group, cleanest[:kept_positives] + negatives[:kept_negatives])
 
 
 def select_uniform(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
     """Random halves of each class, the baseline RoC is compared with (``resampling = "none"``)."""
     positives, negatives = _split(group)
     kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
-    return tuple(sorted(rng.sample(positives, kept_positives) + rng.sample(negatives, kept_negatives)))
+    return _with_signal(group, rng.sample(positives, kept_positives) + rng.sample(negatives, kept_negatives))
 
 
 class Selection(Protocol):
@@ -195,6 +205,7 @@ def _made_up(rng: random.Random, sample: int, reward: float) -> Candidate:
         turns=calls + 1,
         tool_calls=calls,
         failed_calls=rng.randint(0, calls),
-        answer_tags=rng.randint(0, 2),
+        format_penalty=rng.choice((0.0, 0.25, 1.0)),
+        success=reward > 0,
         tokens=rng.randint(1, 4000),
     )

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from agent_rl.config.topology import EvaluateStage
+from agent_rl.environments.judging import LOST
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures
 from agent_rl.groups.measures import bootstrap_interval
-from agent_rl.messages import Trajectory
+from agent_rl.messages import Judgement, Trajectory
 from agent_rl.scheduling.staleness import Step
-
-LOST = frozenset({"failed", "cancelled", "prompt_too_long"})
-"""Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,7 @@ class RolloutFigures:
     truncated: bool
     seconds: float
     reward: float = math.nan
+    success: bool = False
     purpose: str = "train"
     malformed_calls: int = 0
     unknown_tools: int = 0
@@ -45,7 +44,7 @@ class RolloutFigures:
 
     @classmethod
     def of(cls, trajectory: Trajectory, environment: str = "") -> RolloutFigures:
-        """From a trajectory about a problem of ``environment``, before its verdict."""
+        """From a trajectory about a problem of ``environment``, before its judgement."""
         versions = trajectory.policies[trajectory.loss_mask > 0, 1]
         return cls(
             tokens=len(trajectory.tokens),
@@ -65,9 +64,9 @@ class RolloutFigures:
             environment=environment,
         )
 
-    def judged(self, reward: float, purpose: str | None = None) -> RolloutFigures:
-        """The same with its reward."""
-        return replace(self, reward=reward, purpose=purpose or self.purpose)
+    def judged(self, judgement: Judgement) -> RolloutFigures:
+        """The same with its judgement."""
+        return replace(self, reward=judgement.reward, success=judgement.success, parts=judgement.parts)
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
@@ -101,7 +100,7 @@ def by_environment(rollouts: Iterable[RolloutFigures]) -> dict[str, list[Rollout
 def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
     """Means over rollouts. Those that were lost are counted, and enter nothing else."""
     rollouts = [r for r in sampled if not r.lost]
-    correct = [r for r in rollouts if r.reward > 0]
+    correct = [r for r in rollouts if r.success]
     calls = sum(r.calls for r in rollouts)
     correct_calls = sum(r.calls for r in correct)
 
@@ -110,7 +109,7 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
 
     return RolloutMeans(
         rollouts=len(rollouts),
-        success=_mean([r.reward for r in rollouts]),
+        success=_mean([float(r.success) for r in rollouts]),
         reward=_mean([r.reward for r in rollouts]),
         parts=_parts(rollouts),
         response_tokens=_mean([float(r.tokens) for r in rollouts]),
@@ -121,7 +120,7 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
         malformed_call_share=of_calls(sum(r.malformed_calls for r in rollouts)),
         unknown_tool_share=of_calls(sum(r.unknown_tools for r in rollouts)),
         cut_response_share=of_calls(sum(r.cut_responses for r in rollouts)),
-        rollouts_failed=sum(r.lost == "failed" for r in sampled),
+        rollouts_failed=sum(r.lost in {"failed", "environment_failed"} for r in sampled),
         prompts_too_long=sum(r.lost == "prompt_too_long" for r in sampled),
         truncated_share=_mean([float(r.truncated) for r in rollouts]),
         rollout_seconds=_mean([r.seconds for r in rollouts]),
@@ -173,13 +172,13 @@ def answer_figures(rollouts: Sequence[RolloutFigures], problems: int, samples: i
     """
     judged = [rollout for rollout in rollouts if not rollout.lost]
     trials = problems * samples
-    successes = round(sum(r.reward for r in judged))
+    successes = sum(r.success for r in judged)
     if samples == 1:
         low, high = wilson_interval(successes, trials)
     else:
         right: dict[str, float] = {}
         for rollout in judged:
-            right[rollout.group] = right.get(rollout.group, 0.0) + rollout.reward
+            right[rollout.group] = right.get(rollout.group, 0.0) + rollout.success
         shares = [total / samples for total in right.values()]
         low, high = bootstrap_interval([*shares, *[0.0] * (problems - len(shares))])
     return AnswerFigures(

@@ -22,9 +22,10 @@ import trio
 
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
-from actors.tool_executor import MATHS_CHECK, ToolExecutorSettings
+from actors.tool_executor import ToolExecutorSettings
 from agent_rl.environments.arithmetic.problems import ArithmeticTasks
 from agent_rl.environments.base import CheckError, ToolOutput
+from agent_rl.environments.maths.environment import CHECK
 from agent_rl.environments.maths.rewards import answers_equal, final_answer
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.environments.tools import rendered
@@ -151,7 +152,7 @@ class Isolated:
 
         async def one(index: int, gold: str, prediction: str) -> None:
             with suppress(CheckError):  # it died of the answer, which counts as wrong
-                equal[index] = await self._checks.check(MATHS_CHECK, gold, prediction) == "equal"
+                equal[index] = await self._checks.check(CHECK, gold, prediction) == "equal"
 
         async with trio.open_nursery() as nursery:
             for index, (gold, prediction) in enumerate(pairs):
@@ -180,7 +181,7 @@ class Isolated:
             await nursery.start(self._tools.run)
             assert self._tools.level is not None
             self._checks = FunctionSandbox(
-                [MATHS_CHECK],
+                [CHECK],
                 interpreters=settings.checkers,
                 children=settings.children,
                 isolation=self._tools.level,

@@ -32,6 +32,9 @@ from agent_rl.messages import (
     GroupsProgress,
     GroupsUnfinished,
     GroupsUnwanted,
+    Judgement,
+    JudgementReply,
+    JudgementWanted,
     Policy,
     PolicyPublished,
     StageRecorded,
@@ -39,7 +42,6 @@ from agent_rl.messages import (
     ToolCall,
     ToolResult,
     UnfinishedGroups,
-    VerifyAnswer,
 )
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
@@ -132,11 +134,13 @@ class CountsTwice(RoCFilter):
 class TrustsTheChecker(RoCFilter):
     async def start(self) -> None:
         await super().start()
-        self._verdicts.verdict = self._believed  # type: ignore[method-assign]
+        self._judging.reply = self._believed  # type: ignore[method-assign]
 
-    async def _believed(self, check: Any) -> bool:
-        verdict = await self.context.link("checks")(VerifyAnswer("x", check.gold, check.prediction))
-        return bool(verdict.equal)
+    async def _believed(self, wanted: Any) -> JudgementReply:
+        made = wanted.trajectory
+        message = JudgementWanted(made.rollout, wanted.problem, made.transcript)
+        reply: JudgementReply = await self.context.link("checks")(message)
+        return replace(reply, judgement=reply.judgement or Judgement(0.0, success=False))
 
 
 class NeverWaits(RoCFilter):
@@ -460,8 +464,9 @@ class OneAtATime(ToolExecutor):
 
 class BelievesEverything(ToolExecutor):
     async def handle(self, message: Any) -> Any:
-        verdict = await super().handle(message)
-        return replace(verdict, equal=True) if isinstance(message, VerifyAnswer) else verdict
+        reply = await super().handle(message)
+        right = Judgement(1.0, success=True)
+        return replace(reply, judgement=right) if isinstance(message, JudgementWanted) else reply
 
 
 class ForgetsTheSnapshot(ToolExecutor):

@@ -24,6 +24,8 @@ from agent_rl.messages import (
     EvaluationReady,
     GroupsProgress,
     GroupsUnfinished,
+    Judgement,
+    JudgementReply,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -31,7 +33,6 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
     UnfinishedGroups,
-    Verdict,
 )
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
@@ -191,9 +192,10 @@ def test_an_answer_text_cannot_decide_is_checked_by_the_executor_and_its_failure
         async with stand_ins(topology, "roc_filter") as stage:
             verdicts = iter([("crashed", False), ("", True)])
 
-            def judge(check: Any) -> Verdict:
-                failure, equal = next(verdicts)
-                return Verdict(check.check, equal, "symbolic", failure, 0.01)
+            def judge(wanted: Any) -> JudgementReply:
+                unavailable, equal = next(verdicts)
+                judgement = Judgement(float(equal), equal, note="symbolic")
+                return JudgementReply(wanted.rollout, None if unavailable else judgement, "", unavailable)
 
             stage["tool_executor"].reply = judge
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
@@ -206,33 +208,88 @@ def test_an_answer_text_cannot_decide_is_checked_by_the_executor_and_its_failure
     simulate(main)
 
 
-@pytest.mark.parametrize(("method", "attempts", "reward"), [("unavailable", 8, 1.0), ("crashed", 3, 0.0)])
-def test_a_checker_that_is_not_there_is_asked_on_and_one_that_dies_of_an_answer_is_not(
-    tmp_path: Path, method: str, attempts: int, reward: float
-) -> None:
+def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
     async def main() -> None:
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
-            checks = stage["tool_executor"].log
+            asked = stage["tool_executor"].log
 
-            def judge(check: Any) -> Verdict:
-                if len(checks) < 8:
-                    return Verdict(check.check, equal=False, method=method, failure="failed", seconds=0.01)
-                return Verdict(check.check, equal=True, method="symbolic", failure="", seconds=0.01)
+            def judge(wanted: Any) -> JudgementReply:
+                if len(asked) < 8:
+                    return JudgementReply(wanted.rollout, None, "", "no checker")
+                return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
 
             stage["tool_executor"].reply = judge
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
                 await enter(stage)
                 await settle_group(stage, 0, ["\\sqrt{16}", "4", "5", "5"])
                 await stage["learner"].receive(TrainingGroup)
-                assert len(checks) == attempts
-                assert actor.status()[1].filter.checks_failed == min(attempts, 7)
+                assert len(asked) == 8
+                assert actor.status()[1].filter.checks_failed == 7
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                await trio.sleep(5)  # a restart reads the judgement and asks nobody
+            assert len(asked) == 8
         journal = SqliteJournal(tmp_path / "journal.sqlite")
-        rewards = {each.sample: each.reward for each in journal.trajectories("s2-g000000")}
+        found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
         journal.close()
-        assert rewards == {0: reward, 1: 1.0, 2: 0.0, 3: 0.0}
+        assert found[0] == Judgement(0.75, success=True, parts={"a": 0.5})
+        assert [found[sample].reward for sample in (1, 2, 3)] == [1.0, 0.0, 0.0]
 
     simulate(main)
+
+
+def test_a_judgement_of_an_open_group_is_read_again_after_a_restart_and_made_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            stage["tool_executor"].reply = lambda wanted: JudgementReply(
+                wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)
+            )
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage)
+                await settle_group(stage, 0, ["\\sqrt{16}", "4", "5"])
+                await trio.sleep(5)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                group = builders.opened(0, stage=2)
+                link = stage["rollout_generator"].push("trajectories", "roc_filter.0")
+                await link.send(builders.trajectory(group, 3, answer="5"))
+                trained: TrainingGroup = await stage["learner"].receive(TrainingGroup)
+                assert len(stage["tool_executor"].log) == 1
+                assert set(trained.rewards.tolist()) <= {0.0, 0.25, 1.0}
+        journal = SqliteJournal(tmp_path / "journal.sqlite")
+        found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
+        journal.close()
+        assert found[0] == Judgement(0.25, success=False, format_penalty=0.5)
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place(
+    tmp_path: Path, *, at_once: bool
+) -> None:
+    fault = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
+
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            stage["tool_executor"].reply = lambda wanted: JudgementReply(wanted.rollout, None, fault)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                group = builders.opened(0, stage=2)
+                await stage["kv_scheduler"].push("groups", "roc_filter.0").send(group)
+                await trio.sleep(1)  # recorded
+                for sample in range(3):
+                    status = "environment_failed" if at_once else "finished"
+                    made = builders.trajectory(group, sample, answer="\\sqrt{16}", status=status)
+                    made = replace(made, reason=fault)
+                    await stage["rollout_generator"].push("trajectories", "roc_filter.0").send(made)
+                await trio.sleep(100)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(main)
+    said = user_mistake(caught.value) or ""
+    assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {fault}; mend it" in said
 
 
 def test_failed_rollouts_are_announced_for_another_attempt(tmp_path: Path) -> None:
@@ -521,10 +578,10 @@ def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
 
-            def judge(check: Any) -> Verdict:
-                if check.check == "control" and knows:
-                    return Verdict(check.check, equal=True, method="symbolic", failure="", seconds=0.01)
-                return Verdict(check.check, equal=False, method="crashed", failure="", seconds=0.01)
+            def judge(wanted: Any) -> JudgementReply:
+                right = wanted.rollout == "control" and knows
+                note = "symbolic" if right else "crashed"
+                return JudgementReply(wanted.rollout, Judgement(float(right), right, note=note))
 
             stage["tool_executor"].reply = judge
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
@@ -538,4 +595,4 @@ def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
         return
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(main)
-    assert "they cannot tell that 0.5 equals 1/2 (crashed)" in (user_mistake(caught.value) or "")
+    assert "they do not find a rollout right that is (crashed)" in (user_mistake(caught.value) or "")

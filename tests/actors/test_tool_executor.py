@@ -15,9 +15,10 @@ from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
-from agent_rl.messages import ActorStatus, ToolCall, ToolResult, Verdict, VerifyAnswer
+from agent_rl.messages import ActorStatus, JudgementReply, ToolCall, ToolResult
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.testing import tool_call
+from tests import builders
 from tests.actors.sandbox.running import eventually, living, named
 from tests.actors.topologies import micro
 
@@ -185,7 +186,7 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
             await ask(call({"code": "1"}, tool="shell"))
             await ask(call({"code": "while True: pass", "timeout": 0.2}, tool=NOTEBOOK_TOOL, session="c"))
             for gold in ("42", "x^2"):
-                await ask(VerifyAnswer(gold, gold, "42"))
+                await ask(builders.wanted(gold, "42", gold))
             while True:
                 status: ActorStatus = await stage["supervisor.local"].receive(ActorStatus)
                 if status.actor == "tool_executor.0" and (figures := status.figures.executor) and figures.checks == 2:
@@ -210,7 +211,7 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
         s.value for s in families["agent_rl_tool_call_run_seconds"] if s.labels.get("le") == "0.1"
     )
     assert over_tenth >= 1  # the one that ran into its time
-    assert value("agent_rl_answer_checks_total", method="symbolic") == 2
+    assert value("agent_rl_answer_checks_total", method="judged") == 2
     assert value("agent_rl_answer_check_seconds_count") == 2
     assert value("agent_rl_tool_sessions_evicted_total") == 3  # a for b, b for a, a for c
     assert value("agent_rl_tool_sessions_rebuilt_total") == 1
@@ -220,11 +221,11 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
 
 
 def test_answers_are_judged(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> list[Verdict]:
+    async def main(ask: Ask) -> list[JudgementReply]:
         pairs = [("42", "42"), ("\\frac{1}{2}", "0.5"), ("3", "4")]
-        return [await ask(VerifyAnswer(str(index), *pair)) for index, pair in enumerate(pairs)]
+        return [await ask(builders.wanted(*pair)) for index, pair in enumerate(pairs)]
 
-    assert [verdict.equal for verdict in serve(tmp_path, main)] == [True, True, False]
+    assert [reply.judgement.success for reply in serve(tmp_path, main)] == [True, True, False]
 
 
 def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) 
         order: list[str] = []
 
         async def one(name: str, group: str) -> None:
-            await ask(VerifyAnswer(name, "x^2+2x+1", "(x+1)^2", group))
+            await ask(builders.wanted("x^2+2x+1", "(x+1)^2", name))
             order.append(group)
 
         async with trio.open_nursery() as nursery:
@@ -250,11 +251,11 @@ def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) 
 def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp_path: Path) -> None:
     endless = "\\sum_{k=1}^{10^{10}} k^k"
 
-    async def main(ask: Ask) -> tuple[list[Verdict], bool]:
-        ended: dict[str, Verdict] = {}
+    async def main(ask: Ask) -> tuple[list[JudgementReply], bool]:
+        ended: dict[str, JudgementReply] = {}
 
         async def one(name: str, gold: str, prediction: str) -> None:
-            ended[name] = await ask(VerifyAnswer(name, gold, prediction))
+            ended[name] = await ask(builders.wanted(gold, prediction, name))
 
         async with trio.open_nursery() as nursery:
             for name in ("a", "b"):
@@ -265,8 +266,8 @@ def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp
         return [ended[name] for name in ("a", "b", "good")], first
 
     verdicts, good_was_first = serve(tmp_path, main, check_seconds=2)
-    assert [(verdict.equal, verdict.failure) for verdict in verdicts] == [(False, ""), (False, ""), (True, "")]
-    assert {verdict.method for verdict in verdicts[:2]} <= {"timeout", "memory_limit"}
+    assert [verdict.judgement.success for verdict in verdicts] == [False, False, True]
+    assert {verdict.judgement.note for verdict in verdicts[:2]} <= {"timeout", "memory_limit"}
     assert good_was_first
 
 

@@ -16,7 +16,7 @@ from agent_rl.config.load import load_topology
 
 ACTORS = """\
 from agent_rl.messages import (
-    GroupOpened, GroupsProgress, Problem, Recorded, StepTrained, TrainingGroup, Trajectory, Verdict,
+    GroupOpened, GroupsProgress, Problem, Recorded, StepTrained, StageRecorded, TrainingGroup, Trajectory,
 )
 from agent_rl.environments.base import Environment
 from agent_rl.environments.tasks import ListedTasks
@@ -59,7 +59,7 @@ class DeafFilter(Filter):
 
 
 class OtherReply(Filter):
-    receives = (Push(Trajectory), Call(StepTrained, Verdict))
+    receives = (Push(Trajectory), Call(StepTrained, StageRecorded))
 
 
 class Faulty(Filter):
@@ -189,7 +189,7 @@ def test_a_sound_topology_has_no_faults(folder):
             "checked_actors:Filter",
             "checked_actors:OtherReply",
             "actors.learner.links.reports",
-            "answers StepTrained with Verdict, not with Recorded",
+            "answers StepTrained with StageRecorded, not with Recorded",
             "",
         ),
         ('reports = "filter"', 'reports = "generator"', "actors.learner.links.reports", "not answer StepTrained", ""),

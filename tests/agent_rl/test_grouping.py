@@ -8,18 +8,19 @@ from typing import Any
 
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import (
-    Check,
     Closed,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
     Instruction,
+    Judge,
+    Judged,
     Ready,
-    Rewarded,
 )
 from agent_rl.groups.resampling import select_paper
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
-from agent_rl.messages import Retry, StageEntered
+from agent_rl.messages import Judgement, Retry, StageEntered
+from agent_rl.scheduling.ids import rollout_seed
 from tests import builders
 
 
@@ -50,7 +51,7 @@ def settle(made: GroupBook, number: int, answers: list[str | None]) -> list[Inst
 
 def test_a_complete_group_is_selected_and_ready() -> None:
     instructions = settle(book(), 0, ["4", "5", "4", None])
-    assert [r.reward for r in kinds(instructions, Rewarded)] == [1.0, 0.0, 1.0, 0.0]
+    assert [r.judgement.reward for r in kinds(instructions, Judged)] == [1.0, 0.0, 1.0, 0.0]
     (ready,) = kinds(instructions, Ready)
     assert len(ready.kept) == 2
     assert sorted(ready.rewards) == [0.0, 1.0]
@@ -75,18 +76,49 @@ def test_an_answer_that_spans_two_turns_earns_nothing() -> None:
     made.group_opened(group)
     spanning = builders.trajectory(group, 0, texts=(r"<answer>\boxed{4}", "</answer>"))
     (rewarded,) = made.trajectory(spanning)
-    assert rewarded == Rewarded(group.group, 0, 0, 0.0)
+    assert (rewarded.judgement.reward, rewarded.judgement.format_penalty) == (0.0, 0.0)
 
 
 def test_an_answer_that_text_cannot_decide_is_checked_and_late_verdicts_are_ignored() -> None:
     made = book(samples=2)
     group = builders.opened(samples=2)
     made.group_opened(group)
-    (check,) = made.trajectory(builders.trajectory(group, 0, answer="\\sqrt{16}"))
-    assert check == Check(group.group, 0, 0, "4", "\\sqrt{16}")
-    assert made.judged(group.group, 0, 0, equal=True) == [Rewarded(group.group, 0, 0, 1.0)]
-    assert made.judged(group.group, 0, 0, equal=False) == []
-    assert made.judged("s0-g000099", 0, 0, equal=False) == []
+    trajectory = builders.trajectory(group, 0, answer="\\sqrt{16}")
+    (wanted,) = made.trajectory(trajectory)
+    assert wanted == Judge(trajectory, group.problem, rollout_seed(made.seed, group.group, 0, 0))
+    right, wrong = Judgement(0.75, success=True, parts={"shape": 0.5}), Judgement(0.0, success=False)
+    assert made.judged(group.group, 0, 0, right) == [Judged(group.group, 0, 0, right)]
+    assert made.judged(group.group, 0, 0, wrong) == []
+    assert made.judged("s0-g000099", 0, 0, wrong) == []
+
+
+def test_what_an_environment_fails_to_judge_is_sampled_again_then_given_up() -> None:
+    made = book(samples=2, rollout_attempts=2)
+    group = builders.opened(samples=2)
+    made.group_opened(group)
+    unclear = [builders.trajectory(group, 0, answer="\\sqrt{16}", attempt=attempt) for attempt in range(2)]
+    made.trajectory(unclear[0])
+    assert made.failed(unclear[0], "a fault") == []
+    assert [(retry.sample, retry.attempt) for retry in made.progress().retries] == [(0, 1)]
+    assert made.judged(group.group, 0, 0, Judgement(1.0, success=True)) == []
+    made.trajectory(unclear[1])
+    made.failed(unclear[1], "a fault")
+    (dropped,) = kinds(made.trajectory(builders.trajectory(group, 1)), Dropped)
+    assert dropped.reason == "too_few_rollouts"
+
+
+def test_classes_are_by_success_and_signal_by_reward() -> None:
+    made = book(samples=4, keep=2, groups_per_step=1)
+    group = builders.opened()
+    made.group_opened(group)
+    instructions = []
+    for sample, reward in enumerate((0.0, 0.25, 0.25, 0.25)):
+        made.trajectory(builders.trajectory(group, sample, answer="\\sqrt{16}"))
+        instructions = made.judged(group.group, sample, 0, Judgement(reward, success=False))
+    (ready,) = kinds(instructions, Ready)
+    assert sorted(ready.rewards) == [0.0, 0.25]
+    (closed,) = kinds(instructions, Closed)
+    assert (closed.figures.sampled.success, closed.figures.sampled.reward) == (0.0, 0.1875)
 
 
 def test_failures_are_retried_up_to_the_limit_then_the_sample_is_lost() -> None:

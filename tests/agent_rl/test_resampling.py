@@ -21,7 +21,8 @@ from agent_rl.groups.resampling import (
 
 
 def rollout(sample: int, reward: float, *, calls: int = 1, failed: int = 0, tags: int = 1, turns: int = 2) -> Candidate:
-    return Candidate(sample, reward, turns, calls, failed, tags, 50)
+    penalty = 1.0 if tags == 0 else min(1.0, (tags - 1) / turns)
+    return Candidate(sample, reward, turns, calls, failed, penalty, 50, reward > 0)
 
 
 def test_penalty_follows_the_paper() -> None:
@@ -61,11 +62,12 @@ groups = st.lists(
     st.builds(
         Candidate,
         sample=st.integers(0, 31),
-        reward=st.sampled_from([0.0, 1.0]),
+        reward=st.sampled_from([0.0, 0.5, 1.0]),
+        success=st.booleans(),
         turns=st.integers(1, 5),
         tool_calls=st.integers(2, 4),
         failed_calls=st.integers(0, 2),
-        answer_tags=st.integers(0, 3),
+        format_penalty=st.floats(0, 1),
         tokens=st.integers(1, 100),
     ),
     min_size=2,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.environments.maths.rewards import answer_tags, answers_equal, exactly_equal, final_answer
+from agent_rl.environments.maths.rewards import answer_tags, answer_text, answers_equal, exactly_equal, final_answer
 
 REAL_PAIRS = Path(__file__).resolve().parents[2].parent / "shared/data/equivalence/pairs.jsonl"
 
@@ -151,3 +151,15 @@ def test_real_pairs_are_judged_as_their_sources_expect_but_for_a_few_that_are_ar
 
 def numbers(text: str) -> list[float]:
     return [float(item) for item in text.split(",")]
+
+
+def test_answers_that_are_exactly_equal_are_the_same_text() -> None:
+    same = ("1,000", "1000", " $1000$ ", "+1000.00", "01000", "1\\,000")
+    assert {answer_text(answer) for answer in same} == {"1000"}
+    assert (answer_text("-0.50"), answer_text(".5"), answer_text("-0"), answer_text(" x  + 1 ")) == (
+        "-0.5",
+        "0.5",
+        "0",
+        "x + 1",
+    )
+    assert answer_text("") == ""

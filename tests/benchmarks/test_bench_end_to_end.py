@@ -16,9 +16,8 @@ from actors.testing import running, stand_ins
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer, initialise_model
-from agent_rl.messages import VerifyAnswer
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.testing import tool_call
+from agent_rl.testing import tool_call, wanted
 from benchmarks.bench_end_to_end import Measured, parser, read_peer, report, specification
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.peers.trl_grpo import (
@@ -173,10 +172,10 @@ def test_the_executor_runs_and_judges_in_its_own_process(tmp_path: Path) -> None
                 done = [await ask(tool_call(call, number=str(i))) for i, call in enumerate(calls)]
                 other = await ask(tool_call({"code": "1"}, "shell"))
                 check = stage["roc_filter"].call("checks", "tool_executor.0")
-                verdicts = [await check(VerifyAnswer("c", "42", answer)) for answer in ("42.0", "41")]
+                verdicts = [await check(wanted("42", answer)) for answer in ("42.0", "41")]
         assert [result.outcome for result in (*done, other)] == ["success", "malformed", "error", "unknown_tool"]
         assert done[0].stdout == f"{os.getpid()}\n"
-        assert [(verdict.equal, verdict.failure) for verdict in verdicts] == [(True, ""), (False, "")]
+        assert [verdict.judgement.success for verdict in verdicts] == [True, False]
 
     trio.run(body)
 

@@ -19,7 +19,7 @@ from actors.rollout_generator import RolloutGenerator, RolloutGeneratorSettings
 from actors.tool_executor import ToolExecutor, refused
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.files.disk import whole
-from agent_rl.messages import Policy, ToolCall, ToolResult, TrainingGroup, Trajectory
+from agent_rl.messages import Judgement, Policy, ToolCall, ToolResult, TrainingGroup, Trajectory
 from transport import Registry, decode, encode
 
 ANSWER = "4"
@@ -34,7 +34,8 @@ class HalfRight(RoCFilter):
         if isinstance(message, Trajectory):
             answer = ANSWER if message.sample % 2 else "5"
             transcript = replace(message.transcript, texts=(f"<answer>\\boxed{{{answer}}}</answer>",))
-            message = replace(message, transcript=transcript)
+            given = Judgement(float(answer == ANSWER), success=answer == ANSWER, answer=answer)
+            message = replace(message, transcript=transcript, judgement=given)
         return await super().handle(message)
 
 

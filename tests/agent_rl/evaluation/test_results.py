@@ -40,6 +40,7 @@ def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any
         samples=count + lost,
         answers=answers,
         rewards=tuple(float(answer == right) for answer in answers),
+        successes=tuple(answer == right for answer in answers),
         tokens=(10,) * count,
         turns=(1,) * count,
         calls=(0,) * count,
@@ -62,7 +63,9 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
             made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
             journal.add_trajectory(group.group, sample, 0, status, encode_stored(made))
             if status != "failed":
-                journal.judge(group.group, sample, 0, Judgement(float(answer == "4"), success=answer == "4"))
+                journal.judge(
+                    group.group, sample, 0, Judgement(float(answer == "4"), success=answer == "4", answer=answer or "")
+                )
         journal.evaluated(group.group)
     journal.close()
     return folder
@@ -97,7 +100,7 @@ def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path: Path) -> No
 
 
 def test_wrong_answers_that_are_the_same_vote_together() -> None:
-    assert result("4", "1,000", "1000", "x", None, lost=1).votes() == (1, [2, 1], 2)
+    assert result("4", "1000", "1000", "x", None, lost=1).votes() == (1, [2, 1], 2)
 
 
 def test_results_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:

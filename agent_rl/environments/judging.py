@@ -1,0 +1,71 @@
+"""Judgements as environments make them: asked for, and looked at before anything follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
+
+from agent_rl.config.plugins import ContractError, defined_at, described
+from agent_rl.environments.base import Environment
+from agent_rl.messages import Judgement, Problem, Trajectory
+
+LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
+"""Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
+
+
+def judged_at_once(environments: Mapping[str, Environment], problem: Problem, trajectory: Trajectory) -> Trajectory:
+    """The trajectory with its judgement, where the environment judges at once; with the status of a fault where it fails."""
+    if trajectory.status in LOST:
+        return trajectory
+    environment = environments[problem.environment]
+    try:
+        judgement = environment.judge_at_once(problem, trajectory.transcript)
+        if judgement is not None:
+            judgement = sound_judgement(judgement)
+    except Exception as error:  # noqa: BLE001 - the environment is the user's; the rollout's reason says what it raised
+        fault = fault_of(environment, "judge_at_once", error)
+        return replace(trajectory, transcript=replace(trajectory.transcript, status="environment_failed"), reason=fault)
+    return replace(trajectory, judgement=judgement)
+
+
+def sound_judgement(judgement: object) -> Judgement:
+    """The judgement, with numbers as floats. Raises ContractError for what cannot be used."""
+    if not isinstance(judgement, Judgement):
+        raise ContractError(f"returned {judgement!r:.100}; it must return a Judgement")
+    numbers = {"reward": judgement.reward, "format_penalty": judgement.format_penalty, **_parts(judgement.parts)}
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or not isfinite(value):
+            raise ContractError(f"returned a Judgement whose {name} is {value!r:.40}; it must be a finite number")
+    if not isinstance(judgement.success, bool):
+        raise ContractError(
+            f"returned a Judgement whose success is {judgement.success!r:.40}; it must be True or False"
+        )
+    if not 0 <= judgement.format_penalty <= 1:
+        raise ContractError(f"returned a Judgement whose format_penalty is {judgement.format_penalty}, not from 0 to 1")
+    for name in ("note", "answer"):
+        try:
+            getattr(judgement, name).encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise ContractError(f"returned a Judgement whose {name} is no text that can be written as UTF-8") from None
+    return replace(
+        judgement,
+        reward=float(judgement.reward),
+        format_penalty=float(judgement.format_penalty),
+        parts={name: float(value) for name, value in judgement.parts.items()},
+    )
+
+
+def _parts(parts: object) -> dict[str, float]:
+    if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts):
+        raise ContractError(f"returned a Judgement whose parts are {parts!r:.100}; they must be numbers by name")
+    return {f"part {name!r}": value for name, value in parts.items()}
+
+
+def fault_of(environment: Environment, method: str, error: BaseException) -> str:
+    """What an environment did wrong, for people, with the file and line of the user's code where they are known."""
+    name = f"{type(environment).__name__}.{method}"
+    if isinstance(error, ContractError):
+        place = defined_at(getattr(type(environment), method))
+        return f"{name} {error}" + (f" ({place})" if place else "")
+    return f"{name} fails with {described(error)}"
