@@ -1,7 +1,7 @@
-"""What every actor is: a class that handles messages one task each, and the context it is given.
+"""The base class of actors, which handle each message in a task of its own, and the context an actor is given.
 
-An actor class declares, as data, what it receives and what links it has, so that ``agent-rl check`` can prove a topology
-sound and refuse a substitute that breaks its role's contract::
+An actor class declares as data which messages it receives and which links it has. From this data ``agent-rl check``
+verifies a topology, and refuses a class that breaks the contract of its role::
 
     class RoCFilter(Actor):
         Settings = RoCFilterSettings                      # a pydantic model; the topology's [actors.x.settings]
@@ -42,9 +42,9 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Push:
-    """A push link, or what is received over one: any of these message types.
+    """A push link, or the message types that an actor receives over push links.
 
-    ``required``, of what is received, says that the actor is no use unless somebody sends it.
+    ``required`` matters for received messages only: the actor needs at least one sender of them.
     """
 
     messages: tuple[type, ...]
@@ -60,10 +60,10 @@ class Push:
 
 @dataclass(frozen=True)
 class Call:
-    """A call link, or what is answered over one. ``awaited_in_handler`` False: a task of its own waits, never a handler.
+    """A call link, or a request that an actor answers.
 
-    ``required``, of what is answered, says that the actor is no use unless somebody asks it; of a link, that every topology
-    must say where it leads.
+    ``awaited_in_handler`` False: a separate task waits for the reply, never a handler.
+    ``required``: an answered request needs at least one caller; every topology must say where a link leads.
     """
 
     request: type
@@ -74,13 +74,13 @@ class Call:
 
     @property
     def messages(self) -> tuple[type, ...]:
-        """The request's type, as a tuple like the other kinds have."""
+        """The type of the request, as a tuple: the other link kinds have several types."""
         return (self.request,)
 
 
 @dataclass(frozen=True)
 class Announce:
-    """An announce link, or what is received over one; ``required`` as of a push."""
+    """An announce link, or the message types an actor receives over one. ``required`` means the same as for `Push`."""
 
     messages: tuple[type, ...]
     required: bool = True
@@ -96,7 +96,7 @@ LinkKind = Push | Call | Announce
 
 @dataclass
 class ActorContext:
-    """What an actor is given: names, settings, clock, randomness, links, logger. Nothing is global."""
+    """Everything an actor is given: name, settings, clocks, random numbers, links, logger. There are no globals."""
 
     name: str
     """``role.replica``, as in ``rollout_generator.0``."""
@@ -108,30 +108,30 @@ class ActorContext:
     directory: Path
     """The run directory."""
     base: Path
-    """The folder of the topology file, which relative paths in it start from."""
+    """The folder of the topology file. Relative paths in the topology start from this folder."""
     node: Node
     nursery: trio.Nursery
     """For the actor's own background tasks; cancelled when the actor stops."""
     rng: random.Random
     log: structlog.typing.FilteringBoundLogger
     links: Mapping[str, Any]
-    """PushLink, CallLink or AnnounceLink by the name the class gave it."""
+    """The PushLink, CallLink or AnnounceLink for each name in the class's ``links``."""
     open_journal: Callable[[], Journal]
-    """The run's journal, for the one actor that writes it."""
+    """Opens the run's journal. Only one actor writes it."""
     started_at: float
     """When this start of the run began, in seconds of ``wall``."""
     now: Callable[[], float] = field(default=trio.current_time)
     """Monotonic seconds of the event loop."""
     wall: Callable[[], float] = field(default=time.time)
-    """Seconds since the epoch as this start of the run counts them: setting the clock changes nothing (`run_clock`)."""
+    """Seconds since the epoch by this start's own clock. Setting the host's clock does not move it (`run_clock`)."""
     cpu: Callable[[], float] = field(default=time.process_time)
-    """Processor seconds of this process, its threads included."""
+    """Processor seconds of this process, with its threads."""
     in_thread: Callable[..., Awaitable[Any]] = field(default=trio.to_thread.run_sync)
-    """Run blocking work without holding up the event loop; in virtual time, which would run away from a thread, in place."""
+    """Run blocking work in a thread. In virtual time, which would run ahead of a thread, the work runs in place."""
 
     @property
     def first(self) -> bool:
-        """Whether no process of this actor came before, in this start of the run."""
+        """Whether this is the actor's first process in this start of the run."""
         return is_first(self.incarnation)
 
     def link(self, name: str) -> Any:
@@ -143,9 +143,9 @@ ASK_ATTEMPTS = 5
 
 
 async def ask(link: CallLink, message: Any, *, timeout: float, log: Any = None) -> Any:
-    """Call a single peer and insist: again when it was replaced by a restart or did not answer within ``timeout`` seconds.
+    """Call a peer, and repeat the call when a restart replaced the peer or no reply came within ``timeout`` seconds.
 
-    For requests that may be repeated. Raises what the last attempt raised.
+    The request must be safe to repeat. Raises the error of the last attempt.
     """
     from transport import CallTimeout, PeerLost
 
@@ -163,15 +163,15 @@ async def ask(link: CallLink, message: Any, *, timeout: float, log: Any = None) 
 class Actor:
     """Handle each message in its own task, at most ``concurrency`` at once.
 
-    Stateful actors keep ``concurrency = 1``: messages in order, no locks. Such an actor's handler never awaits a push or
-    a call; it records what is to be done, and a task of its own does it.
+    Actors with state keep ``concurrency = 1``: messages are handled in order, and no locks are needed. The handler of
+    such an actor never awaits a push or a call. The handler records the work, and a separate task does the work.
     """
 
     concurrency: ClassVar[int] = 1
     single: ClassVar[bool] = False
     """Whether the role has exactly one replica."""
     drain_order: ClassVar[int] = 50
-    """Lower ones are stopped first when a run ends."""
+    """When a run ends, actors with a lower number are stopped first."""
     drain_seconds: ClassVar[float] = 30.0
     """How long ``stop`` may take before the process is killed."""
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -186,22 +186,22 @@ class Actor:
 
     @classmethod
     def check(cls, topology: Topology, settings: Any) -> list[str]:
-        """What these settings make impossible in this topology, for ``agent-rl check`` to say before anything starts."""
+        """The faults of these settings in this topology. ``agent-rl check`` prints them before a run starts."""
         del topology, settings
         return []
 
     @classmethod
     def probe(cls, topology: Topology, settings: Any) -> list[str]:
-        """What is wrong with code of the user's own that the role calls, tried on made-up input before anything starts.
+        """The faults of user code that this role calls. The code is tried on made-up input before a run starts.
 
-        A role with such code overrides it; see `on_trial`.
+        A role that calls user code overrides this method; see `on_trial`.
         """
         del topology, settings
         return []
 
     @classmethod
     def on_trial(cls, topology: Topology, settings: Any) -> Self:
-        """The actor with settings and topology, yet without links: for a `probe` to try its pure methods."""
+        """The actor with settings and topology but without links, so that `probe` can call its pure methods."""
         import random
         from pathlib import Path
 
@@ -232,7 +232,7 @@ class Actor:
         self.log = context.log
 
     def defer_ack(self) -> Callable[[], None]:
-        """Within `handle`: keep the push unacknowledged until the returned function is called, at any later time."""
+        """Call this in `handle`: the push stays unacknowledged until the returned function is called."""
         from transport import current_delivery
 
         return current_delivery().defer()
@@ -241,33 +241,33 @@ class Actor:
         """Load what the actor needs. Messages are handled once this has returned."""
 
     async def handle(self, message: Any) -> Any:
-        """Handle one message; what is returned answers a call."""
+        """Handle one message. The returned value is the reply to a call."""
         raise TypeError(f"{type(self).__name__} does not handle {type(message).__name__}")
 
     async def stop(self) -> None:
-        """Finish what must not be lost; called after the last message is handled."""
+        """Finish work that must not be lost. Called after the last message is handled."""
 
     def status(self) -> tuple[str, ActorFigures]:
-        """A word for what the actor is doing, and its live figures: the role's, and ``extra`` ones of your own."""
+        """One word for the actor's state, and its live figures: the role's figures, and your own in ``extra``."""
         return "running", ActorFigures()
 
     def detail(self) -> str:
-        """What people should see beside the figures; empty for nothing."""
+        """Text that the live display shows beside the figures; empty for none."""
         return ""
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Counters and histograms for Prometheus; the figures of `status` are there without it."""
+        """Further counters and histograms for Prometheus. Prometheus gets the figures of `status` in any case."""
         return ()
 
     def waiting_for(self) -> str:
-        """Whom and what an idle actor waits for, as in ``"roc_filter: step 13"``; empty while it works."""
+        """The peer and message that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while it works."""
         return ""
 
     def busy_seconds(self) -> float:
-        """Seconds since the process started in which the actor did what its role is for.
+        """Seconds of work in the actor's role since the process started.
 
-        Its share of the time says how near the actor is to limiting the run: 1 is all it can do. The default, processor
-        time, suits actors that decide and pass on.
+        The share of the elapsed time shows how close the actor is to limiting the run; 1 means that the actor is always
+        busy. The default is processor time, which suits actors that decide and forward messages.
         """
         return self.cpu_seconds()
 

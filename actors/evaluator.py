@@ -1,10 +1,10 @@
-"""The evaluator: stands where a learner would, in a run that trains nothing and asks a model its problems.
+"""The evaluator: takes the learner's place in a run that only evaluates a model and trains nothing.
 
 ::
 
     model.path --> PolicyPublished(0, 0) --> generators answer --> filter judges --> EvaluationReady --> finished
 
-The policy published is the one that engines serve as they start, so no weights are copied and torch is not loaded.
+Engines load this policy when they start. So no weights are copied, and torch is not loaded in the evaluator.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from agent_rl.messages import (
 
 
 class EvaluatorSettings(Settings):
-    """How long the filter may take to answer."""
+    """Time limits of the evaluator."""
 
     record_timeout_seconds: PositiveFloat = 120.0
-    """Of one answer of the filter."""
+    """Seconds to wait for one answer of the filter."""
 
 
 class Evaluator(Actor):
-    """Enters the one stage there is, and waits for its result; the journal holds all there is to go on from."""
+    """Enter the only stage, and wait for its result. The journal holds the state that a restarted run needs."""
 
     concurrency = 1
     single = True
@@ -57,18 +57,18 @@ class Evaluator(Actor):
         Call(WeightsWanted, WeightsPart, required=False),
         Call(TransferWanted, TransferOffer, required=False),
     )
-    """A learner's. No weights are ever asked for: every host has the model that is evaluated."""
+    """The same as a learner's. Nobody asks an evaluator for weights: every host has the evaluated model."""
     links: ClassVar = {
         "policy": Announce(PolicyPublished),
         "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),
         "steps": Call(StepTrained, Recorded, awaited_in_handler=False),
         "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
     }
-    """A learner's, so that only the class line differs; nothing goes over the last two."""
+    """The same as a learner's, so that only the class line of a topology differs. The last two are unused."""
 
     @classmethod
     def check(cls, topology: Topology, settings: EvaluatorSettings) -> list[str]:
-        """There is one stage, an evaluation, of a model that is on disk."""
+        """The topology must have exactly one stage, an evaluation, and a model that is on disk."""
         del settings
         kinds = [stage.kind for stage in topology.stages]
         if kinds != ["evaluate"]:
@@ -78,12 +78,12 @@ class Evaluator(Actor):
         return []
 
     async def start(self) -> None:
-        """Ask for the evaluation."""
+        """Start the evaluation."""
         self._evaluation: EvaluationReady | None = None
         self.context.nursery.start_soon(self._evaluate)
 
     async def handle(self, message: Any) -> None:
-        """Take the result."""
+        """Store the result."""
         match message:
             case EvaluationReady():
                 self._evaluation = message
@@ -93,7 +93,7 @@ class Evaluator(Actor):
                 await super().handle(message)
 
     async def _evaluate(self) -> None:
-        # Not restored: the epoch stays 0, and with it the policy is the one that engines serve as they start.
+        # restored=False keeps the epoch at 0: engines serve the policy of epoch 0 and version 0 when they start.
         entered = StageEntered(0, 0, 0, restored=False)
         timeout = self.context.settings.record_timeout_seconds
         recorded: StageRecorded = await ask(self.context.link("stages"), entered, timeout=timeout, log=self.log)
@@ -101,10 +101,10 @@ class Evaluator(Actor):
         self.context.link("policy").set(PolicyPublished(Policy(recorded.epoch, 0), uri, 0, 0))
 
     def status(self) -> tuple[str, ActorFigures]:
-        """Finished once the result is there."""
+        """``finished`` once the result has arrived."""
         state = "running" if self._evaluation is None else "finished"
         return state, ActorFigures(learner=LearnerFigures(stages=1, stage=0))
 
     def waiting_for(self) -> str:
-        """The evaluation, until it is there."""
+        """The evaluation, until its result has arrived."""
         return "" if self._evaluation else "roc_filter: the evaluation"

@@ -1,4 +1,4 @@
-"""The KV-cache scheduler's shell: opens groups and places rollouts as `agent_rl.scheduling.scheduler` decides."""
+"""The actor around `agent_rl.scheduling.scheduler`: opens groups and places rollouts as that module decides."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from agent_rl.scheduling.scheduler import AskUnfinished, GroupScheduler, Instruc
 
 
 class KVSchedulerSettings(Settings):
-    """How prompts are sized before they are tokenized, and how far requests may run ahead of a generator."""
+    """How to estimate prompt lengths before tokenization, and how many requests a generator may have pending."""
 
     placement: str = "most_room"
     """A short name, or ``module:Class`` (`agent_rl.scheduling.placement.Placement`)."""
     characters_per_token: PositiveFloat = 1.0
-    """Below the tokenizer's real ratio is safe: it promises too much KV cache rather than too little."""
+    """A value below the tokenizer's real ratio is safe: rollouts are promised too much KV cache, not too little."""
     template_tokens: PositiveInt = 16
-    """What the chat template adds to a problem's own tokens."""
+    """Tokens that the chat template adds to a problem."""
     request_window: PositiveInt = 1024
-    """Requests under way to a generator that it has not acknowledged."""
+    """The most requests sent to a generator that the generator has not acknowledged."""
     unfinished_timeout_seconds: PositiveFloat = 60.0
-    """How long the filter may take to say which groups are unfinished; then it is asked again."""
+    """Seconds to wait until the filter says which groups are unfinished. After that, the scheduler asks again."""
 
 
 class KVScheduler(Actor):
-    """Decisions are `GroupScheduler`'s; this sends what it says and reports back what became of it."""
+    """`GroupScheduler` decides. This actor carries out its instructions and reports the results back."""
 
     concurrency = 1
     single = True
@@ -63,12 +63,12 @@ class KVScheduler(Actor):
 
     @classmethod
     def link_options(cls, link: str, settings: KVSchedulerSettings) -> dict[str, Any]:
-        """The request window, as the settings say."""
+        """The request window from the settings."""
         return {"requests": {"window": settings.request_window}}.get(link, {})
 
     @classmethod
     def check(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
-        """A request window must hold at least one group, or placements wait for each other."""
+        """The request window must hold at least one group: with a smaller one, placements wait for each other."""
         sizes = [("algorithm.samples", topology.algorithm.samples)]
         for stage in topology.stages:
             if isinstance(stage, EvaluateStage):
@@ -97,13 +97,13 @@ class KVScheduler(Actor):
         return []
 
     def placement(self) -> Placement:
-        """Which rollout is placed next, and on which engine: what a scheduler of your own overrides."""
+        """Make the `Placement`, which chooses rollout and engine. Your own scheduler class may override this method."""
         name = self.context.settings.placement
         made: Placement = called(name, resolve("placement", name), "before the start", resolve("placement", name))
         return made
 
     async def start(self) -> None:
-        """Load the tasks and build the decider."""
+        """Load the tasks and create the `GroupScheduler`."""
         topology = self.context.topology
         self._tasks = Environments(topology, self.context.base).tasks()
         settings: KVSchedulerSettings = self.context.settings
@@ -122,7 +122,7 @@ class KVScheduler(Actor):
         self.context.nursery.start_soon(self._perform, instructions)
 
     def problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
-        """What a stage's group ``number`` is about: a pure function, so that a restarted scheduler finds the same."""
+        """The problem of the stage's group ``number``. A pure function: a restarted scheduler gets the same problem."""
         if purpose == "train":
             return self._tasks.problem(stage, number)
         held_out = number
@@ -134,7 +134,7 @@ class KVScheduler(Actor):
         return self._tasks.evaluation(held_out)
 
     async def handle(self, message: Any) -> None:
-        """Pass the event on; what follows from it is done by a task of its own."""
+        """Pass the event to `GroupScheduler`. A separate task carries out the resulting instructions."""
         match message:
             case PolicyPublished():
                 self._do(self._scheduler.policy_published(message))
@@ -153,7 +153,7 @@ class KVScheduler(Actor):
         return lambda: self._do(event())
 
     async def _perform(self, instructions: trio.MemoryReceiveChannel[Instruction]) -> None:
-        """Carry out instructions in their order."""
+        """Carry out instructions in order."""
         async for instruction in instructions:
             match instruction:
                 case OpenGroup(opened):
@@ -172,7 +172,7 @@ class KVScheduler(Actor):
                     self._do(self._scheduler.unfinished(answer))
 
     def waiting_for(self) -> str:
-        """What keeps the next rollout from being placed."""
+        """The condition that the next placement waits for."""
         return self._scheduler.waiting_for
 
     def status(self) -> tuple[str, ActorFigures]:

@@ -6,8 +6,8 @@
            --> evaluate: publish, wait for EvaluationReady
            --> rl: StepReady + its TrainingGroups --> Trainer.rl_step --> weights out --> PolicyPublished, StepTrained
 
-It owns the position in the recipe: a checkpoint holds weights, optimizer and position. A stage's end is always one; within a stage
-they come by steps (rl) or by time (sft).
+The learner owns the position in the recipe. A checkpoint holds weights, optimizer and position. The learner saves a
+checkpoint at the end of every stage. Within a stage, checkpoints come by steps (rl) or by time (sft).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from agent_rl.records.checkpoint_files import Position
 
 
 class Learner(ModelKeeper):
-    """Messages only fill shelves; the recipe is walked by one task, and torch runs in one thread."""
+    """`handle` only stores incoming messages. One task walks the recipe, and torch runs in one thread."""
 
     concurrency = 1
     single = True
@@ -82,7 +82,7 @@ class Learner(ModelKeeper):
     }
 
     async def start(self) -> None:
-        """Load the newest whole checkpoint, or the model the run starts from; then walk the recipe."""
+        """Load the newest whole checkpoint, or the model that the run starts from. Then start to walk the recipe."""
         await self._start_model()
         self._groups: dict[str, TrainingGroup] = {}
         self._steps: dict[int, StepReady] = {}
@@ -100,7 +100,7 @@ class Learner(ModelKeeper):
         self.context.nursery.start_soon(self._walk)
 
     async def stop(self) -> None:
-        """Let the step under way end, and checkpoint."""
+        """Finish the current step and save a checkpoint."""
         self._stopping = True
         self._wake()
         await self._ended.wait()
@@ -108,7 +108,7 @@ class Learner(ModelKeeper):
         self._weights.remove()
 
     async def handle(self, message: Any) -> Any:
-        """Put what arrives on its shelf; hand out published weights."""
+        """Store an incoming message for the recipe task; answer requests for published weights."""
         match message:
             case WeightsWanted() | TransferWanted():
                 return await self._hand_out(message)
@@ -131,7 +131,7 @@ class Learner(ModelKeeper):
         self._arrived.set()
         self._arrived = trio.Event()
 
-    # The recipe ----------------------------------------------------------------------------------------------------------
+    # The recipe
 
     async def _walk(self) -> None:
         stages = self.context.topology.stages
@@ -185,12 +185,12 @@ class Learner(ModelKeeper):
                 stage=position.stage, stage_seconds=self.context.now() - began, supervised=self._sft_figures
             )
             await self._next_stage()
-        if self._state != "finished" and not restored and not self._begins_sft():  # `restored`: nothing was done yet
+        if self._state != "finished" and not restored and not self._begins_sft():  # `restored`: no step since then
             await self._checkpoint()
         self._ended.set()
 
     def _begins_sft(self) -> bool:
-        """Whether a supervised stage has done nothing yet: what there is was saved at the end of the stage before."""
+        """Whether a supervised stage has done no step yet, so that the previous stage's checkpoint suffices."""
         position, stages = self._position, self.context.topology.stages
         return not position.step and position.stage < len(stages) and stages[position.stage].kind == "sft"
 
@@ -202,7 +202,7 @@ class Learner(ModelKeeper):
         await self._checkpoint()
 
     async def _sft(self, stage: SftStage) -> bool:
-        """Supervised steps on demonstrations, from where the checkpoint stands. False when stopped on the way."""
+        """Train on demonstrations, from the checkpoint's position on. False when the run stops before the end."""
         began_at = self._position.step
         batches = await self._in_thread(partial(self._batches, stage))
         figures = SupervisedFigures()
@@ -238,13 +238,13 @@ class Learner(ModelKeeper):
                 self.log.info("sft step", step=step + 1, **row(figures))
             if self._due_in_time() and not self._skipped.in_a_row and step + 1 < stage.steps:
                 await self._checkpoint()
-        self._trainer.optimizer.reset()  # moments of the supervised loss say nothing about the next stage's
+        self._trainer.optimizer.reset()  # the moments of the supervised loss do not fit the next stage's loss
         at = self._position
         self._position = Position(at.stage, at.stage_version, at.version + 1)
         return True
 
     def _batches(self, stage: SftStage) -> SupervisedBatches[Any]:
-        """The stage's batches from the position on."""
+        """The stage's batches, from the present position on."""
         topology = self.context.topology
         rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
         conversations: Iterator[Any]
@@ -263,7 +263,7 @@ class Learner(ModelKeeper):
         return self._trainer.sft_step(next(batches), stage, step)
 
     async def _evaluate(self, index: int) -> bool:
-        """Publish, and wait until the generators have answered all held-out problems."""
+        """Publish the policy, and wait until the generators have answered all held-out problems."""
         await self._publish()
         while Evaluation(index) not in self._evaluations:
             if self._stopping:
@@ -275,7 +275,7 @@ class Learner(ModelKeeper):
         return True
 
     async def _rl(self, stage: RlStage) -> bool:
-        """Steps of GRPO-RoC, each as soon as the filter has closed it."""
+        """Train the steps of GRPO-RoC. Each step starts as soon as the filter has closed it."""
         at_its_start = self._position.version == self._position.stage_version
         if stage.reset_optimizer and at_its_start:
             self._trainer.optimizer.reset()
@@ -294,7 +294,7 @@ class Learner(ModelKeeper):
         return await self._interim_evaluations(stage)
 
     async def _interim_evaluations(self, stage: RlStage) -> bool:
-        """Wait for those evaluations within the stage that are still under way. False when stopped meanwhile."""
+        """Wait for the unfinished evaluations of this rl stage. False when the run stops meanwhile."""
         expected = {Evaluation(self._position.stage, number + 1) for number in range(stage.evaluations)}
         while not expected <= self._evaluations.keys() and not self._past_limit():
             if self._stopping:
@@ -306,7 +306,7 @@ class Learner(ModelKeeper):
         return True
 
     async def _next_step(self) -> StepReady | None:
-        """The next step with all its groups; None when the run is to stop, or its time is up."""
+        """The next step with all its groups; None when the run must stop or its time limit is reached."""
         waited_from = self.context.now()
         try:
             while not self._stopping and not self._past_limit():
@@ -368,11 +368,11 @@ class Learner(ModelKeeper):
         if collapsed:
             await self._collapsed(stage, step + 1, collapsed)
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
-        if self._checkpoint_due and not self._skipped.in_a_row:  # a run stopped for them goes on from before the first
+        if self._checkpoint_due and not self._skipped.in_a_row:  # a stopped run resumes before the first
             await self._checkpoint()
 
     async def _skip(self, stage: SftStage | RlStage, step: int, fault: NotFiniteError, at: Position) -> None:
-        """Count a step that changed nothing, taken at position ``at``. Raises TrainingStoppedError at the third in a row."""
+        """Count a skipped step; ``at`` is the position before it. Raises TrainingStoppedError at the third in a row."""
         self.log.warning("step skipped", stage=stage.name, step=step + 1, fault=str(fault))
         if not self._skipped.in_a_row:
             self._before_skipped = at
@@ -383,7 +383,7 @@ class Learner(ModelKeeper):
         raise TrainingStoppedError(self._skipped.message(stage.name, self._checkpoints.newest()))
 
     async def _collapsed(self, stage: RlStage, step: int, fault: str) -> None:
-        """Keep everything there is, and stop the run."""
+        """Save a checkpoint, keep all older ones, and stop the run with TrainingStoppedError."""
         best = self._checkpoints.of_version(self._watch.best_version) or self._checkpoints.newest()
         await self._checkpoint(keep_all=True)
         began_with = "the model the run began with"
@@ -393,7 +393,7 @@ class Learner(ModelKeeper):
         return self._seconds_left() <= 0.0
 
     def _seconds_left(self) -> float:
-        """Until the run's wall-clock limit; infinite without one."""
+        """Seconds until the run's time limit; infinite without a limit."""
         limit = self.context.topology.run.max_minutes
         if limit is None:
             return math.inf
@@ -404,5 +404,5 @@ class Learner(ModelKeeper):
         return self._state, ActorFigures(learner=self._figures)
 
     def waiting_for(self) -> str:
-        """The step or the evaluation that is not there yet."""
+        """The step or the evaluation that the learner waits for."""
         return self._waiting_for

@@ -1,1 +1,1 @@
-"""Processes: the entry of an actor, the supervisor of a host, and how hosts end a run together."""
+"""Processes: the entry point of an actor, the supervisor of a host, and how several hosts end a run together."""

@@ -1,9 +1,9 @@
-"""One actor's process as the supervisor keeps it: started, started again within its budget, asked to stop, killed.
+"""The supervisor's record of one actor: starts its process, restarts it within a budget, stops it and kills it.
 
 ::
 
     start --> (ends) --> budget left: restarting --> start
-                    `--> spent, or USER_MISTAKE --> Reports.fail
+                    `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
 """
 
@@ -25,35 +25,35 @@ from agent_rl.messages import ActorStatus
 from agent_rl.observe.logs import log_directory
 
 USER_MISTAKE = 3
-"""The exit status by which an actor says that starting it again would not help; the message it leaves says why."""
+"""Exit status of an actor that a restart would not help. The actor leaves a message that says why."""
 
 EARLY_SECONDS = 5.0
-"""An actor that dies of itself so soon after it has started has done nothing."""
+"""A process that ends by itself within this many seconds after its start has done no work."""
 
 FAILED_DRAIN_SECONDS = 10.0
-"""A run that has failed waits no longer than this for each role: what they wait for themselves may be gone."""
+"""After a failure, each role gets at most this long to stop, because the peers it waits for may be gone."""
 
 
 class Reports(Protocol):
-    """Whom an actor's process tells what becomes of it."""
+    """What an `ActorProcess` reports to the supervisor."""
 
     def process(self, actor: ActorProcess, state: str) -> None:
-        """It is starting, restarting, stopping or stopped."""
+        """The process is starting, restarting, stopping or stopped."""
 
     def incarnations(self) -> Mapping[str, int]:
-        """Those of all nodes, as far as they are known: what a new process is told first."""
+        """The known incarnations of all nodes. A new process gets them first."""
 
     def say(self, text: str) -> None:
-        """Something the user wants to know."""
+        """Show a line to the user."""
 
     def fail(self, reason: str, exit_code: int) -> None:
-        """The run cannot go on."""
+        """End the run: it cannot continue."""
 
 
 class ActorProcess:
-    """An actor of this host. ``path`` is its topology file, ``base`` the folder that relative paths in it start from.
+    """An actor of this host. ``path`` is the topology file; relative paths in the file start from the folder ``base``.
 
-    ``incarnation`` is that of its first process; ``epoch`` makes the run's clock (`run_clock`).
+    ``incarnation`` is the number of the first process; ``epoch`` makes the run's clock (`run_clock`).
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class ActorProcess:
         self.stopping = False
         self.ended = trio.Event()
         self.failure = ""
-        """What it last said of its own failure."""
+        """The last failure that the actor reported in its status."""
         self._killed_for = ""
         self._died_at: float | None = None
         self._ready_at: float | None = None
-        """When its present process was first heard as started."""
+        """When the present process first reported that it had started."""
         self.drain_seconds = drain_seconds(role, self.entry)
         self.incarnation = incarnation
         self._reports = reports
@@ -93,7 +93,7 @@ class ActorProcess:
         self._arguments += ["--started-at", repr(started_at), "--epoch", repr(epoch)]
 
     async def keep(self, janitor: Janitor, log: Callable[..., object]) -> None:
-        """Start the actor, and start it again when it dies, until the run ends or its budget is spent."""
+        """Start the actor and restart it when it dies, until the run ends or the restart budget is spent."""
         state = "starting"
         while not self.stopping:
             self._reports.process(self, state)
@@ -116,7 +116,7 @@ class ActorProcess:
         self.ended.set()
 
     def _goes_on(self, child: ActorChild, status: int) -> bool:
-        """Whether a process that died is to be replaced; if not, the run is told why."""
+        """Whether to restart a process that died. If not, report why the run fails."""
         ended, last_words = self._killed_for or f"{self.name} {describe_exit(status)}", child.last_words()
         if status == USER_MISTAKE:
             self._reports.fail(f"{self.name}: {self._why(child)}", 2)
@@ -134,7 +134,7 @@ class ActorProcess:
         return True
 
     def _died_early(self, status: int) -> bool:
-        """Whether its process ended by itself, which nobody killed, before it was started or soon after."""
+        """Whether the process ended by itself (no SIGKILL) before it was ready, or soon after."""
         if status == -signal.SIGKILL:
             return False
         return self._ready_at is None or trio.current_time() - self._ready_at < EARLY_SECONDS
@@ -157,13 +157,13 @@ class ActorProcess:
         return self.child
 
     def tell(self, incarnations: Mapping[str, int]) -> None:
-        """Say which incarnations nodes have; it needs them to know its peers."""
+        """Send the incarnations of nodes to the process, which needs them to recognise its peers."""
         if self.child is not None and not self.child.tell(written(incarnations)):
-            self.kill(f"{self.name} did not read what its supervisor told it")
+            self.kill(f"{self.name} did not read the messages of its supervisor")
 
     def heard(self, status: ActorStatus, incarnation: int) -> None:
-        """A status came from its process of this incarnation."""
-        if incarnation != self.incarnation:  # of one that has ended
+        """Take in a status from the process with this incarnation."""
+        if incarnation != self.incarnation:  # a status of an earlier process
             return
         if status.state == "failed":
             self.failure = status.detail
@@ -175,14 +175,14 @@ class ActorProcess:
             self._reports.say(f"{self.name} runs again, {seconds:.1f} s after it ended")
 
     def terminate(self) -> None:
-        """Ask it to stop; it is not started again."""
+        """Ask the process to stop, and do not restart it."""
         self.stopping = True
         self._reports.process(self, "stopping")
         if self.child is not None:
             self.child.terminate()
 
     def kill(self, reason: str = "") -> None:
-        """End it and what is in its process group, now; ``reason`` is told when it is started again."""
+        """Kill the process and its process group now. ``reason`` appears in the notice of the restart."""
         self._killed_for = reason
         if self.child is not None:
             self.child.kill()
@@ -191,7 +191,7 @@ class ActorProcess:
 async def stop_in_order(
     roles: Sequence[str], actors: Sequence[ActorProcess], reports: Reports, *, failed: bool
 ) -> None:
-    """Stop the roles one after the other, each within its deadline; what does not stop is killed."""
+    """Stop the roles one after the other, each within its deadline. Kill actors that exceed the deadline."""
     for role in roles:
         async with trio.open_nursery() as nursery:
             for actor in actors:

@@ -1,4 +1,4 @@
-"""An actor's operating-system process: started so that it cannot be orphaned, waited for on trio, ended as a group."""
+"""The operating-system process of an actor: it cannot outlive the supervisor, and is killed with its process group."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from agent_rl.files.disk import rotate_open, writing
 from agent_rl.observe.silence import ProcessSeen
 
 MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
-"""The environment's name for the file in memory that an actor leaves its message in."""
+"""Environment variable with the file descriptor of a file in memory. The actor writes its last message to this file."""
 PIPE_BYTES = 1 << 15
-"""More at once needs a larger pipe than the usual one of 64 KiB."""
+"""A larger write needs a larger pipe than the default of 64 KiB."""
 LAST_WORDS_BYTES = 16384
-"""How much of the end of a stderr file is looked at."""
+"""Number of bytes read from the end of a stderr file."""
 
 
 class ActorChild:
-    """One process, leader of a session and process group of its own.
+    """One process, the leader of its own session and process group.
 
-    A Ctrl-C in the terminal therefore reaches the supervisor alone, and ``kill`` reaches what the process has started.
+    So Ctrl-C in the terminal reaches only the supervisor, and ``kill`` also reaches the processes that the actor
+    started.
     """
 
     def __init__(
@@ -41,20 +42,20 @@ class ActorChild:
         self._stderr_start = stderr_start
         self._message = message
         self.message = ""
-        """Once it has ended: what it left to be told to the user, in memory, for when the disk takes nothing."""
+        """The actor's last message to the user, set after the process has ended. The disk was not needed for it."""
 
     @property
     def pid(self) -> int:
-        """The process, and its group."""
+        """The id of the process and of its group."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether ``wait`` or ``reap`` has seen it end."""
+        """Whether ``wait`` or ``reap`` has collected the process."""
         return self._process.returncode is not None
 
     def seen(self) -> ProcessSeen | None:
-        """What the kernel says of the process; None when it has ended, or where there is no /proc."""
+        """State and processor time of the process; None when the process has ended, or on a system without /proc."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -62,10 +63,10 @@ class ActorChild:
         return ProcessSeen(fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
     async def wait(self) -> int:
-        """Wait for the end, kill what is left of the group, and return the exit status (negative: the signal)."""
+        """Wait for the end, kill the rest of the process group, and return the exit status (negative: the signal)."""
         if not self.ended:
             await self._exited()
-            self.kill()  # before the process is reaped: until then, its group's number cannot be another's
+            self.kill()  # before the process is reaped: after that, another group may get the same number
         status = self._process.wait()
         self._take_message()
         return status
@@ -81,24 +82,24 @@ class ActorChild:
             os.close(descriptor)
 
     def terminate(self) -> None:
-        """Ask the process to stop; what it has started is its own to stop."""
+        """Ask the process to stop. The process stops its own children."""
         if not self.ended:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End the process and everything in its group, now."""
+        """Kill the process and its group now."""
         if not self.ended:
             with contextlib.suppress(ProcessLookupError):  # the group has no member left
                 os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Kill the group and collect the process, for when trio can no longer wait."""
+        """Kill the group and collect the process without trio, for use when trio can no longer wait."""
         self.kill()
         self._process.wait()
         self._take_message()
 
     def tell(self, lines: bytes) -> bool:
-        """Write whole lines to its lifeline; False when it has not read so many that there is no room."""
+        """Write whole lines to the lifeline pipe. False when the pipe is full because the process does not read it."""
         if self.ended:
             return True
         descriptor = self._lifeline.fileno()
@@ -106,7 +107,7 @@ class ActorChild:
             if len(lines) > PIPE_BYTES and hasattr(fcntl, "F_SETPIPE_SZ"):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, len(lines))
             return os.write(descriptor, lines) == len(lines)
-        except BrokenPipeError:  # it has just ended
+        except BrokenPipeError:  # the process has just ended
             return True
         except BlockingIOError:
             return False
@@ -119,7 +120,7 @@ class ActorChild:
                 self.message = self._message.read().decode(errors="replace").strip()
 
     def rotate_stderr(self, limit: float) -> None:
-        """Keep what it wrote apart, and let it go on in an emptied file, once there are ``limit`` bytes of it."""
+        """When the stderr file has ``limit`` bytes, move its content to another file and empty it."""
         if rotate_open(self.stderr, limit):
             self._stderr_start = 0
 
@@ -129,7 +130,7 @@ class ActorChild:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
             text = file.read().decode(errors="replace")
-        # The frames that Python draws around exception groups say nothing.
+        # Drop the frames that Python draws around exception groups.
         words = [line.strip(" |+-") for line in text.splitlines()]
         return [line for line in words if line.strip("^~")][-lines:]
 
@@ -138,11 +139,12 @@ LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 
 
 def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path) -> ActorChild:
-    """Start ``python -m module arguments... --lifeline FD``, through ``lifeline.py``, its output appended to the file ``stderr``.
+    """Start ``python -m module arguments... --lifeline FD`` through ``lifeline.py``, its output to the file ``stderr``.
 
-    The lifeline is the read end of a pipe: it reads as closed once the supervisor is gone, and before as what `Child.tell` writes.
+    The lifeline is the read end of a pipe. It carries the lines of `ActorChild.tell`, and closes when the supervisor
+    ends.
 
-    Called on the supervisor's main thread, not through trio's process functions: those start processes on worker
+    The supervisor's main thread calls this function directly. trio's process functions start processes on worker
     threads, and the parent-death signal fires when the starting *thread* ends.
     """
     with writing(stderr):
@@ -173,11 +175,11 @@ def _memory_file() -> BinaryIO:
 
 
 def leave_message(text: str) -> None:
-    """In an actor's process: leave what the supervisor tells the user, there and on stderr. It is the last thing said."""
-    with contextlib.suppress(OSError):  # the disk may be full, which is what the message is about
+    """In an actor's process: leave the last message for the supervisor, in the message file and on stderr."""
+    with contextlib.suppress(OSError):  # the disk may be full, and the message may be about that
         os.write(2, f"{text}\n".encode())
     descriptor = os.environ.get(MESSAGE_VARIABLE)
     if descriptor is not None:
         os.write(int(descriptor), text.encode())
-    # What is buffered for a full disk would make the interpreter's exit status another one.
+    # Output buffered for a full disk would change the exit status of the interpreter.
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open to the end

@@ -1,4 +1,4 @@
-"""Ctrl-C before there is anything to stop: importing takes a second, in which an interrupt would be a traceback."""
+"""Ctrl-C during start-up: importing takes about a second, and an interrupt then would print a traceback."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from types import FrameType
 
 INTERRUPTED = 130
-"""The exit code of what was interrupted, as shells have it."""
+"""The exit code after an interrupt, as in shells."""
 
 
 def leave_at_once(number: int, frame: FrameType | None) -> None:
-    """The handler until something has to be ended in order: one line, and the exit code."""
+    """The signal handler of start-up: print one line and exit."""
     del number, frame
     os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, b"agent-rl: interrupted\n")
     os._exit(INTERRUPTED)
@@ -24,12 +24,12 @@ def begin() -> None:
 
 
 def raise_from_now_on() -> None:
-    """From now on an interrupt raises KeyboardInterrupt, where it had ended the process at once."""
+    """From now on an interrupt raises KeyboardInterrupt."""
     if signal.getsignal(signal.SIGINT) is leave_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals by which a run is stopped in order. SIGHUP is not among them where it is ignored, as ``nohup`` has it."""
+    """The signals that stop a run in order. SIGHUP is left out where it is ignored, as under ``nohup``."""
     hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hung_up]

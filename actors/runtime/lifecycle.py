@@ -1,4 +1,4 @@
-"""What the supervisor decides: who may be restarted, in which order roles are stopped, which hosts a process serves."""
+"""Decisions of the supervisor: which actors are restarted, the order of stopping, the hosts that a process serves."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from agent_rl.records.run_directory import RunRefused
 
 @dataclass
 class RestartBudget:
-    """So many restarts within so many seconds, and so many in a row of a process that dies before it has done anything.
+    """Limits restarts within a time window, and restarts in a row of a process that dies before it does any work.
 
-    The second bound holds however long the process takes to start: one that loads a model for minutes and then dies would keep
-    within the first for ever.
+    The second limit is needed for a process that loads a model for minutes and then dies. Such a process would never
+    exceed the first limit.
     """
 
     restarts: int
     seconds: float
     within: str = ""
-    """What the restarts are counted in, once there is none left: of a message's words."""
+    """Part of the message when no restart is left: what the restarts are counted in."""
     _spent: deque[float] = field(default_factory=deque)
     _early: int = 0
 
     def spend(self, now: float, *, early: bool = False) -> bool:
-        """Take one restart at time ``now``; False when there is none left. ``early``: the process died of itself, without work."""
+        """Take a restart at time ``now``; False when none is left. ``early``: the process died before any work."""
         self._early = self._early + 1 if early else 0
         while self._spent and self._spent[0] <= now - self.seconds:
             self._spent.popleft()
@@ -46,7 +46,7 @@ class RestartBudget:
 
 
 def drain_order(topology: Topology) -> list[str]:
-    """Roles in the order they are stopped: by their class' ``drain_order`` (50 without), then upstream first."""
+    """Roles in the order of stopping: by the ``drain_order`` of their class (default 50), then upstream first."""
     position = {role: index for index, role in enumerate(_upstream_first(topology))}
     order = {
         role: getattr(resolve("actor", entry.class_path), "drain_order", 50) for role, entry in topology.actors.items()
@@ -55,7 +55,7 @@ def drain_order(topology: Topology) -> list[str]:
 
 
 def _upstream_first(topology: Topology) -> list[str]:
-    """Roles so that each stands before those its push and call links lead to, as far as the links have no circle."""
+    """Roles in an order that puts each one before the targets of its push and call links. Cycles are cut."""
     visited: dict[str, None] = {}
     entered: set[str] = set()
 
@@ -77,7 +77,7 @@ def _upstream_first(topology: Topology) -> list[str]:
 
 
 def needed_to_drain(topology: Topology, role: str) -> bool:
-    """Whether a role that is stopped before this one has a push or call link to it, and so may need it to end."""
+    """Whether a role that is stopped earlier has a push or call link to this role, and may need it to finish."""
     order = drain_order(topology)
     for earlier in order[: order.index(role)]:
         entry = topology.actors[earlier]
@@ -89,12 +89,12 @@ def needed_to_drain(topology: Topology, role: str) -> bool:
 
 
 def drain_seconds(role: str, entry: ActorEntry) -> float:
-    """How long an actor may take to stop: its class' ``drain_seconds``, else long enough for a learner's checkpoint."""
+    """Seconds an actor may take to stop: its class's ``drain_seconds``; else enough for a learner's checkpoint."""
     return float(getattr(resolve("actor", entry.class_path), "drain_seconds", 120.0 if role == "learner" else 30.0))
 
 
 def hosts_to_start(topology: Topology, host: str | None) -> tuple[str, ...]:
-    """The hosts whose actors this process starts, the main one first. Raises RunRefused when it cannot be."""
+    """The hosts whose actors this process starts, the main host first. Raises RunRefused when ``host`` does not fit."""
     in_use = topology.hosts_in_use
     if host is not None:
         if host not in in_use:
@@ -104,15 +104,15 @@ def hosts_to_start(topology: Topology, host: str | None) -> tuple[str, ...]:
     if elsewhere and len(in_use) > 1:
         starts = ", ".join(f"--host {name}" for name in in_use)
         raise RunRefused(f"the actors are on several machines: start each with its own, {starts}")
-    # The main host first: it is the one whose supervisor gives the process its name.
+    # The main host first: the supervisor's process is named after it.
     return tuple(sorted(in_use, key=lambda name: name != topology.main_host))
 
 
 def actor_environment(entry: ActorEntry, run_directory: Path) -> dict[str, str]:
-    """The environment of an actor: as many threads as its settings say, one unless they or the environment do.
+    """The environment of an actor. The number of threads comes from its settings, then from the environment, then is 1.
 
-    What torch caches goes into the run directory, unless the environment says where: otherwise it is left where
-    temporary files go.
+    torch's caches go into the run directory, unless the environment names another place. torch's default is the folder
+    for temporary files.
     """
     cls = resolve("actor", entry.class_path)
     environment = dict(os.environ)

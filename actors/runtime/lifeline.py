@@ -1,9 +1,9 @@
-"""Run a module in a process that cannot outlive the one that started it.
+"""Run a module in a process that cannot outlive its parent process.
 
-``python -P lifeline.py PARENT MODULE ARGUMENTS...`` asks the kernel to kill the process when the thread that started it
-ends, then becomes ``python -m MODULE ARGUMENTS...``, except that modules of the working directory are looked for last. It is
-a script rather than a module: so no folder of the working directory can take its place. Doing it here rather than between
-fork and exec keeps Python code out of a forked child of a process that has threads (ZeroMQ's).
+``python -P lifeline.py PARENT MODULE ARGUMENTS...`` asks the kernel to kill the process when the parent's thread ends.
+Then it becomes ``python -m MODULE ARGUMENTS...``, but searches the working directory last for modules. This file is a
+script and not a module, so that no folder of the working directory can take its place. It sets the signal after exec:
+Python code between fork and exec would run in a forked child of a process with threads (ZeroMQ's).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit at once when the parent is gone already.
+    """Have the kernel kill this process when its parent ends. Exit at once when the parent is already gone.
 
-    Linux only: elsewhere the lifeline pipe alone tells. Raises OSError when the kernel refuses.
+    Linux only; on other systems the lifeline pipe alone reports the end. Raises OSError when the kernel refuses.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before it could be watched
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         raise SystemExit("the supervisor is gone")
 
 

@@ -1,4 +1,4 @@
-"""The network of a run: where its nodes listen, and the key that those on TCP share."""
+"""The network of a run: the addresses of its nodes, and the key that nodes on TCP share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def run_network(topology: Topology, base: Path) -> Network:
-    """The network that all processes of a topology are on, whose file is in the folder ``base``.
+    """The network of a topology. ``base`` is the folder of the topology file.
 
-    Raises RunRefused when the key cannot be read, InsecureLink when several hosts have none.
+    Raises RunRefused when the key cannot be read, and InsecureLink when several hosts have no key.
     """
     from transport import CurveKeys, ZmqNetwork
 

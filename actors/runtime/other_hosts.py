@@ -1,4 +1,4 @@
-"""How the supervisors of several hosts end a run together: the learner's host decides, the others obey and answer."""
+"""How the supervisors of several hosts end a run together: the learner's host decides; the others obey and answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from transport import LinkEvent, Node
 
 TELL_SECONDS = 10.0
-"""How long the other hosts' supervisors are waited for when the run ends."""
+"""Seconds to wait for the supervisors of other hosts when the run ends."""
 
 
 class OtherHosts:
-    """The hosts of a topology whose actors another process supervises; ``hosts`` are this one's."""
+    """The hosts whose actors another process supervises. ``hosts`` are the hosts of this process."""
 
     def __init__(self, topology: Topology, hosts: Sequence[str]) -> None:
         self.is_main = topology.main_host in hosts
@@ -32,11 +32,11 @@ class OtherHosts:
         self._tell: list[Callable[[object], None]] = []
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether the topology has other hosts."""
         return bool(self._ended)
 
     def link(self, node: Node) -> None:
-        """Announce to the supervisors of the other hosts: the main one to all, the others to the main one."""
+        """Open the announcements: from the main host to all others, from each other host to the main host."""
         if not self._ended:
             return
         if not self.is_main:
@@ -45,7 +45,7 @@ class OtherHosts:
             self._tell.append(node.announce("run", list(self._ended)).set)
 
     def heard(self, status: ActorStatus) -> str:
-        """Another supervisor says how it is; why the run must end, when this is where that is decided."""
+        """Take in another supervisor's status. Returns why the run must end, where that is decided; else empty."""
         if status.state in {"failed", "finished"} and status.actor in self._ended:
             self._ended[status.actor].set()
         return f"{status.actor}: {status.detail}" if status.state == "failed" and self.is_main else ""
@@ -58,9 +58,9 @@ class OtherHosts:
             self._announce_self("failed" if exit_code else "stopping", reason)
 
     async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
-        """The other hosts must have heard that the run ends before this supervisor falls silent.
+        """Wait until the other hosts know that the run ends, before this supervisor stops sending.
 
-        Returns those that did not say that they stopped.
+        Returns the hosts that did not confirm that they stopped.
         """
         if not self.is_main:
             self._announce_self("failed" if exit_code else "finished", reason)
@@ -82,11 +82,11 @@ class OtherHosts:
 
 
 def link_notice(event: LinkEvent) -> str:
-    """What the user is told of a link: another host's supervisor is silent, or heard again."""
+    """The notice for a link event: the supervisor of another host is silent, or is heard again."""
     from transport import PeerBack, PeerLeft, PeerSilent
 
     if isinstance(event, PeerSilent) and is_supervisor(event.peer):
-        return f"{event.peer} has been silent for {event.seconds:.0f} s; look at its host, and at the way there"
+        return f"{event.peer} has been silent for {event.seconds:.0f} s; look at its host, and at the network"
     if isinstance(event, PeerBack) and is_supervisor(event.peer):
         return f"{event.peer} is heard again, after {event.seconds:.0f} s"
     if isinstance(event, PeerLeft) and is_supervisor(event.peer):
@@ -95,5 +95,5 @@ def link_notice(event: LinkEvent) -> str:
 
 
 def is_supervisor(node: str) -> bool:
-    """Whether a node's name is a supervisor's."""
+    """Whether the node is a supervisor."""
     return node.startswith("supervisor.")

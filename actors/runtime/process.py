@@ -1,8 +1,8 @@
-"""The process of one actor: ``python -m actors.runtime.process --topology FILE --actor role.replica ...``, started by the supervisor.
+"""The process of one actor. The supervisor starts ``python -m actors.runtime.process --topology FILE --actor NAME``.
 
-It makes the node and the links from the topology, starts the actor, hands it messages, reports its status, and stops it on
-SIGTERM. It exits when the supervisor's lifeline closes. Exit status 3 says that a restart would not help: the last line on
-stderr is the message for the user.
+The process makes node and links from the topology, starts the actor, hands messages to it, reports its status, and
+stops the actor on SIGTERM. The process exits when the supervisor's lifeline closes. Exit status 3 means that a restart
+would not help; the last line on stderr is then the message for the user.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
 
 
 class SupervisorGoneError(Exception):
-    """The lifeline closed: nobody is left to work for."""
+    """The lifeline closed: the supervisor has ended."""
 
 
 def make_links(node: Node, topology: Topology, role: str, cls: type[Actor], settings: Any) -> dict[str, Any]:
-    """The links the class declares, to the nodes the topology names."""
+    """Make the links that the class declares, to the nodes that the topology names."""
     nodes: dict[str, list[str]] = {}
     for name, its_role in actor_nodes(topology):
         nodes.setdefault(its_role, []).append(name)
     links: dict[str, Any] = {}
     for name, kind in cls.links.items():
         if name not in topology.actors[role].links:
-            continue  # it need not lead anywhere
+            continue  # an optional link
         targets = [target for to in topology.actors[role].targets(name) for target in nodes[to]]
         options = DEFAULT_LINK_OPTIONS[type(kind)] | cls.link_options(name, settings)
         links[name] = _make_link(node, name, kind, targets, options)
@@ -115,7 +115,7 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
 
 
 def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
-    """The message types the class says it receives, by kind; nothing else reaches its `handle`."""
+    """The message types that the class receives, by kind of delivery. `handle` gets no other types."""
     types: dict[DeliveryKind, set[type]] = {"push": set(), "call": set(), "announce": set()}
     for each in cls.receives:
         types[each.kind].update(each.messages)
@@ -125,13 +125,13 @@ def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
 async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Event, nursery: trio.Nursery) -> None:
     """Run an actor whose node is not yet running, until ``stopping`` is set or something fails.
 
-    Messages that arrive while the actor starts wait; heartbeats go out all the same.
+    Messages that arrive while the actor starts are held back; heartbeats are sent in the meantime.
     """
     ready = trio.Event()
     context = actor.context
 
     async def handler(delivery: Delivery) -> object:
-        if not ready.is_set():  # else even a wait that is over would cost each message a turn of the loop
+        if not ready.is_set():  # a wait on a set event would still cost each message a turn of the event loop
             await ready.wait()
         return await actor.handle(delivery.message)
 
@@ -140,7 +140,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     async def report() -> None:
         while not failed:
             _announce(status_link, actor, *(actor.status() if ready.is_set() else ("starting", ActorFigures())))
-            await trio.sleep(STATUS_SECONDS)  # how often people want to see figures; nothing waits for it
+            await trio.sleep(STATUS_SECONDS)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:
         await node_nursery.start(
@@ -152,7 +152,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         except Exception as error:
             failed = True
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
-            await trio.lowlevel.checkpoint()  # let it leave: whoever reads the table learns why before the process ends
+            await trio.lowlevel.checkpoint()  # send the status, so that the display shows why before the process ends
             raise
         ready.set()
         context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
@@ -166,14 +166,14 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
 def _announce(status_link: Any, actor: Actor, state: str, figures: ActorFigures, detail: str = "") -> None:
     context = actor.context
-    if not isinstance(figures, ActorFigures):  # a class of somebody's own
+    if not isinstance(figures, ActorFigures):  # returned by a user's class
         raise ContractError(
             f"{type(actor).__name__}.status returned {figures!r:.80} as figures; return (state, ActorFigures(...)), with "
             "figures of your own in `extra`"
         )
     if rejected := context.node.figures["decode_errors"]:
         figures = replace(figures, rejected_frames=int(rejected))
-    started = state not in {"starting", "failed"}  # before, an actor has nothing to answer from
+    started = state not in {"starting", "failed"}  # `waiting_for` and `detail` may need the state that `start` makes
     waiting_for = actor.waiting_for() if started else ""
     busy = actor.busy_seconds() if started else 0.0
     cpu = actor.cpu_seconds() if started else 0.0
@@ -183,7 +183,7 @@ def _announce(status_link: Any, actor: Actor, state: str, figures: ActorFigures,
 
 
 async def run_actor(arguments: argparse.Namespace) -> None:
-    """Everything from the topology file to the actor's end. Raises DiskError alone when a full disk is part of what failed."""
+    """Read the topology and run the actor to its end. Raises only DiskError when a full disk is one of the causes."""
     path = Path(arguments.topology)
     base = Path(arguments.base)
     look_beside(base / path.name)
@@ -252,7 +252,7 @@ def _log_event(log: structlog.typing.FilteringBoundLogger, event: LinkEvent) -> 
 
 
 async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """SIGTERM asks to finish and stop; SIGINT is the supervisor's to handle."""
+    """SIGTERM asks the actor to finish and stop. The supervisor handles SIGINT."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         task_status.started()
         async for number in received:
@@ -261,7 +261,7 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
 
 
 async def _watch_lifeline(descriptor: int, node: Node, log: structlog.typing.FilteringBoundLogger) -> None:
-    """The supervisor says on the lifeline which incarnations nodes have; it closes when the supervisor is gone."""
+    """Read the incarnations of nodes from the lifeline. The lifeline closes when the supervisor ends."""
     rest = b""
     while True:
         await trio.lowlevel.wait_readable(descriptor)
@@ -276,7 +276,7 @@ async def _watch_lifeline(descriptor: int, node: Node, log: structlog.typing.Fil
 
 
 def user_mistake(error: BaseException) -> str | None:
-    """The message, when all that went wrong is a mistake of the user's."""
+    """The message for the user when a mistake of the user caused all errors; else None."""
     if isinstance(error, BaseExceptionGroup):
         found = [user_mistake(part) for part in error.exceptions]
         return found[0] if found and all(text is not None for text in found) else None
@@ -284,7 +284,7 @@ def user_mistake(error: BaseException) -> str | None:
 
 
 def _first_leaf(error: BaseException) -> str:
-    """What failed, in a line: what comes last on stderr may be about something else."""
+    """The first error inside exception groups, in one line: the last line on stderr may be about another error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(f"{type(error).__name__}: {error}".split())

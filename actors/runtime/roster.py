@@ -1,12 +1,12 @@
-"""Which incarnation each node of a run has: said by the supervisor that started it, to all who hear of the node.
+"""The incarnation of each node of a run. The supervisor that starts a node tells it to everyone who hears the node.
 
 ::
 
-    an actor starts --> Roster.started --> its own nodes, the host's actors (over their lifelines), the other supervisors
+    an actor starts --> Roster.started --> its own nodes, the host's actors (over lifelines), the other supervisors
     Incarnations    --> Roster.heard   --> the same, of what the sender may speak for
 
-A process that claims a higher incarnation than its supervisor gave it is refused, so nobody can have a node's frames taken for
-those of a process that was replaced. A lifeline is a pipe from the supervisor: what comes over it does not depend on the network.
+A process that claims a higher incarnation than its supervisor announced is refused. So no process can present itself as
+the successor of a node. Supervisors tell their actors over lifelines, which are pipes and do not depend on the network.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Process(Protocol):
     """An actor's process, as the roster needs it."""
 
     def tell(self, incarnations: Mapping[str, int], /) -> None:
-        """Say to the process which incarnations nodes have."""
+        """Send the incarnations of nodes to the process."""
 
 
 class Roster:
-    """The incarnations that the supervisor of ``hosts`` knows. ``first`` is its own, and that of its actors' first processes."""
+    """The incarnations that the supervisor of ``hosts`` knows. ``first``: its own, and its actors' first ones."""
 
     def __init__(self, topology: Topology, hosts: Sequence[str], first: int) -> None:
         own = [supervisor_node(host) for host in hosts]
@@ -45,10 +45,10 @@ class Roster:
         self._nodes: list[Node] = []
         self._announce: list[Callable[[object], None]] = []
         self.actors: Mapping[str, Process] = {}
-        """The processes to tell."""
+        """The processes to inform of changes."""
 
     def link(self, node: Node) -> None:
-        """A node of this supervisor: it believes the roster, and the first one tells the other supervisors."""
+        """Add a node of this supervisor, which accepts the roster's incarnations. The first tells the other hosts."""
         for name, incarnation in self.incarnations.items():
             node.expect(name, incarnation)
         if self._others and not self._nodes:
@@ -57,12 +57,12 @@ class Roster:
         self._tell_others()
 
     def started(self, actor: str, incarnation: int) -> None:
-        """A process of this supervisor's is about to be started."""
+        """This supervisor is about to start a process."""
         if self._set(actor, incarnation):
             self._tell_others()
 
     def heard(self, sender: str, said: Incarnations) -> None:
-        """Another supervisor says which incarnations its actors have; it speaks for no others."""
+        """Another supervisor announces the incarnations of its actors. Entries for other actors are ignored."""
         for name, incarnation in said.incarnations.items():
             if self._supervisor.get(name) == sender and sender in self._others:
                 self._set(name, incarnation)
@@ -83,11 +83,11 @@ class Roster:
 
 
 def written(incarnations: Mapping[str, int]) -> bytes:
-    """As it goes over a lifeline."""
+    """The lines for a lifeline."""
     return b"".join(f"{name} {incarnation}\n".encode() for name, incarnation in incarnations.items())
 
 
 def read(line: bytes) -> tuple[str, int]:
-    """A node and its incarnation, from a line of what `written` wrote."""
+    """Parse one line of `written` into a node and its incarnation."""
     name, _, incarnation = line.decode().rpartition(" ")
     return name, int(incarnation)

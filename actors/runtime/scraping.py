@@ -1,7 +1,8 @@
 """``GET /metrics``: a listener for Prometheus.
 
-Each connection gets one answer and is closed. A request that is no scrape is answered with its status, a slow client has
-seconds, and few clients are served at once, so that no scraper can hold up a run. h11 reads and writes the HTTP.
+Each connection gets one answer and is then closed. A request other than a scrape gets an error status. A client has a
+few seconds, and only a few clients are served at once, so that no client can hold up a run. h11 reads and writes the
+HTTP.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import h11
 import trio
 
 SECONDS = 5.0
-"""How long a client may take to ask, and as long again to read the answer."""
+"""Seconds a client may take to send its request, and again to read the answer."""
 HEAD_BYTES = 8192
 AT_ONCE = 8
-"""Clients served at once; further ones are sent away."""
+"""Clients served at once; further clients get status 503."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def listen(address: str, port: int) -> list[trio.SocketListener]:
-    """Listen at the port. Raises OSError, which names both."""
+    """Listen at the port. Raises OSError with a message that names address and port."""
     try:
         return await trio.open_tcp_listeners(port, host=address)
     except OSError as error:
@@ -29,7 +30,7 @@ async def listen(address: str, port: int) -> list[trio.SocketListener]:
 
 
 async def serve_metrics(listeners: Sequence[trio.SocketListener], text: Callable[[], str]) -> None:
-    """Answer until cancelled; ``text`` is called for each scrape."""
+    """Answer scrapes until cancelled. ``text`` is called for each scrape."""
     served = 0
 
     async def serve(stream: trio.SocketStream) -> None:
@@ -44,7 +45,7 @@ async def serve_metrics(listeners: Sequence[trio.SocketListener], text: Callable
                     await stream.send_all(response)
                     await stream.send_eof()
         except trio.BrokenResourceError:
-            pass  # the client has gone: nobody is left to be told
+            pass  # the client has closed the connection
         finally:
             served -= 1
 
@@ -52,7 +53,7 @@ async def serve_metrics(listeners: Sequence[trio.SocketListener], text: Callable
 
 
 async def _asked(stream: trio.SocketStream, connection: h11.Connection) -> h11.Request | tuple[int, str] | None:
-    """The request; the status and text of the answer to what is no request; None where nothing was asked."""
+    """The request; or status and text for an invalid request; or None when the client sent nothing."""
     with trio.move_on_after(SECONDS):
         try:
             while (event := connection.next_event()) is h11.NEED_DATA:

@@ -1,4 +1,4 @@
-"""The supervisor of a host: starts its actors' processes, restarts the ones that die, and ends the run.
+"""The supervisor of a host: starts the processes of its actors, restarts processes that die, and ends the run.
 
 ::
 
@@ -8,11 +8,11 @@
                     |-----(an actor exits with USER_MISTAKE)------------> draining --> exit 2
                     `-----(second SIGINT or SIGTERM, also draining)-----> all killed --> exit 130
 
-    an actor is silent:  named, with who waits for it --(heard again)--> named as back
-                                                      `-(silent_seconds)--> killed, and restarted within its budget
+    an actor is silent:  named, with the actors that wait for it --(heard again)--> named as back
+    `-(silent_seconds)--> killed, and restarted within its budget
 
-Draining stops the roles one after the other, upstream first, each within a deadline. On several hosts, the learner's
-host decides and tells the others (RunState); theirs tell it (as ActorStatus) when they had to give up.
+Draining stops the roles one after the other, upstream first, each within a deadline. With several hosts, the learner's
+host decides and tells the others (RunState). The other hosts report when they had to give up (ActorStatus).
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ async def run_topology(
     view_class: type[LiveView] = LiveView,
     again: str = "",
 ) -> int:
-    """Run the actors of ``host``, or of all hosts when they are all this machine; return the exit code.
+    """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
 
-    ``entry_module`` is what an actor's process runs (``python -m``), ``view_class`` what is shown, ``again`` the command
-    that continues the run when it is not ``agent-rl run``. Raises RunRefused when the run cannot start.
+    ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws the display.
+    ``again`` is the command that continues the run, when that is not ``agent-rl run``. Raises RunRefused when the run
+    cannot start.
     """
     hosts = hosts_to_start(topology, host)
     base = first_of(files).absolute().parent
@@ -94,7 +95,7 @@ async def run_topology(
     actors = [node for name in hosts for node, _ in actor_nodes(topology, name)]
     sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
     with ExitStack() as stack:
-        # From here on there is something to end in order: signals wait until the supervisor can.
+        # From here on the run must end in order: signals wait until the supervisor can handle them.
         received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
         stack.enter_context(run_lock(directory, hosts))
         try:
@@ -135,13 +136,13 @@ async def run_topology(
 
 
 def _writes_rows(topology: Topology, hosts: Sequence[str]) -> bool:
-    """Whether the filter of these hosts is one whose rows are tracked."""
+    """Whether the filter runs on these hosts and the topology names trackers."""
     entry = topology.actors.get("roc_filter")
     return bool(topology.run.trackers) and entry is not None and entry.host in hosts
 
 
 class Supervisor:
-    """Start, watch, restart and stop the actors of ``hosts``; the file's header draws how a run ends."""
+    """Start, watch, restart and stop the actors of ``hosts``. The file's header draws how a run ends."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Supervisor:
         self._exit_code = 0
         self._reason = ""
         self._fault = ""
-        """Why the run could not go on."""
+        """Why the run could not continue."""
         self._final_words: list[str] = []
         self._signals = 0
         self._hung_up = False
@@ -201,7 +202,7 @@ class Supervisor:
         self._roster.actors = self._actors
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
-        """Run to the end, heard and spoken to over ``network``, obeying the signals received; return the exit code."""
+        """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code."""
         listeners = await self._listen()
         janitor = Janitor()
         try:
@@ -238,7 +239,7 @@ class Supervisor:
     # How the run is watched.
 
     async def _listen(self) -> list[trio.SocketListener]:
-        """Where metrics are asked for; nowhere unless this host is the one that hears of all actors."""
+        """The listeners for metrics; none unless this host is the main host, which hears all actors."""
         run = self._topology.run
         if run.metrics_port is None or self._topology.main_host not in self._hosts:
             return []
@@ -248,7 +249,7 @@ class Supervisor:
             raise RunRefused(f"run.metrics_port: {error.strerror}; choose another port or address") from error
 
     async def _open_nodes(self, nursery: trio.Nursery, network: Network) -> None:
-        """Listen as the supervisor of every host started here."""
+        """Listen as the supervisor of each host that this process serves."""
         from transport import Node, Registry
 
         registry = Registry.of(messages)
@@ -269,21 +270,21 @@ class Supervisor:
 
         left = isinstance(event, PeerLeft)
         (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
-        if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host's, which stopped in order
+        if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host stopped in order
             self._silence.forget(event.peer)
         notice = link_notice(event)
         if notice and not self._ending.is_set():
             self.say(notice)
 
     async def _hear(self, delivery: Delivery) -> None:
-        """Take in what actors and other supervisors announce."""
+        """Take in an announcement of an actor or another supervisor."""
         message = delivery.message
         if isinstance(message, Incarnations):
             self._roster.heard(delivery.sender, message)
         elif isinstance(message, RunState):
             if message.ending and delivery.sender == supervisor_node(self._topology.main_host):
                 self._end(message.exit_code, "the learner's host ends the run")
-        elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # each speaks for itself
+        elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # an actor reports for itself only
             if is_supervisor(message.actor):
                 why = self._others.heard(message)
                 if why:
@@ -294,7 +295,7 @@ class Supervisor:
     def _hear_actor(self, status: ActorStatus, sender: Inbound) -> None:
         now = trio.current_time()
         self._view.observe(status, now)
-        if self._others.is_main:  # which hears of all; hosts may share the directory, and the file has one writer
+        if self._others.is_main:  # the main host hears all; hosts may share the directory, and the file has one writer
             self._timeline.observe(status, now)
         self._metrics.observe(status, now)
         if self._tracking is not None and status.figures.filter is not None:
@@ -310,18 +311,18 @@ class Supervisor:
             self._end(0, f"{status.actor} has finished")
 
     async def _watch(self) -> None:
-        """Show what is heard, and notice what is not."""
+        """Refresh the display, and notice actors that are silent."""
         while True:
             now = trio.current_time()
             self._note(*self._silence.tick(now))
-            if not self._silence.silent:  # otherwise it is known what the run waits for
+            if not self._silence.silent:  # a silent actor already explains why the run stands still
                 self._note(*self._movement.tick(now))
             self._view.silences = {actor: self._silence.state(actor) for actor in self._silence.silent}
             self._display.refresh(now)
             for actor in self._actors.values():
                 if actor.child is not None:
                     actor.child.rotate_stderr(self._topology.run.log_mib * MIB)
-            await trio.sleep(REFRESH_SECONDS)  # how often people want to see figures, and how soon silence is noticed
+            await trio.sleep(REFRESH_SECONDS)  # the refresh rate of the display, and how soon silence is noticed
 
     def _note(self, *decided: Notice | Overdue) -> None:
         for each in decided:
@@ -340,7 +341,7 @@ class Supervisor:
 
     async def _obey(self, received: AsyncIterator[int]) -> None:
         async for number in received:
-            if number == signal.SIGHUP:  # the terminal is gone, which may be told more than once: it never kills
+            if number == signal.SIGHUP:  # the terminal is gone; SIGHUP may come more than once, and never kills
                 if not self._ending.is_set():
                     self._hung_up = True
                     self.say("SIGHUP: stopping, since the terminal or its connection was closed")
@@ -359,7 +360,7 @@ class Supervisor:
                     actor.stopping = True
                     actor.kill()
 
-    # What the actors' processes report.
+    # Reports of the actors' processes.
 
     def process(self, actor: ActorProcess, state: str) -> None:
         """An actor's process is starting, restarting, stopping or stopped."""
@@ -371,19 +372,19 @@ class Supervisor:
             self._silence.forget(actor.name)
 
     def incarnations(self) -> Mapping[str, int]:
-        """Those of all nodes that are known."""
+        """The known incarnations of all nodes."""
         return self._roster.incarnations
 
     def say(self, text: str) -> None:
-        """Tell the user, once."""
+        """Show a notice to the user and log it."""
         self._log.info("notice", text=text)
         self._display.notice(text)
 
     def fail(self, reason: str, exit_code: int) -> None:
-        """The run cannot go on."""
+        """End the run: it cannot continue."""
         self._log.error("run stopped", reason=reason)
         self._fault = self._fault or reason
-        if self._ending.is_set() and not self._exit_code:  # it was to end well, and something could not be saved
+        if self._ending.is_set() and not self._exit_code:  # ending with 0, an actor failed to save its state
             self._exit_code = exit_code
             self.say(f"the run did not end in order: {reason}")
         self._end(exit_code, f"stopping the run: {reason}")
@@ -391,7 +392,7 @@ class Supervisor:
     # How the run ends.
 
     def _end(self, exit_code: int, reason: str) -> None:
-        """Begin to end the run; what comes after the first reason changes nothing."""
+        """Begin to end the run. Only the first reason counts."""
         if self._ending.is_set():
             return
         self._exit_code, self._reason = exit_code, reason
@@ -403,7 +404,7 @@ class Supervisor:
         self._ending.set()
 
     async def _drain(self) -> None:
-        """Stop the roles in the order messages flow, and see the other hosts stopped."""
+        """Stop the roles in the order in which messages flow, then wait for the other hosts."""
         for name in self._silence.silent:
             if name in self._actors:
                 self._end_silence(self._actors[name])
@@ -411,10 +412,10 @@ class Supervisor:
         patient = self._exit_code != KILLED
         unheard = await self._others.leave(self._exit_code, self._reason, patient=patient)
         if unheard:
-            self.say(f"not heard that {', '.join(unheard)} stopped; look at these hosts")
+            self.say(f"no word that {', '.join(unheard)} stopped; look at these hosts")
 
     def _record_end(self) -> None:
-        """Leave for summary and report why the run could not go on; the host that hears of all does."""
+        """Record why the run failed, for summary and report. Only the main host writes the record."""
         if self._exit_code and self._fault and self._topology.main_host in self._hosts:
             try:
                 record_end(self._topology.run.directory, self._exit_code, self._fault)
@@ -422,7 +423,7 @@ class Supervisor:
                 self._log.warning("why the run ended is not on disk", error=str(error))
 
     def _end_silence(self, actor: ActorProcess) -> None:
-        """A silent actor would hold up everyone who still has something for it: a new process lets them end in order."""
+        """Kill a silent actor. If others still have messages for it, a new process takes its place to receive them."""
         text = self._silence.describe(actor.name)
         if not self._exit_code and needed_to_drain(self._topology, actor.role):
             actor.kill(f"{text}; it was killed, so that others can hand over to a new one")
@@ -433,7 +434,7 @@ class Supervisor:
 
 
 def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:
-    """What starts a run again."""
+    """The command that continues the run."""
     named = [str(file) for file in ((files,) if isinstance(files, Path) else files)]
     changes = [part for override in overrides for part in ("--set", override)]
     return shlex.join(["agent-rl", "run", *named, *changes, *(["--host", host] if host is not None else [])])

@@ -1,7 +1,8 @@
 """The process of one tracker: ``python -m actors.runtime.tracker``, started by the supervisor (`tracking.Tracking`).
 
-The first line on stdin says which tracker of which run; each further line is a row of ``metrics.jsonl``. Each is answered with a
-line on stdout: ``{}`` once it is recorded, or ``{"fault": "..."}``, after which the process ends. At the end of stdin it closes.
+The first line on stdin names the tracker and the run. Each further line is a row of ``metrics.jsonl``. The process
+answers each line on stdout: with ``{}`` once the row is recorded, or with ``{"fault": "..."}``, and then ends. At the
+end of stdin the process closes the tracker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent_rl.observe.trackers.base import Tracker, tracked
 def main() -> None:
     """Entry point."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a tracker prints is no answer
+    os.dup2(2, 1)  # output printed by a tracker goes to stderr, not into the answers
 
     def answer(said: dict[str, str]) -> None:
         answers.write(json.dumps(said) + "\n")

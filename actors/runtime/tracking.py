@@ -1,12 +1,13 @@
-"""Trackers are fed here, on the filter's host: a process each, which gets the rows of ``metrics.jsonl`` that it has not yet had.
+"""Feeds trackers, on the filter's host: one process for each, which gets the new rows of ``metrics.jsonl``.
 
 ::
 
     filter's status: rows --> Tracking.wake --> _Feed: row --> tracker's process --> Tracker.record
                                                        `--- {} within a deadline ---> RUN/trackers/NAME.json: {"identity", "rows"}
 
-The file is the queue: at most one row is under way, and what a slow tracker has not had yet waits on the disk. A tracker that
-raises, dies, hangs or cannot write is named once and gets nothing more until the next start; nothing waits for it.
+The file is the queue: at most one row is in progress, and the other rows wait on disk. A tracker that raises, dies,
+hangs or cannot write is reported once, and gets no more rows until the next start. Nothing in the run waits for a
+tracker.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ FOLDER = "trackers"
 
 
 class TrackerFailedError(Exception):
-    """A tracker cannot go on; the message says why."""
+    """A tracker cannot continue; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that a tracker has."""
+    """Time limits of a tracker, in seconds."""
 
     start: float = 120.0
     row: float = 60.0
     close: float = 20.0
-    """For the rest and its closing, once the run has ended."""
+    """After the end of the run: for the remaining rows and for closing."""
 
 
 class Tracking:
@@ -72,14 +73,14 @@ class Tracking:
         self._done.set()
 
     def wake(self, rows: int) -> None:
-        """So many rows there are now."""
+        """Tell the feeds that the file now has this many rows."""
         if rows != self._rows:
             self._rows = rows
             for feed in self._feeds:
                 feed.wake()
 
     async def finish(self) -> None:
-        """The run has ended: let the trackers have what is left, for as long as they may."""
+        """The run has ended: give the trackers time to take the remaining rows."""
         for feed in self._feeds:
             feed.ending = True
             feed.wake()
@@ -91,7 +92,7 @@ class Tracking:
                 self._say(f"{feed} did not take the last rows within {self._seconds_to_close:g} s; {feed.remedy}")
 
     def abandon(self) -> None:
-        """End the trackers' processes at once."""
+        """Kill the trackers' processes at once."""
         self._scope.cancel()
 
     async def _keep(self, feed: _Feed, janitor: Janitor | None) -> None:
@@ -103,7 +104,7 @@ class Tracking:
 
 
 class _Feed:
-    """One tracker, its process, and how many rows it has had."""
+    """One tracker, its process, and the number of rows it has taken."""
 
     def __init__(self, name: str, topology: Topology, path: Path, deadlines: Deadlines) -> None:
         self._directory = topology.run.directory.absolute()
@@ -117,23 +118,23 @@ class _Feed:
         self._log = self._directory / "logs" / f"tracker.{file}.stderr"
         self._more = trio.Event()
         self._at = 0
-        """How many bytes of the rows were read."""
+        """Offset in the file, in bytes, of the first row that is not read yet."""
 
     def __str__(self) -> str:
         return f"tracker {self._name!r}"
 
     @property
     def remedy(self) -> str:
-        """What becomes of the rows, and where to look."""
+        """What happens to the rows, and which log to read."""
         return f"the run goes on, and the next start delivers what {METRICS} has more; see {self._log}"
 
     def wake(self) -> None:
-        """There may be more rows, or the end."""
+        """Signal that there may be new rows, or that the run ends."""
         self._more.set()
         self._more = trio.Event()
 
     async def run(self, janitor: Janitor | None) -> None:
-        """Start the tracker, give it every row in turn, and close it. Raises TrackerFailedError and OSError."""
+        """Start the tracker, send it every row in order, and close it. Raises TrackerFailedError and OSError."""
         state: dict[str, Any] = {"identity": secrets.token_hex(8), "rows": 0}
         self._state.parent.mkdir(exist_ok=True)
         if self._state.exists():
@@ -178,7 +179,7 @@ class _Feed:
             partial.write_text(json.dumps(state) + "\n")
 
     def _end_of(self, rows: int) -> int:
-        """Where so many rows of the file end, in bytes."""
+        """Offset in the file, in bytes, after the first ``rows`` rows."""
         try:
             with (self._directory / METRICS).open("rb") as file:
                 return sum(len(line) for line in islice(file, rows))
@@ -186,7 +187,7 @@ class _Feed:
             return 0
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """Whole rows that were not read before."""
+        """The complete rows that are not read yet."""
         try:
             file = (self._directory / METRICS).open("rb")
         except FileNotFoundError:
@@ -201,14 +202,14 @@ class _Feed:
 
 
 class _Answers:
-    """A tracker's process as something that is asked."""
+    """Sends lines to the process of a tracker, and waits for its answers."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
         self._read = b""
 
     async def ask(self, line: dict[str, Any] | None, seconds: float, what: str) -> None:
-        """Send a line (None: there are no more), and wait for the answer. Raises TrackerFailedError."""
+        """Send a line (None: close stdin), and wait for the answer. Raises TrackerFailedError."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -233,7 +234,7 @@ class _Answers:
 
 
 async def _end(process: trio.Process) -> None:
-    """Kill what is left of the process's group, and collect it."""
+    """Kill the rest of the process group, and collect the process."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()

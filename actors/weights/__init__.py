@@ -1,1 +1,1 @@
-"""Weights on their way from the learner to the engines: published, fetched, transferred."""
+"""How weights get from the learner to the engines: published, fetched, transferred."""

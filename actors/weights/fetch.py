@@ -1,13 +1,13 @@
-"""Weights over links: a generator that shares no disk with the learner fetches each policy's file from it, in parts.
+"""Weights over links: a generator without a disk shared with the learner fetches each policy's file in parts.
 
 ::
 
     generator --WeightsWanted (call)--> learner
-              <--WeightsPart----------- reads the part from the file it published, adds its CRC-32
+              <--WeightsPart----------- reads the part from the published file, adds its CRC-32
 
-Generators on one host share what they fetch: one at a time downloads a policy, under a lock that the kernel lets go of when it
-dies, and the next goes on where it stopped. A file takes its name only when it is whole and its checksum is that of the
-learner's, so no engine ever reads half of one.
+The generators of one host share the fetched files. One generator at a time downloads a policy and holds a lock. The
+kernel releases the lock when the generator dies, and the next one continues the download. A file gets its final name
+only when the file is complete and its checksum matches the learner's. So no engine ever reads an incomplete file.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ LINK = "weights"
 """The generator's link to the learner, where the topology has one."""
 PART_BYTES = 4 << 20
 AHEAD = 4
-"""Parts asked for before the first of them has come: enough to keep a link busy while one is written down."""
+"""Requests in flight at once: enough to keep the link busy while a part is written to disk."""
 LOCK_SECONDS = 120.0
-"""How long another generator's download is waited for before the policy is asked for anew, if it is the newest still."""
+"""Seconds to wait for another generator's download. After that, a generator retries if the policy is still newest."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - in a directory of mode 0700
 
 
 class FetchError(Exception):
-    """A policy's weights could not be fetched; the message says why. A newer policy may be had."""
+    """A policy's weights could not be fetched; the message says why. A newer policy may still be available."""
 
 
 def host_directory(kind: str, run_digest: str) -> tuple[Path, Claim]:
-    """Where weights of one run are kept on this host, ``fetched`` or ``published``: in memory where there is such a place.
+    """The directory of this host for a run's weights, ``fetched`` or ``published``; in memory where possible.
 
-    Swept once no process holds it. Raises `agent_rl.files.leftovers.Unsafe` when somebody else's directory is in the way.
+    It is removed once no process holds it. Raises `agent_rl.files.leftovers.Unsafe` when another user owns it.
     """
     base = SHARED_MEMORY if has_shared_memory() else Path(tempfile.gettempdir())
     directory = base / f"{PREFIX}{kind}-{os.getuid()}-{run_digest}"
@@ -61,7 +61,7 @@ def has_shared_memory() -> bool:
 
 
 def read_part(path: Path, offset: int) -> WeightsPart:
-    """A part of a published file; an empty one when the file is not kept any more, or ends before ``offset``."""
+    """A part of a published file; an empty part when the file is gone or ends before ``offset``."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -80,7 +80,7 @@ class _Asked:
 
 
 class FetchedWeights:
-    """Fetches policies into a directory that the generators of a host share. ``ask`` calls the learner, and insists."""
+    """Fetches policies into a directory that a host's generators share. ``ask`` calls the learner, with retries."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class FetchedWeights:
         self._ask = ask
         self._in_thread = in_thread
         self.fetched_bytes = 0
-        """Those that came over the link here; what another generator of the host had fetched is not among them."""
+        """Bytes that this process fetched over the link, without those that other generators of the host fetched."""
 
     async def fetch(self, published: PolicyPublished) -> Path:
-        """The policy's file on this host. Raises FetchError, DiskError, and what ``ask`` raises."""
+        """The policy's file on this host. Raises FetchError, DiskError, and the errors of ``ask``."""
         path = self._directory / f"{weights_name(published.policy)}-{published.checksum:08x}"
         with path.with_name(f".{path.name}.lock").open("wb") as lock:
             with trio.move_on_after(LOCK_SECONDS) as waiting:
@@ -110,7 +110,7 @@ class FetchedWeights:
         return path
 
     def _remove_older(self, path: Path) -> None:
-        """Delete what is of no more use: engines only ever load newer policies."""
+        """Delete the files of older policies: engines only load newer ones."""
         for old in self._directory.iterdir():
             if old.name.lstrip(".") < path.name:
                 old.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ class FetchedWeights:
                         nursery.start_soon(self._ask_for, published.policy, asked[-1])
                     try:
                         data = await self._take(asked.popleft(), published)
-                    except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery's group
+                    except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery's exception group
                         fault = error
                         nursery.cancel_scope.cancel()
                     else:
@@ -145,16 +145,16 @@ class FetchedWeights:
                 raise fault
         if found != published.checksum:
             partial.unlink()
-            raise FetchError(f"{path.name} came with checksum {found:08x}")
+            raise FetchError(f"{path.name} was received with checksum {found:08x}, not {published.checksum:08x}")
         try:
             partial.replace(path)
-        except FileNotFoundError:  # another generator of the host has gone on to a newer policy, and cleaned up
+        except FileNotFoundError:  # another generator of the host fetches a newer policy, and removed this file
             raise FetchError(f"{path.name} was overtaken by a newer policy") from None
 
     async def _ask_for(self, policy: Policy, asked: _Asked) -> None:
         try:
             asked.part = await self._ask(WeightsWanted(policy, asked.offset))
-        except Exception as error:  # noqa: BLE001 - raised by whoever takes the part
+        except Exception as error:  # noqa: BLE001 - `_take` raises it
             asked.fault = error
         asked.came.set()
 
@@ -165,8 +165,8 @@ class FetchedWeights:
             raise asked.fault
         data = asked.part.data.data
         if len(data) != min(PART_BYTES, published.size - asked.offset):
-            raise FetchError(f"the learner keeps {weights_name(published.policy)} no more, or not whole")
+            raise FetchError(f"the learner no longer has all of {weights_name(published.policy)}")
         if asked.part.offset != asked.offset or zlib.crc32(data) != asked.part.checksum:
-            raise FetchError(f"a part of {weights_name(published.policy)} is not what the learner sent")
+            raise FetchError(f"a part of {weights_name(published.policy)} arrived with a wrong offset or checksum")
         self.fetched_bytes += len(data)
         return data

@@ -1,4 +1,4 @@
-"""Weights and model directories on disk: published policies as immutable files, and the model a run starts from."""
+"""Weights and models on disk: immutable files of published policies, and the model that a run starts from."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ def checksum_of(path: Path) -> int:
 
 
 def measured(path: Path) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a file that is not written any more."""
+    """Size in bytes and CRC-32 of a complete file."""
     return path.stat().st_size, checksum_of(path)
 
 
 def model_directory(topology: Topology, run_directory: Path) -> Path:
-    """The Hugging Face directory the run starts from; a small architecture is initialised once, by whoever comes first.
+    """The Hugging Face directory that the run starts from. The first caller initialises a small architecture.
 
-    It is a function of the topology and the run's seed, so that actors on hosts without a shared disk make the same.
+    The model depends only on the topology and the run's seed, so actors on hosts without a shared disk make the same
+    one.
     """
     if topology.model.path is not None and is_hub_name(topology.model.path):
         try:
-            return model_files(topology.model.path)  # in the cache: who starts the run on this host has fetched it
+            return model_files(topology.model.path)  # already in the cache: `run` on this host has fetched it
         except HubError as error:
             raise TrainingStoppedError(str(error)) from error
     if topology.model.path is not None:
@@ -64,17 +65,17 @@ def model_directory(topology: Topology, run_directory: Path) -> Path:
 
 
 def weights_name(policy: Policy) -> str:
-    """The name of the policy's weight file; names sort as policies do."""
+    """The name of the policy's weight file. The names sort in the order of policies."""
     return f"policy-{policy.epoch:04d}-{policy.version:08d}.safetensors"
 
 
 class PublishedWeights:
-    """The weight files of a run: one per policy, never changed, deleted when no engine holds or may still fetch them."""
+    """The weight files of a run: one immutable file for each policy, deleted when no engine can need it any more."""
 
     def __init__(
         self, directory: Path, write: Callable[[dict[str, Tensor], Path], None], *, fetched: bool = False
     ) -> None:
-        """``fetched`` says that generators fetch the files over links, and so need to know their sizes and checksums."""
+        """``fetched``: generators fetch the files over links, and therefore need sizes and checksums."""
         self._directory = directory
         self._write = write
         self._fetched = fetched
@@ -82,21 +83,21 @@ class PublishedWeights:
         self._held: dict[str, Policy] = {}
 
     def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
-        """Write the policy's file; its URI and, where it is fetched, size and checksum. Raises what ``write`` raises."""
+        """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``."""
         path = self.path(policy)
         self._write(weights, path)
         return path.absolute().as_uri(), *(measured(path) if self._fetched else (0, 0))
 
     def path(self, policy: Policy) -> Path:
-        """Where the policy's weights are."""
+        """The path of the policy's weight file."""
         return self._directory / weights_name(policy)
 
     def served(self, generator: str, policy: Policy) -> None:
-        """An engine reports what it serves; older files are of no more use to it."""
+        """An engine reports which policy it serves. The engine no longer needs older files."""
         self._held[generator] = policy
 
     def clean(self, newest: Policy) -> None:
-        """Delete what is older than what every engine serves and than the newest; engines only ever load newer ones."""
+        """Delete files older than ``newest`` and every engine's policy. Engines only load newer policies."""
         oldest = min([newest, *self._held.values()])
         keep = self.path(oldest).name
         for path in self._directory.glob("policy-*.safetensors"):
@@ -104,14 +105,15 @@ class PublishedWeights:
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """The run is over: checkpoints hold what is worth keeping."""
+        """The run is over: delete all files. The checkpoints hold the weights."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class Checkpoints:
-    """The checkpoints of a run: one directory a position, named so that they sort by it.
+    """The checkpoints of a run: one directory for each position. The names sort in the order of positions.
 
-    One within a supervised stage is there until the next, whatever is to be kept.
+    A checkpoint within a supervised stage is deleted at the next checkpoint; the number of checkpoints to keep does not
+    count it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -119,24 +121,25 @@ class Checkpoints:
         sweep_partial(directory)
 
     def path(self, position: Position) -> Path:
-        """Where the position's checkpoint is."""
+        """The directory of the position's checkpoint."""
         within = f"-step-{position.step:06d}" if position.step else ""
         return self._directory / f"version-{position.version:06d}-stage-{position.stage:02d}{within}"
 
     def positions(self) -> list[Position]:
-        """Those of whole checkpoints, oldest first."""
+        """The positions of complete checkpoints, oldest first."""
         found = [read_position(path) for path in sorted(self._directory.glob("version-*"))]
         return [position for position in found if position is not None]
 
     def newest(self) -> Path | None:
-        """What a run goes on from; None when it begins."""
+        """The checkpoint from which a run continues; None when there is none."""
         positions = self.positions()
         return self.path(positions[-1]) if positions else None
 
     def restore(self, take_up: Callable[[Path], T], told: Callable[[str], None]) -> T | None:
-        """What ``take_up`` makes of the newest checkpoint that it does not refuse; None when the run has none.
+        """The result of ``take_up`` for the newest checkpoint that it accepts; None when the run has no checkpoint.
 
-        One refused is set aside under another name, and ``told`` why. Raises TrainingStoppedError when none is left.
+        A refused checkpoint is renamed, and ``told`` gets the reason. Raises TrainingStoppedError when every one is
+        refused.
         """
         faults = []
         for path in sorted(self._directory.glob("version-*"), reverse=True):
@@ -156,7 +159,7 @@ class Checkpoints:
         return None
 
     def remove_all_but(self, keep: int, best: int | None = None) -> None:
-        """Delete the oldest; that of version ``best`` goes to a name under which it stays until there is a better one."""
+        """Delete the oldest checkpoints. That of version ``best`` is renamed, and stays until there is a better one."""
         positions = self.positions()
         within = [position for position in positions if position.step]
         for position in within[:-1] if positions[-1:] == within[-1:] else within:
@@ -171,7 +174,7 @@ class Checkpoints:
             path.rename(path.with_name(f"best-{path.name}"))
 
     def of_version(self, version: int | None) -> Path | None:
-        """The checkpoint of a version, kept as the best or not."""
+        """The checkpoint of a version, also under the name for the best one."""
         found = [*self._directory.glob("best-version-*"), *self._directory.glob("version-*")]
         return next(
             (path for path in found if (at := read_position(path)) and (at.version, at.step) == (version, 0)), None
@@ -179,7 +182,7 @@ class Checkpoints:
 
 
 def _delete(directory: Path) -> None:
-    """Delete a checkpoint: half of one, which a killed process leaves, is named as what the next process sweeps."""
+    """Rename a checkpoint, then delete it: if the process is killed in between, the next process sweeps the rest."""
     partial = directory.with_name(f".{directory.name}.partial")
     remove(partial)
     directory.rename(partial)

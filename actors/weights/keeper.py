@@ -1,4 +1,4 @@
-"""The part of the learner that holds the model: torch in one thread, checkpoints, published weights."""
+"""The learner's model: torch in one thread, checkpoints, published weights."""
 
 from __future__ import annotations
 
@@ -38,35 +38,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SAVING_SHARE = 0.05
-"""Of a supervised stage's time, the most that its checkpoints take: those of a large model are minutes apart."""
+"""The largest share of a supervised stage's time that checkpoints may take. Large models are saved minutes apart."""
 SOONEST = 1.0
-"""Seconds of a supervised stage before a new process saves it for the first time."""
+"""Seconds of a supervised stage before a new process saves its first checkpoint."""
 
 
 class LearnerSettings(Settings):
-    """Where and with how many threads to train."""
+    """Device and memory of training, and where policies are published."""
 
     threads: PositiveInt = 1
-    """Of torch."""
+    """Threads of torch."""
     device: str = "cpu"
-    """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
+    """The device, as torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input for the backward pass: a third more work, far less memory."""
+    """Keep only the input of each layer for the backward pass: a third more work, far less memory."""
     compile: bool = False
     """Compile the model with torch.compile; the first steps take minutes."""
     logits_mib: PositiveInt = 128
-    """Memory for logits at once; at the peak three times as much is held."""
+    """Memory for one block of logits; the peak is three times as much."""
     weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"
-    """Where policies are published: on the run's disk; in this host's memory, for generators of this host and over links; or
-    nowhere, and each engine is sent them, from GPU to GPU by NCCL (RCCL), or by gloo without one."""
+    """Where policies are published. ``run_directory``: on disk. ``shared_memory``: in this host's memory, for its own
+    generators and for links. ``nccl`` and ``gloo``: the learner sends them to each engine, between GPUs (NCCL or RCCL)
+    or not."""
     mismatch_tokens: NonNegativeInt = 1024
-    """Tokens of a step computed once more with the weights that sampled them, to tell staleness from numerics; 0: not told."""
+    """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
     record_timeout_seconds: PositiveFloat = 120.0
-    """How long the filter may take to record a step; it is told again, by the restarted learner, after that."""
+    """Seconds the filter may take to record a step. After that, the learner restarts and reports the step again."""
 
 
 def _out_of_reach(topology: Topology) -> list[str]:
-    """Roles that take up policies on other hosts than the learner's, without a link to fetch them over."""
+    """A fault for each role on another host that loads policies and has no link to fetch them."""
     far = [
         role
         for role, entry in topology.actors.items()
@@ -78,7 +79,7 @@ def _out_of_reach(topology: Topology) -> list[str]:
 
 
 def _not_to_be_sent(topology: Topology, settings: LearnerSettings) -> list[str]:
-    """What keeps weights from being sent to the generators."""
+    """The faults that prevent sending weights to the generators."""
     way, faults = settings.weights_in, []
     gpu = f'{way} sends from GPU to GPU; set its device = "cuda", or weights_in = "gloo" or another way'
     if way == "nccl" and not settings.device.startswith("cuda"):
@@ -101,11 +102,11 @@ def _not_to_be_sent(topology: Topology, settings: LearnerSettings) -> list[str]:
 
 
 class ModelKeeper(Actor):
-    """The model, where it stands in the recipe, and what of it is on disk."""
+    """Holds the model, the position in the recipe, and the checkpoints."""
 
     @classmethod
     def check(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
-        """Whether what the settings need is installed, and generators can reach what is published."""
+        """The faults of these settings: missing packages, and generators that cannot reach published weights."""
         faults = []
         if topology.model.lora is not None and find_spec("peft") is None:
             faults.append("model.lora needs peft: pip install 'agent-rl[lora]'")
@@ -128,7 +129,7 @@ class ModelKeeper(Actor):
         normaliser: float,
         settings: LossSettings,
     ) -> tuple[Tensor, LossSums]:
-        """The loss of one micro-batch (see `agent_rl.learning.losses.Loss`): the one method a learner of your own overrides."""
+        """The loss of one micro-batch (`agent_rl.learning.losses.Loss`). Your own learner class may override this."""
         made: tuple[Tensor, LossSums] = self._named_loss()(
             logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings
         )
@@ -139,7 +140,7 @@ class ModelKeeper(Actor):
         return loss
 
     def _loss(self) -> Loss:
-        """`loss` where a class of one's own defines it, else what ``algorithm.loss`` names."""
+        """The method `loss` where a user's class overrides it, else the loss that ``algorithm.loss`` names."""
         return self.loss if type(self).loss is not ModelKeeper.loss else self._named_loss()
 
     @classmethod
@@ -150,7 +151,7 @@ class ModelKeeper(Actor):
         return []
 
     async def _start_model(self) -> None:
-        """Load the newest whole checkpoint, or the model the run starts from."""
+        """Load the newest complete checkpoint, or the model that the run starts from."""
         self._refuse_unavailable()
         self._thread = trio.CapacityLimiter(1)
         self._busy_seconds = 0.0
@@ -172,12 +173,12 @@ class ModelKeeper(Actor):
         if way not in transfer.BACKENDS:
             return
         if fault := transfer.unavailable(way):
-            raise TrainingStoppedError(f'weights_in = "{way}": {fault}; choose another way, or mend that')
+            raise TrainingStoppedError(f'weights_in = "{way}": {fault}; install it, or choose another value')
         if way == "nccl":
-            self.log.warning("not yet run on a GPU: untested", weights_in=way)
+            self.log.warning("this transfer method has not been tested on a GPU", weights_in=way)
 
     def _published_weights(self) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
-        """The place for policies, and what keeps it from being swept while this process lives."""
+        """The store for published policies, and the claim that keeps its directory while this process lives."""
         from agent_rl.learning.trainer import write_weights
 
         context, settings = self.context, self.context.settings
@@ -192,7 +193,7 @@ class ModelKeeper(Actor):
         return PublishedWeights(directory, write_weights, fetched=fetched), held
 
     async def _ask(self, link: str, message: Any) -> Any:
-        """Tell the filter something it must record; a filter that restarts meanwhile is told again."""
+        """Tell the filter something to record. The call is repeated when the filter restarts."""
         timeout = self.context.settings.record_timeout_seconds
         self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
         try:
@@ -201,7 +202,7 @@ class ModelKeeper(Actor):
             self._waiting_for = ""
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run torch's work in the one thread there is for it; the event loop goes on."""
+        """Run work in torch's only thread, without blocking the event loop."""
         self._began = self.context.now()
         try:
             done: T = await self.context.in_thread(work, limiter=self._thread)
@@ -210,10 +211,10 @@ class ModelKeeper(Actor):
             self._busy_seconds += self.context.now() - self._began
             self._began = None
 
-    # Weights and checkpoints -----------------------------------------------------------------------------------------------
+    # Weights and checkpoints
 
     async def _publish(self) -> None:
-        """Publish the present policy with the position in the recipe; this waits for the copy, no more."""
+        """Publish the present policy and the position in the recipe. Waits only until the weights are copied."""
         position, settings = self._position, self.context.settings
         policy = Policy(self._epoch, position.version)
         weights = None
@@ -223,7 +224,7 @@ class ModelKeeper(Actor):
         self._publisher.offer(policy, weights, position.stage, position.stage_version)
 
     async def _hand_out(self, wanted: WeightsWanted | TransferWanted) -> WeightsPart | TransferOffer:
-        """A part of a published file, or where to be sent what is published."""
+        """A part of a published file, or the offer of a transfer."""
         match wanted, self._weights:
             case WeightsWanted(), PublishedWeights() as files:
                 part: WeightsPart = await self.context.in_thread(read_part, files.path(wanted.policy), wanted.offset)
@@ -233,19 +234,19 @@ class ModelKeeper(Actor):
         raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self.context.settings.weights_in}")
 
     def _due_in_time(self) -> bool:
-        """Whether a supervised stage is to be saved on its way: often enough to lose little, not so often as to cost much.
+        """Whether to save a checkpoint within a supervised stage: little work may be lost, and saving must stay cheap.
 
-        A new process saves soon, and then after twice the time, until ``checkpoint_seconds``: one that is always killed early
-        comes further too.
+        A new process saves early, then after twice the time, up to ``checkpoint_seconds``. So a process that is always
+        killed early also makes progress.
         """
         now = self.context.now()
         least = min(self.context.topology.run.checkpoint_seconds, max(SOONEST, self._saved_at - self._going_since))
         return now - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
 
     async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
-        """Save weights and optimizer as those of ``at`` (without it, the present position); delete the oldest but a few."""
+        """Save weights and optimizer for position ``at`` (default: the present one). Delete all but the newest few."""
         position = at or self._position
-        if position not in self._checkpoints.positions():  # reached again, a position holds the same weights
+        if position not in self._checkpoints.positions():  # a position that is reached again has the same weights
             self._watch.saved(position.version)
             kept = {"watch": self._watch.state(), **self._mark.kept()}
             if position.step:
@@ -295,7 +296,7 @@ class ModelKeeper(Actor):
         self._watched = kept.get("watch")
         self._mark = Mark.of(kept)
         self._supervised: dict[str, Any] = kept.get("supervised", {})
-        """What a checkpoint within a supervised stage holds beside the position."""
+        """What a checkpoint within a supervised stage holds in addition to the position."""
         self._watch = CollapseWatch(Collapse(), self._watched)
         return position
 
@@ -306,5 +307,5 @@ class ModelKeeper(Actor):
         try_loss(self, self._loss(), self._trainer.settings, name)
 
     def busy_seconds(self) -> float:
-        """Time in torch: training, and reading and copying of weights."""
+        """Seconds in torch: training, and reading and copying weights."""
         return self._busy_seconds + (self.context.now() - self._began if self._began is not None else 0.0)

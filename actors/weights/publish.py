@@ -1,4 +1,4 @@
-"""Published weights: copied between two steps, then written (or kept) and announced while training goes on."""
+"""Publishes weights: copies them between two steps, then stores and announces them while training goes on."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 MOST_WAITED_FOR = 100
-"""Policies whose engines are waited for; the time of older ones is not told."""
+"""The most policies whose update times are measured at once. Older policies get no figure."""
 
 
 class PolicyStore(Protocol):
-    """Where published policies are until engines have them: files, or the tensors themselves."""
+    """Stores published policies until engines have them: as files, or as tensors."""
 
     def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
-        """Take a copy of weights, in a thread; the URI, size and checksum to announce. Raises TrainingStoppedError, DiskError."""
+        """Store the weights, in a thread. Returns URI, size, checksum. Raises TrainingStoppedError, DiskError."""
 
     def served(self, generator: str, policy: Policy) -> None:
-        """An engine reports what it serves."""
+        """An engine reports which policy it serves."""
 
     def clean(self, newest: Policy) -> None:
-        """Forget what nobody will ask for, now that this policy is announced."""
+        """Delete policies that nobody can ask for after the announcement of ``newest``."""
 
     def remove(self) -> None:
-        """The run is over."""
+        """The run is over: delete everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,10 @@ class _Offer:
 
 
 class Publisher:
-    """Keeps one policy at a time, always the newest there is: one that a newer overtakes before its turn is never kept.
+    """Stores and announces one policy at a time, always the newest. An overtaken policy is never stored.
 
-    Also knows how long each policy took, from the end of its step until the last of the engines heard of served it or a newer one.
+    The publisher also measures each policy's update time: from the end of its step until every engine serves it or a
+    newer one.
     """
 
     def __init__(self, context: ActorContext, store: PolicyStore, log: Any) -> None:
@@ -56,23 +57,23 @@ class Publisher:
         self._log = log
         self._thread = trio.CapacityLimiter(1)
         self._kept = "", 0, 0
-        """What there is to announce of the newest policy kept."""
+        """URI, size and checksum of the newest stored policy."""
         self._next: _Offer | None = None
         self._changed = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
         self._newest: Policy | None = None
         self._ended: dict[Policy, float] = {}
-        """When the step that made the policy ended; until every engine serves it."""
+        """When the step of a policy ended, for policies that not every engine serves yet."""
         self._served: dict[str, Policy] = {}
         self._figures = PublishFigures()
 
     def knows(self, policy: Policy) -> bool:
-        """Whether the policy's weights were offered already, so that no copy of them is needed."""
+        """Whether the policy's weights were already offered, so that no copy is needed."""
         return policy == self._newest
 
     def offer(self, policy: Policy, weights: dict[str, Tensor] | None, stage: int, stage_version: int) -> None:
-        """Publish a policy with the learner's place in the recipe; ``weights`` None: those offered for it before."""
+        """Publish a policy with the learner's position. ``weights`` None: use the weights offered before."""
         if weights is None and self._next is not None and self._next.policy == policy:
             weights = self._next.weights
         if weights is not None:
@@ -85,7 +86,7 @@ class Publisher:
         self._changed.set()
 
     async def run(self) -> None:
-        """Keep and announce what is offered, for ever."""
+        """Store and announce the offered policies, for ever."""
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
@@ -105,7 +106,7 @@ class Publisher:
         self._store.clean(policy)
 
     async def settled(self) -> None:
-        """Wait until everything offered is announced."""
+        """Wait until every offered policy is announced."""
         await self._idle.wait()
 
     def served(self, generator: str, policy: Policy) -> None:
@@ -119,6 +120,6 @@ class Publisher:
             self._log.info("policy served", version=done.version, epoch=done.epoch, update_seconds=seconds)
 
     def take_figures(self) -> PublishFigures:
-        """Of the newest policies written and served since it was last asked."""
+        """Figures of the newest policies written and served since the last call."""
         figures, self._figures = self._figures, PublishFigures()
         return figures

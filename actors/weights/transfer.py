@@ -1,14 +1,14 @@
-"""Weights sent from the learner's device into engines' processes: NCCL (on ROCm: RCCL) between GPUs, gloo between processors.
+"""Sends weights from the learner's device into engine processes: NCCL (RCCL on ROCm) between GPUs, gloo between CPUs.
 
 ::
 
-    generator --TransferWanted (call)--> learner: listens at a port, and answers with it and with what it will send
+    generator --TransferWanted (call)--> learner: listens at a port, answers with the port and the list of tensors
               <--TransferOffer----------
     engine's processes, ranks 1..n <==== broadcast, tensor after tensor ==== learner, rank 0, in a thread of its own
 
-Each transfer has a process group of its own, made for one policy and one engine: whoever dies, or does not come, costs that
-transfer and nothing else. A receiver has a policy whole or not at all, since it learns last that all of it has come, and only
-then may load it. Only the collective library differs between what runs on GPUs and what is tested without one.
+Each transfer has its own process group, made for one policy and one engine. A process that dies or does not come costs
+this one transfer only. A receiver gets a policy completely or not at all: the last operation tells the receiver that
+everything has come, and only then it may load the policy. The tests use gloo; on GPUs only the library differs.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
 LINK = "transfer"
 """The generator's link to the learner, where the topology has one."""
 BACKENDS = ("nccl", "gloo")
-"""Values of ``weights_in`` that mean a transfer, by the names of torch's collective libraries."""
+"""The values of ``weights_in`` that mean a transfer. They are torch's names of the libraries."""
 SECONDS = 30.0
-"""How long one end waits for the other: to come, and then with each tensor."""
+"""Seconds that one end waits for the other: first for the connection, then for each tensor."""
 ROOM_LEFT = 1 << 30
-"""Bytes of a GPU that stay free when received tensors are kept there until all have come."""
+"""Bytes that stay free on a GPU that holds received tensors until all have come."""
 NCCL_ENVIRONMENT = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-"""A peer that is lost becomes an error where it is waited for; by torch's default it ends the whole process."""
+"""With these variables a lost peer raises an error in the waiting call. By default torch ends the whole process."""
 
 
 class TransferError(Exception):
-    """Weights that were to be sent have not come; the engine serves what it served, and they may be asked for again."""
+    """The weights have not come. The engine keeps its policy, and may ask again."""
 
 
 def is_transfer(published: PolicyPublished) -> bool:
-    """Whether the policy is sent to who asks for it, rather than read from a file."""
+    """Whether the policy is sent over a process group rather than read from a file."""
     return urlsplit(published.uri).scheme in BACKENDS
 
 
 def way_of(topology: Topology) -> str:
-    """The library by which the topology's learner sends weights; empty when it publishes files."""
+    """The library with which the topology's learner sends weights; empty when the learner publishes files."""
     ways = (str(entry.settings.get("weights_in")) for entry in topology.actors.values())
     return next((way for way in ways if way in BACKENDS), "")
 
 
 def unavailable(backend: str) -> str:
-    """Why a transfer by this library cannot be made here; empty when it can."""
+    """Why this library cannot be used on this host; empty when it can."""
     import torch
     from torch import distributed
 
@@ -73,10 +73,10 @@ def unavailable(backend: str) -> str:
 
 
 class KeptWeights:
-    """The learner's end: the newest published policy, sent to every engine that asks for it."""
+    """The learner's end: holds the newest published policy, and sends it to every engine that asks."""
 
     def __init__(self, context: ActorContext, backend: str, address: str, device: str, log: Any) -> None:
-        """``address`` is what engines reach this host by; tensors that are kept are on ``device``."""
+        """``address`` is the address at which engines reach this host; kept tensors are on ``device``."""
         self._context = context
         self._backend = backend
         self._address = address
@@ -85,23 +85,23 @@ class KeptWeights:
         self._kept: tuple[Policy, Mapping[str, Tensor]] | None = None
 
     def keep(self, policy: Policy, weights: Mapping[str, Tensor]) -> tuple[str, int, int]:
-        """Keep a copy of weights in place of the last; what to announce. Raises TrainingStoppedError when they are not finite."""
+        """Replace the kept weights; returns what to announce. Raises TrainingStoppedError for weights not finite."""
         refuse_not_finite(weights, weights_name(policy))
         self._kept = policy, weights
         return f"{self._backend}:{weights_name(policy)}", 0, 0
 
     def served(self, generator: str, policy: Policy) -> None:
-        """Nothing to do: whoever asks is sent the newest."""
+        """Nothing to do: an engine that asks is sent the newest policy."""
 
     def clean(self, newest: Policy) -> None:
-        """Nothing to do: there is one policy."""
+        """Nothing to do: only one policy is kept."""
 
     def remove(self) -> None:
-        """The run is over."""
+        """The run is over: drop the weights."""
         self._kept = None
 
     def offer(self, wanted: TransferWanted) -> TransferOffer:
-        """Where to be sent a policy, which is waited for from now on; port 0 when a newer has taken its place, or there is none."""
+        """Listen for the engine's processes and say where. Port 0: a newer policy took its place, or none exists."""
         nothing = TransferOffer(self._backend, self._address, 0, "", wanted.ranks, (), (), ())
         if self._kept is None or self._kept[0] != wanted.policy:
             return nothing
@@ -109,7 +109,7 @@ class KeptWeights:
         try:
             family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
             listener = socket.create_server((self._address, 0), family=family)
-        except OSError as error:  # no descriptor, or no port, at this moment
+        except OSError as error:  # no file descriptor or no port is free
             self._log.warning(
                 "policy not offered", version=wanted.policy.version, address=self._address, error=str(error)
             )
@@ -138,7 +138,7 @@ class KeptWeights:
                     limiter=trio.CapacityLimiter(1),
                     abandon_on_cancel=True,
                 )
-        except TransferError as error:  # the generator asks again, if there still is one
+        except TransferError as error:  # the generator asks again, if it still lives
             self._log.warning("policy not sent", version=policy.version, epoch=policy.epoch, error=str(error))
         else:
             seconds = self._context.now() - began
@@ -146,9 +146,9 @@ class KeptWeights:
 
 
 def send(listener: socket.socket, offer: TransferOffer, weights: Mapping[str, Tensor], device: str) -> None:
-    """Send tensors to all ranks of an offer, in a thread; they are on ``device``, and stay as they are meanwhile.
+    """Send tensors to all ranks of an offer, in a thread. The tensors are on ``device`` and must not change meanwhile.
 
-    Raises TransferError when a rank does not come, or not to the end.
+    Raises TransferError when a rank does not come, or leaves before the end.
     """
     with _joined(offer, 0, _device_of(offer, device), listener) as group:
         for tensor in weights.values():
@@ -157,10 +157,10 @@ def send(listener: socket.socket, offer: TransferOffer, weights: Mapping[str, Te
 
 
 def receive(offer: TransferOffer, rank: int, device: str) -> dict[str, Tensor]:
-    """The tensors of an offer by name, received in a thread on ``device``, as one of its ranks (the first is 1).
+    """Receive the tensors of an offer by name, in a thread on ``device``, as one of its ranks (from 1).
 
-    They stay on the GPU where it has room for all of them, else they are in host memory. Raises TransferError when not all
-    came; then there is nothing.
+    The tensors stay on the GPU if it has room for all, else they go to host memory. Raises TransferError when not all
+    have come; then nothing is returned.
     """
     import torch
 
@@ -180,7 +180,7 @@ def _device_of(offer: TransferOffer, device: str) -> Any:
 
     fault = unavailable(offer.backend)
     if fault:
-        raise TransferError(f"weights cannot come by {offer.backend}: {fault}")
+        raise TransferError(f"weights cannot be transferred by {offer.backend}: {fault}")
     return torch.device(device if offer.backend == "nccl" else "cpu")
 
 
@@ -203,38 +203,38 @@ class _Group:
         self.device = device
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Send it, or have it overwritten by what is sent; done when this returns. As bytes, which every library knows."""
+        """Send a tensor, or overwrite it with the sender's; returns when done. Every library supports bytes."""
         import torch
 
         if tensor.numel():
             self._group.broadcast(tensor.view(-1).view(torch.uint8), 0).wait()
 
     def end(self) -> None:
-        """Know of every rank that it has everything: only now may anybody load what came."""
+        """Wait until every rank has everything. Only then may a receiver load the weights."""
         import torch
 
         ranks = torch.ones(1, dtype=torch.int32, device=self.device)
         self._group.allreduce(ranks).wait()
-        if int(ranks) != self._size:  # so it is where an operation that was aborted raised nothing
+        if int(ranks) != self._size:  # an aborted operation may return without raising
             raise RuntimeError(f"{int(ranks)} of {self._size} processes came to the end")
 
     def leave(self) -> None:
-        """Close the connections, so that the others know: an exception's traceback would keep them."""
-        if self.device.type == "cuda":  # by itself NCCL would wait for what is under way
+        """Close the connections, so that the other ranks notice. The traceback of an exception would keep them open."""
+        if self.device.type == "cuda":  # without abort, NCCL waits for pending operations
             self._group.abort()
         self._group = None
 
 
 @contextmanager
 def _joined(offer: TransferOffer, rank: int, device: Any, listener: socket.socket | None = None) -> Iterator[_Group]:
-    """Be a rank of an offer. Whatever torch raises meanwhile is raised as TransferError."""
+    """Join an offer as a rank. Errors of torch are raised as TransferError."""
     from torch import cuda
 
     try:
         with ExitStack() as stack:
             if device.type == "cuda":
                 stack.enter_context(cuda.device(device))
-                if rank == 0:  # beside the training, on a stream of its own
+                if rank == 0:  # on its own stream, parallel to training
                     stack.enter_context(cuda.stream(cuda.Stream(device)))  # type: ignore[no-untyped-call]
             group = _Group(_process_group(offer, rank, _store(offer, rank, listener)), 1 + offer.ranks, device)
             stack.callback(group.leave)
@@ -245,7 +245,7 @@ def _joined(offer: TransferOffer, rank: int, device: Any, listener: socket.socke
 
 
 def _store(offer: TransferOffer, rank: int, listener: socket.socket | None) -> Any:
-    """Where the ranks find each other, once all of them are there; under the offer's key, that no rank of another comes."""
+    """The store where the ranks of an offer meet. The prefix, the offer's key, keeps other offers' ranks out."""
     from torch import distributed
 
     torch: Any = distributed
@@ -275,7 +275,7 @@ def _process_group(offer: TransferOffer, rank: int, store: Any) -> Any:
 
 
 def _own_address(offer: TransferOffer) -> str:
-    """That of this host from which the learner's is reached."""
+    """The address of this host on the route to the learner."""
     to: Any
     family, kind, protocol, _, to = socket.getaddrinfo(offer.address, offer.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as towards:

@@ -179,7 +179,7 @@ def test_what_another_run_left_is_never_served(learner: Learner, host: Path) -> 
 def test_a_policy_that_the_learner_keeps_no_more_is_told(learner: Learner, host: Path) -> None:
     published = learner.publish(3)
     (learner.folder / weights_name(published.policy)).unlink()
-    with pytest.raises(FetchError, match=r"keeps policy-0001-00000003\.safetensors no more"):
+    with pytest.raises(FetchError, match=r"no longer has all of policy-0001-00000003\.safetensors"):
         trio.run(FetchedWeights(host, learner.ask).fetch, published)
 
 

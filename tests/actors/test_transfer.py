@@ -230,12 +230,12 @@ def test_what_no_gpu_has_run_is_called_untested_at_start(
     with capture_logs() as logs:
         on_trial(Learner, "learner", tmp_path, way)._refuse_unavailable()
     assert [(line["log_level"], line["event"]) for line in logs] == (
-        [("warning", "not yet run on a GPU: untested")] if warned else []
+        [("warning", "this transfer method has not been tested on a GPU")] if warned else []
     )
 
 
 @no_gpu
 def test_nccl_without_a_gpu_is_refused_before_anything_is_waited_for() -> None:
     listener, offer = offered(1)
-    with listener, pytest.raises(TransferError, match="weights cannot come by nccl: torch finds no GPU here"):
+    with listener, pytest.raises(TransferError, match="weights cannot be transferred by nccl: torch finds no GPU here"):
         receive(replace(offer, backend="nccl"), 1, "cuda")
