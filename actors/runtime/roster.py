@@ -57,7 +57,7 @@ class Roster:
         self._tell_others()
 
     def started(self, actor: str, incarnation: int) -> None:
-        """This supervisor is about to start a process."""
+        """Record a process that this supervisor is about to start."""
         if self._set(actor, incarnation):
             self._tell_others()
 

@@ -112,8 +112,7 @@ class PublishedWeights:
 class Checkpoints:
     """The checkpoints of a run: one directory for each position. The names sort in the order of positions.
 
-    A checkpoint within a supervised stage is deleted at the next checkpoint; the number of checkpoints to keep does not
-    count it.
+    A checkpoint within a supervised stage is always deleted at the next checkpoint.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -138,8 +137,7 @@ class Checkpoints:
     def restore(self, take_up: Callable[[Path], T], told: Callable[[str], None]) -> T | None:
         """The result of ``take_up`` for the newest checkpoint that it accepts; None when the run has no checkpoint.
 
-        A refused checkpoint is renamed, and ``told`` gets the reason. Raises TrainingStoppedError when every one is
-        refused.
+        A refused one is renamed, and ``told`` gets the reason. Raises TrainingStoppedError when all are refused.
         """
         faults = []
         for path in sorted(self._directory.glob("version-*"), reverse=True):
@@ -153,8 +151,8 @@ class Checkpoints:
                 told(f"{error}; it is now {aside.name}, and the run goes on from the checkpoint before it")
         if faults:
             raise TrainingStoppedError(
-                f"no checkpoint of this run is whole: {'; '.join(faults)}. Put one back in {self._directory}, or start again "
-                "in another run.directory"
+                f"no checkpoint of this run is whole: {'; '.join(faults)}. Put one back in {self._directory}, or start "
+                "again in another run.directory"
             )
         return None
 

@@ -58,8 +58,7 @@ class LearnerSettings(Settings):
     """Memory for one block of logits; the peak is three times as much."""
     weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"
     """Where policies are published. ``run_directory``: on disk. ``shared_memory``: in this host's memory, for its own
-    generators and for links. ``nccl`` and ``gloo``: the learner sends them to each engine, between GPUs (NCCL or RCCL)
-    or not."""
+    generators and for links. ``nccl``, ``gloo``: the learner sends them to each engine, from GPU to GPU or without one."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
     record_timeout_seconds: PositiveFloat = 120.0
@@ -173,7 +172,7 @@ class ModelKeeper(Actor):
         if way not in transfer.BACKENDS:
             return
         if fault := transfer.unavailable(way):
-            raise TrainingStoppedError(f'weights_in = "{way}": {fault}; install it, or choose another value')
+            raise TrainingStoppedError(f'weights_in = "{way}": {fault}; choose another weights_in')
         if way == "nccl":
             self.log.warning("this transfer method has not been tested on a GPU", weights_in=way)
 

@@ -47,8 +47,7 @@ class _Offer:
 class Publisher:
     """Stores and announces one policy at a time, always the newest. An overtaken policy is never stored.
 
-    The publisher also measures each policy's update time: from the end of its step until every engine serves it or a
-    newer one.
+    It also measures each policy's update time: from the end of the step until every engine serves it or a newer one.
     """
 
     def __init__(self, context: ActorContext, store: PolicyStore, log: Any) -> None:
