@@ -15,6 +15,7 @@ runs in real time: its sandbox has real processes). A test's docstring is the pr
 from __future__ import annotations
 
 from actors.contract.base import RoleContract
+from actors.contract.environment import EnvironmentContract
 from actors.contract.executor import ExecutorContract
 from actors.contract.filter import FilterContract
 from actors.contract.generator import GeneratorContract
@@ -22,6 +23,7 @@ from actors.contract.learner import LearnerContract
 from actors.contract.scheduler import SchedulerContract
 
 __all__ = [
+    "EnvironmentContract",
     "ExecutorContract",
     "FilterContract",
     "GeneratorContract",

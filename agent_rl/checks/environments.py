@@ -20,6 +20,7 @@ from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.data.conversations import conversations
 from agent_rl.environments.base import Environment, TaskError, TaskSource
+from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, found_class, settings_model, sound_prompt
 
 CONVERSATIONS = 1000
@@ -105,6 +106,13 @@ def _try(topology: Topology, environment: Environment, problems: TaskSource) -> 
                 "texts as keys, lists (no tuples), texts, numbers, booleans and None"
             )
         sound_prompt(environment, problem)
+        for transcript in made_up_transcripts():
+            try:
+                judgement = environment.judge_at_once(problem, transcript)
+                if judgement is not None:
+                    sound_judgement(judgement)
+            except Exception as error:
+                raise TaskError(fault_of(environment, "judge_at_once", error)) from error
 
 
 def _is_json(value: object) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isfinite
 
 from agent_rl.config.plugins import ContractError, defined_at, described
 from agent_rl.environments.base import Environment
-from agent_rl.messages import Judgement, Problem, Trajectory
+from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory, Transcript
 
 LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
 """Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
@@ -27,6 +27,14 @@ def judged_at_once(environments: Mapping[str, Environment], problem: Problem, tr
         fault = fault_of(environment, "judge_at_once", error)
         return replace(trajectory, transcript=replace(trajectory.transcript, status="environment_failed"), reason=fault)
     return replace(trajectory, judgement=judgement)
+
+
+def made_up_transcripts() -> Iterator[Transcript]:
+    """Rollouts to try an environment on: nothing, text, tags in every state, calls that failed, a turn limit."""
+    failed = ToolCallRecord(1, "python_code_with_standard_io", "error", 0.0, 0.0)
+    for texts in ((), ("",), ("So be it.",), ("<answer>\\boxed{4}</answer>",), ("<answer>", "\\boxed{{}</answer>\x00")):
+        yield Transcript(texts)
+        yield Transcript(texts, (failed,) * len(texts), status="turn_limit")
 
 
 def sound_judgement(judgement: object) -> Judgement:

@@ -1,0 +1,25 @@
+"""The built-in environments keep what every environment promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from actors.contract import EnvironmentContract
+from agent_rl.environments.arithmetic import Arithmetic
+from agent_rl.environments.maths import Maths
+
+PROBLEMS = Path(__file__).parents[2] / "examples" / "word_problems"
+
+
+class TestArithmetic(EnvironmentContract):
+    environment = Arithmetic
+
+
+class TestMaths(EnvironmentContract):
+    environment = Maths
+    settings: ClassVar[dict[str, Any]] = {
+        "files": (str(PROBLEMS / "amounts.jsonl"),),
+        "evaluation_files": (str(PROBLEMS / "held_out.jsonl"),),
+        "prompt": "rstar2",
+    }
