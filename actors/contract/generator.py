@@ -201,7 +201,7 @@ class GeneratorContract(GeneratorBench):
         self.run(main)
 
     def test_an_environment_that_fails_loses_its_rollout_alone(self, tmp_path: Path) -> None:
-        """Status failed, with what the environment did wrong; likewise where no executor answers."""
+        """Status environment_failed, with what it did wrong; where no executor answers, the infrastructure failed."""
 
         async def main() -> None:
             async def reply(asked: ObserveTurn) -> TurnObserved:
@@ -218,7 +218,7 @@ class GeneratorContract(GeneratorBench):
                 await self.settled(1200)
                 made = {each.sample: each for each in bench.trajectories}
                 status = {number: each.status for number, each in sorted(made.items())}
-                assert status == {0: "failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
+                assert status == {0: "environment_failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
                 assert "game.py, line 3" in made[0].reason, f"the reason is {made[0].reason}"
 
         self.run(main)

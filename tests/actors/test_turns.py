@@ -132,7 +132,7 @@ def test_a_loop_at_fault_loses_its_rollout_with_the_place(
     loop: Callable[..., Any], reason: str, tmp_path: Path, model: Path
 ) -> None:
     made = sampled(tmp_path, model, loop, loop_seconds=5.0)
-    assert made.status == "failed"
+    assert made.status == "environment_failed"
     assert made.reason.startswith("environment 'game': its own rollout: ")
     assert reason in made.reason
     assert "(test_turns.py, line " in made.reason
