@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
-from agent_rl.environments.maths.rewards import is_integer
 from agent_rl.messages import Problem
 
 KEPT = ""
@@ -32,14 +31,6 @@ class Filter(Protocol):
 def words(text: str) -> list[str]:
     """The words of a text."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
-
-
-class Integers:
-    """Keeps problems whose answer is an integer, as the paper's RL data are."""
-
-    def reason(self, problem: Problem) -> str:
-        """By the answer alone."""
-        return KEPT if is_integer(problem.answer) else "answer_is_no_integer"
 
 
 class Decontaminate:

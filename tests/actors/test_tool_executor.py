@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
 from agent_rl.environments.arithmetic import Arithmetic
+from agent_rl.environments.base import CheckError
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
-from agent_rl.messages import ActorStatus, JudgementReply, ToolCall, ToolResult
+from agent_rl.messages import ActorStatus, Judgement, JudgementReply, ToolCall, ToolResult, Transcript
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.testing import tool_call
 from tests import builders
@@ -315,3 +318,42 @@ def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_wh
     assert message.startswith(
         'control_groups = "required" can\'t be had on this host: memory: no mounted hierarchy has this controller; pids: '
     )
+
+
+class Judges(Arithmetic):
+    """Judges as the rollout's text says."""
+
+    async def judge(self, problem: Any, transcript: Any, context: Any) -> Any:
+        match transcript.text:
+            case "raises":
+                raise ZeroDivisionError("no")
+            case "hangs":
+                await trio.sleep_forever()
+            case "dies":
+                raise CheckError("memory_limit")
+        return {"nan": Judgement(math.nan, success=False), "none": None}.get(
+            transcript.text, Judgement(1, success=True)
+        )
+
+
+def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Arithmetic, "judge", Judges.judge)
+    faults = {
+        "raises": "fails with ZeroDivisionError: no (test_tool_executor.py, line",
+        "hangs": "took longer than judge_seconds = 0.5 (test_tool_executor.py, line",
+        "nan": "whose reward is nan; it must be a finite number (test_tool_executor.py, line",
+        "none": "returned None; it must return a Judgement (test_tool_executor.py, line",
+    }
+
+    async def main(ask: Ask) -> dict[str, JudgementReply]:
+        wanted = builders.wanted("4", "4")
+        return {text: await ask(replace(wanted, transcript=Transcript((text,)))) for text in (*faults, "dies", "sound")}
+
+    replies = serve(tmp_path, main, judge_seconds=0.5)
+    for text, said in faults.items():
+        assert replies[text].judgement is None
+        assert said in replies[text].fault
+    assert replies["dies"].judgement == Judgement(0.0, success=False, note="memory_limit")
+    assert replies["sound"].judgement == Judgement(1.0, success=True)
