@@ -22,6 +22,7 @@ from agent_rl.data.conversations import conversations
 from agent_rl.environments.base import Environment, TaskError, TaskSource
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, found_class, settings_model, sound_prompt
+from agent_rl.messages import Problem
 
 CONVERSATIONS = 1000
 """How many of a supervised stage's are read before anything starts."""
@@ -100,6 +101,8 @@ def _try(topology: Topology, environment: Environment, problems: TaskSource) -> 
     if not found:
         raise TaskError("there are no problems")
     for problem in found:
+        if not isinstance(problem, Problem):
+            raise TaskError(f"it gave {problem!r:.100} as a problem; make it an agent_rl.messages.Problem")
         if not _is_json(problem.payload):
             raise TaskError(
                 f"the payload of problem {problem.id!r} is {problem.payload!r:.80}, which is no JSON; make it of dictionaries with "

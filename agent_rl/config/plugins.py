@@ -124,9 +124,12 @@ def resolve(kind: Kind, name: str) -> Any:
         raise PluginError(f"importing {module_name} fails with {described(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        wanted = inspect.isroutine if kind in FUNCTIONS else inspect.isclass
+        wanted = {"function": inspect.isroutine, "class": inspect.isclass}.get(
+            _noun(kind), lambda it: hasattr(it, "schema")
+        )
         names = [key for key, value in vars(module).items() if wanted(value) and not key.startswith("_")]
-        raise PluginError(f"{module_name} has no {_noun(kind)} {attribute!r}", suggest(attribute, names))
+        own = [key for key in names if getattr(vars(module)[key], "__module__", module_name) == module_name]
+        raise PluginError(f"{module_name} has no {_noun(kind)} {attribute!r}", suggest(attribute, own or names))
     return found
 
 
@@ -167,7 +170,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def _noun(kind: Kind) -> str:
-    return "function" if kind in FUNCTIONS else "class"
+    return "tool" if kind == "tool" else "function" if kind in FUNCTIONS else "class"
 
 
 def called(name: str, call: Callable[[], T], given: str, code: object = None) -> T:
@@ -211,7 +214,8 @@ def needs_start(error: BaseException, actor: object) -> bool:
 def described(error: BaseException) -> str:
     """An exception's type and message, and where in the user's own code it was raised."""
     place = place_of(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    message = f"{type(error).__name__}: {error}"
+    return message + (f" ({place})" if place and place not in message else "")
 
 
 def place_of(error: BaseException) -> str:

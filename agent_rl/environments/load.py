@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from agent_rl.config.plugins import ContractError, called, defined_at, described, resolve
+from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
-from agent_rl.environments.base import Environment, TaskError, Tool
+from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool
 from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
 from agent_rl.environments.tools import ToolError, by_name
 from agent_rl.messages import Problem
@@ -25,7 +25,17 @@ Toolboxes: TypeAlias = Mapping[str, Mapping[str, Tool]]
 """By the name of an environment: its tools by their names."""
 GIVEN = ("seed", "base")
 """What every constructor gets beside its settings."""
-NEEDED = ("problems", "prompt", "judge_at_once", "judge", "observe", "control", "tools", "lists_tools", "observes")
+FORMS = {
+    "problems": "def problems(self)",
+    "prompt": "def prompt(self, problem)",
+    "judge_at_once": "def judge_at_once(self, problem, transcript)",
+    "judge": "async def judge(self, problem, transcript, context)",
+    "observe": "async def observe(self, problem, transcript, state, context)",
+    "control": "def control(self)",
+}
+"""The methods of an environment, as they are called."""
+LOOP = "async def rollout(problem, model, tools)"
+NEEDED = (*FORMS, "tools", "lists_tools", "observes")
 
 
 class Environments(Mapping[str, Environment]):
@@ -72,6 +82,8 @@ class Environments(Mapping[str, Environment]):
 
 
 def _tools(entry: EnvironmentEntry, environment: Environment) -> dict[str, Tool]:
+    if not isinstance(environment.tools, Sequence):
+        raise ToolError(f"tools is {environment.tools!r:.100}; write a tuple of tools, as in `tools = (search,)`")
     return by_name([*environment.tools, *(resolve("tool", name) for name in entry.tools)], "tools")
 
 
@@ -89,10 +101,22 @@ def _mixture(
     environments: Mapping[str, Environment], entries: Sequence[EnvironmentEntry], filters: Mapping[int, Restriction]
 ) -> MixedTasks:
     sources = {
-        name: asked(name, "problems", lambda: restricted(environment.problems(), filters))  # noqa: B023 - called at once
+        name: asked(name, "problems", lambda: restricted(_source(environment), filters))  # noqa: B023 - called at once
         for name, environment in environments.items()
     }
     return MixedTasks(sources, [Fraction(str(entry.weight)) for entry in entries])
+
+
+def _source(environment: Environment) -> TaskSource:
+    found = environment.problems()
+    if lacking := [
+        name for name in ("problem", "evaluation", "evaluation_count", "demonstrations") if not hasattr(found, name)
+    ]:
+        raise TaskError(
+            f"{_placed('problems', environment.problems)} returned {found!r:.100}, which has no {', '.join(lacking)}; return a "
+            "ListedTasks or DrawnTasks of agent_rl.environments.tasks"
+        )
+    return found
 
 
 def found_class(entry: EnvironmentEntry) -> type[Environment]:
@@ -136,33 +160,50 @@ def _made(entry: EnvironmentEntry, cls: type[Environment], *, seed: int, base: P
         message = f"environment {entry.name!r}: {where}: {first['msg']}"
         raise TaskError(message, tuple(first["loc"]), environment=entry.name) from error
     settings = {name: getattr(model, name) for name in model.model_fields_set}
-    environment = asked(entry.name, "the constructor", lambda: cls(seed=seed, base=base, **settings))  # type: ignore[call-arg]
+    made = partial(cls, seed=seed, base=base, **settings)
+    environment = asked(entry.name, "the constructor", made, cls.__init__)
     if entry.rollout is not None:
         environment.rollout = resolve("rollout", entry.rollout)
-    if fault := loop_fault(environment):
+    if fault := methods_fault(environment):
         raise TaskError(f"environment {entry.name!r}: {fault}", environment=entry.name)
     return environment
 
 
-def loop_fault(environment: Environment) -> str:
-    """What is wrong with the environment's own loop; empty where it has none, or a sound one."""
-    rollout = environment.rollout
-    if rollout is None:
-        return ""
-    wanted = "write it as `async def rollout(problem, model, tools)`"
-    place = defined_at(rollout)
-    where = f"its rollout{f' ({place})' if place else ''}"
-    if not inspect.iscoroutinefunction(rollout):
-        return f"{where} is no asynchronous function; {wanted}"
+def methods_fault(environment: Environment) -> str:
+    """What is wrong with the form of the environment's methods and of its own loop; empty where nothing is."""
+    if environment.rollout is not None and (fault := _form_fault("its rollout", environment.rollout, LOOP)):
+        return fault
+    kind = type(environment)
+    if kind.judge is Environment.judge and kind.judge_at_once is Environment.judge_at_once:
+        return f"nothing judges its rollouts; write `{FORMS['judge_at_once']}` or `{FORMS['judge']}`"
+    faults = (_form_fault(name, getattr(environment, name), form) for name, form in FORMS.items())
+    return next(filter(None, faults), "")
+
+
+def _form_fault(what: str, method: Any, form: str) -> str:
+    awaited = form.startswith("async ")
+    arguments = [name for name in form.partition("(")[2].rstrip(")").split(", ") if name not in {"self", ""}]
+    if awaited and not inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(inspect.unwrap(method)):
+        return f"{_placed(what, method)} is no asynchronous function; write it as `{form}`"
+    if not awaited and inspect.iscoroutinefunction(method):
+        return f"{_placed(what, method)} is asynchronous, and it is not awaited; write it as `{form}`"
     try:
-        inspect.signature(rollout).bind(None, None, None)
+        inspect.signature(method).bind(*arguments)
     except TypeError as error:
-        return f"{where} cannot be called with a problem, the model and tools: {error}; {wanted}"
+        return f"{_placed(what, method)} cannot be called with {', '.join(arguments) or 'nothing'}: {error}; write it as `{form}`"
     return ""
 
 
-def asked(name: str, what: str, call: Callable[[], T]) -> T:
-    """What the environment of a name answers. Raises TaskError, which names it, and file and line of the user's code."""
+def _placed(what: str, code: object) -> str:
+    place = defined_at(code)
+    return what + (f" ({place})" if place else "")
+
+
+def asked(name: str, what: str, call: Callable[[], T], code: object = None) -> T:
+    """What the environment of a name answers. Raises TaskError, which names it, and file and line of the user's code.
+
+    ``code`` is the function called; where it cannot be called so, the message says where it is defined.
+    """
     try:
         return call()
     except TaskError as error:
@@ -171,7 +212,8 @@ def asked(name: str, what: str, call: Callable[[], T]) -> T:
     except (ContractError, ToolError) as error:
         raise TaskError(f"environment {name!r}: {error}", environment=name) from error
     except Exception as error:
-        raise TaskError(f"environment {name!r}: {what} fails with {described(error)}", environment=name) from error
+        where = what if place_of(error) else _placed(what, code)
+        raise TaskError(f"environment {name!r}: {where} fails with {described(error)}", environment=name) from error
 
 
 def sound_prompt(environment: Environment, problem: Problem) -> list[dict[str, str]]:

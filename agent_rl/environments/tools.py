@@ -32,7 +32,7 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 from pydantic_core import to_jsonable_python
 
-from agent_rl.config.plugins import place_of
+from agent_rl.config.plugins import defined_at, place_of
 from agent_rl.environments.base import SNAPSHOT_BYTES, BadArgumentError, Context, Tool, ToolOutput
 from agent_rl.messages import ToolOutcome
 
@@ -285,7 +285,8 @@ def _fault(each: Any) -> str:
         name for name in ("name", "schema", "runs", "stateful", "seconds", "call", "render") if not hasattr(each, name)
     ]
     if lacking:
-        return f"{each!r:.100} is no tool, it lacks {', '.join(lacking)}; write a function with @tool"
+        name, place = getattr(each, "__qualname__", f"{each!r:.100}"), defined_at(each)
+        return f"{name}{f' ({place})' if place else ''} is no tool, it lacks {', '.join(lacking)}; write a function with @tool"
     function = each.schema.get("function") if isinstance(each.schema, Mapping) else None
     wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
     if not isinstance(function, dict) or not isinstance(function.get("parameters"), dict):

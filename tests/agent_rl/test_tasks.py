@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
@@ -21,7 +22,7 @@ from agent_rl.environments.base import Demonstration, Environment, TaskError
 from agent_rl.environments.load import mixed_tasks
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.tasks import ListedTasks, Restriction, mixed, restricted
-from agent_rl.messages import Problem
+from agent_rl.messages import Judgement, Problem
 
 
 def write_lines(path, *rows):
@@ -60,6 +61,9 @@ class Numbers(Environment):
 
     def prompt(self, problem):
         return [{"role": "user", "content": problem.text}]
+
+    def judge_at_once(self, problem, transcript):
+        return Judgement(1.0, True)
 
     def problem(self, stage, number):
         return Problem(id=f"{number % 7}", text="x" * (self.start + number % 7), answer="1")
@@ -388,10 +392,45 @@ class Failing(Numbers):
         raise ZeroDivisionError("in problems")
 
 
+class Sourceless(Numbers):
+    def problems(self):
+        return None
+
+
+class Baseless(Numbers):
+    def __init__(self, seed):
+        pass
+
+
+class NotAwaited(Numbers):
+    def judge(self, problem, transcript, context):
+        return Judgement(1.0, True)
+
+
+class Short(Numbers):
+    async def judge(self, problem, transcript):
+        return Judgement(1.0, True)
+
+
+class Awaited(Numbers):
+    async def judge_at_once(self, problem, transcript):
+        return Judgement(1.0, True)
+
+
+class Mute(Numbers):
+    judge_at_once = Environment.judge_at_once
+
+
+class Wrapped(Numbers):
+    @functools.wraps(Environment.judge)
+    def judge(self, *given):
+        return Environment.judge(self, *given)
+
+
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    names = SimpleNamespace(Numbers=Numbers, Failing=Failing, x=1)
-    monkeypatch.setitem(sys.modules, __name__, names)
+    made = (Numbers, Failing, Sourceless, Baseless, NotAwaited, Short, Awaited, Mute, Wrapped)
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(x=1, **{each.__name__: each for each in made}))
 
 
 @pytest.mark.parametrize(
@@ -404,9 +443,34 @@ def importable(monkeypatch):
             {"class": f"{__name__}:Failing"},
             r"environment 'e': problems fails with ZeroDivisionError: in problems \(test_tasks.py, line",
         ),
+        (
+            {"class": f"{__name__}:Sourceless"},
+            r"problems \(test_tasks.py, line \d+\) returned None, which has no problem, evaluation, .*; return a ListedTasks",
+        ),
+        (
+            {"class": f"{__name__}:Baseless"},
+            r"the constructor \(test_tasks.py, line \d+\) fails with TypeError: .*'base'",
+        ),
+        (
+            {"class": f"{__name__}:NotAwaited"},
+            r"judge \(test_tasks.py, line \d+\) is no asynchronous function; write it as `async def judge\(self, problem, tr",
+        ),
+        (
+            {"class": f"{__name__}:Short"},
+            r"judge \(test_tasks.py, line \d+\) cannot be called with problem, transcript, context: too many positional",
+        ),
+        (
+            {"class": f"{__name__}:Awaited"},
+            r"judge_at_once \(test_tasks.py, line \d+\) is asynchronous, and it is not awaited; write it as `def judge_at",
+        ),
+        ({"class": f"{__name__}:Mute"}, "environment 'e': nothing judges its rollouts; write `def judge_at_once"),
         ({"class": f"{__name__}:x"}, "x is no environment: it has no problems, prompt"),
     ],
 )
 def test_what_is_wrong_with_an_environment_is_said(changes, message):
     with pytest.raises((TaskError, ContractError), match=message):
         mixture(entry(**{"name": "e", **changes}))
+
+
+def test_a_decorated_method_is_taken_for_what_it_wraps():
+    mixture(entry(**{"name": "e", "class": f"{__name__}:Wrapped"}))
