@@ -124,9 +124,8 @@ def resolve(kind: Kind, name: str) -> Any:
         raise PluginError(f"importing {module_name} fails with {described(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        wanted = {"function": inspect.isroutine, "class": inspect.isclass}.get(
-            _noun(kind), lambda it: hasattr(it, "schema")
-        )
+        kinds: dict[str, Callable[[object], bool]] = {"function": inspect.isroutine, "class": inspect.isclass}
+        wanted = kinds.get(_noun(kind), lambda value: hasattr(value, "schema"))
         names = [key for key, value in vars(module).items() if wanted(value) and not key.startswith("_")]
         own = [key for key in names if getattr(vars(module)[key], "__module__", module_name) == module_name]
         raise PluginError(f"{module_name} has no {_noun(kind)} {attribute!r}", suggest(attribute, own or names))

@@ -160,7 +160,7 @@ def _made(entry: EnvironmentEntry, cls: type[Environment], *, seed: int, base: P
         message = f"environment {entry.name!r}: {where}: {first['msg']}"
         raise TaskError(message, tuple(first["loc"]), environment=entry.name) from error
     settings = {name: getattr(model, name) for name in model.model_fields_set}
-    made = partial(cls, seed=seed, base=base, **settings)
+    made = partial(cls, seed=seed, base=base, **settings)  # type: ignore[call-arg]
     environment = asked(entry.name, "the constructor", made, cls.__init__)
     if entry.rollout is not None:
         environment.rollout = resolve("rollout", entry.rollout)
