@@ -124,11 +124,20 @@ def resolve(kind: Kind, name: str) -> Any:
         raise PluginError(f"importing {module_name} fails with {described(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        kinds: dict[str, Callable[[object], bool]] = {"function": inspect.isroutine, "class": inspect.isclass}
-        wanted = kinds.get(_noun(kind), lambda value: hasattr(value, "schema"))
+        noun = _noun(kind)
+
+        def wanted(value: object) -> bool:
+            return (
+                hasattr(value, "schema")
+                if noun == "tool"
+                else inspect.isclass(value)
+                if noun == "class"
+                else inspect.isroutine(value)
+            )
+
         names = [key for key, value in vars(module).items() if wanted(value) and not key.startswith("_")]
         own = [key for key in names if getattr(vars(module)[key], "__module__", module_name) == module_name]
-        raise PluginError(f"{module_name} has no {_noun(kind)} {attribute!r}", suggest(attribute, own or names))
+        raise PluginError(f"{module_name} has no {noun} {attribute!r}", suggest(attribute, own or names))
     return found
 
 
