@@ -1,4 +1,4 @@
-"""Where model code runs: warm interpreters that fork one sealed-off child per call, and their trio client.
+"""The sandbox of model code: warm interpreters that fork one isolated child for each call, and their trio client.
 
-Nothing is imported here: the warm interpreters pass through this package, and must stay small.
+This package imports nothing: the warm interpreters load it and must stay small.
 """

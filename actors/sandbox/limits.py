@@ -1,4 +1,4 @@
-"""What one call may use."""
+"""The limits of one call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExecutionLimits:
-    """What one call may use. Beyond a limit it ends as ``timeout`` (wall, CPU), ``memory_limit`` or ``output_limit``.
+    """The limits of one call. Beyond a limit it ends as ``timeout`` (wall, CPU), ``memory_limit`` or ``output_limit``.
 
-    ``cpu_seconds`` is rounded up to whole seconds. ``memory_bytes`` is address space on top of the warm interpreter's, for
-    each process. ``output_bytes`` holds for stdout, stderr and the value each; ``file_bytes`` for each file, also
-    those that catch the output. ``processes`` does not bind where there are no namespaces and the user is root.
+    ``cpu_seconds`` is rounded up to whole seconds. ``memory_bytes`` is address space of each process, on top of the
+    warm interpreter's. ``output_bytes`` holds for stdout, stderr and the value separately. ``file_bytes`` holds for
+    each file, also for those that catch the output. ``processes`` has no effect without namespaces when the user is
+    root.
     """
 
     wall_seconds: float = 4.0

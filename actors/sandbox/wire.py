@@ -1,8 +1,8 @@
-"""What owner and warm interpreter say to each other, one datagram each, over a socket pair.
+"""The messages between owner and warm interpreter: one datagram each, over a socket pair.
 
-A call's code, input and output never pass through the interpreter, or every later fork of it would inherit them: they are in
-files in memory, whose descriptors travel with the request. A request carries those of the call itself (code, or JSON; the child
-writes its report over it), standard output, standard error, and standard input where there is any.
+A call's code, input and output never pass through the interpreter, because every later fork would inherit them. They
+are in files in memory, whose descriptors travel with the request: the call itself (code or JSON; the child overwrites
+it with its report), standard output, standard error, and standard input if there is any.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from actors.sandbox.limits import ExecutionLimits
 
 PLAIN_CODE = b"\n"
-"""What a file begins with that holds code and nothing else, as most do: reading JSON costs a child a fifth of a millisecond."""
+"""The first byte of a file with code only, the usual case: to read JSON costs a child 0.2 ms."""
 REQUEST = struct.Struct("!BQQdIQQQII")
 """Kind, id, session (0: none), wall seconds, CPU seconds, bytes of memory, output and files, open files, processes."""
 DONE_SAID = b"."
 """From a child: the report is written."""
 REPLY = struct.Struct("!BQBid")
-"""Kind, id, verdict, exit status (minus the signal), seconds. READY and FAILED are followed by JSON, a call that was not run by why."""
+"""Kind, id, verdict, exit status (or minus the signal), seconds. Then JSON (READY, FAILED) or a reason (NOT_RUN)."""
 CALL, CANCEL, END_SESSION, NEXT_CELL = range(4)
-"""CALL starts a process, a session's first one too; NEXT_CELL goes to a session's live process, or is not run."""
+"""CALL starts a process, also that of a new session. NEXT_CELL goes to a session's live process, or is not run."""
 READY, FAILED, DONE = range(3)
 SIX_FDS = socket.CMSG_LEN(24)
 NO_VERDICT, TIMEOUT, CANCELLED, NOT_RUN, SESSION_GOES_ON, SESSION_LEFT_PROCESSES, CPU_TIMEOUT = range(7)
-"""What the interpreter decided about a call; without a verdict the exit status and the child's report do."""
+"""The interpreter's verdict on a call. Without a verdict, exit status and the child's report decide."""
 
 
 def memory_file(data: bytes) -> int:
-    """A descriptor to read ``data`` from, however long, without anybody having to feed a pipe. Raises OSError."""
+    """A descriptor to read ``data`` from. Unlike a pipe, it needs no writer. Raises OSError."""
     fd = os.memfd_create("call")
     written = 0
     try:

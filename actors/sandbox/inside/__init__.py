@@ -1,1 +1,1 @@
-"""What runs in a warm interpreter and its children. Standard library only."""
+"""The code of warm interpreters and their children. Standard library only."""

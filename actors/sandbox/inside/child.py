@@ -1,10 +1,10 @@
-"""What happens in the child that a warm interpreter forks for one call or session: seal it off, wait, run, report, end.
+"""The child that a warm interpreter forks for one call or session: isolate, wait, run, report, end.
 
-Standard library only. A fork costs little; what costs is each page that the child is the first to touch after it (some
-microseconds). So what can be made before the fork is made here at import: functions of libc, the main module.
+Standard library only. The fork itself is cheap. Each page that the child is the first to touch costs some microseconds.
+So this module makes at import what it can make before the fork: functions of libc, the main module.
 """
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ from actors.sandbox.wire import DONE_SAID, PLAIN_CODE, receive
 Request: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Request], str]
 REPORT = 3
-"""The descriptor of the request, where the report goes too: its first line is the outcome, the rest the result."""
+"""The descriptor of the request. The report replaces the request: the outcome in the first line, then the result."""
 CONTROL = 4
-"""The link to the server: where the call comes from, and a session's further cells. What is above it is closed in a single call."""
+"""The link to the server. Calls come over it, and the further cells of a session. A single call closes all above it."""
 BROKEN_OFF = 70
-"""Exit status of a child that could not even report."""
+"""Exit status of a child that failed before it could report."""
 TAKEN = (REPORT, 1, 2, 0)
-"""The numbers that a call's descriptors get, in the order in which they come."""
+"""The numbers that the descriptors of a call get, in the order of their arrival."""
 AFTER_INDENTATION = ("", " ", "\t", "\n", "#", ")", "]", "}")
-"""What a line begins with that begins no statement without indentation."""
+"""A line that begins with one of these cannot begin an unindented statement."""
 FIRST_READ = 8192
-"""Bytes of a request that are read at once: most have no more."""
+"""Bytes of a request that are read first. Few requests are longer."""
 USER_FILE = "<tool>"
 
 MAIN = types.ModuleType("__main__")
-"""The module that model code is."""
+"""The module in which model code runs."""
 MAIN.__dict__["__builtins__"] = builtins
 THREADS = _thread._count  # noqa: SLF001
-"""How many threads have been started from Python and not ended."""
+"""The number of threads that were started from Python and have not ended."""
 RESEED = super(random.Random, random._inst).seed  # noqa: SLF001
-"""Reseeds the standard generator; without arguments from the kernel. That of the class in C, which touches fewest pages."""
+"""Reseeds the standard generator, by default from the kernel. The C class touches the fewest pages."""
 
 
 def leaving(control: ctypes.c_int) -> list[Step]:
-    """The steps by which a child leaves the forker's group, and its descriptors but ``control`` and those up to REPORT.
+    """The steps by which a child leaves the forker's group and closes descriptors, except ``control`` and 0 to REPORT.
 
-    What the call brings takes the place of these, but mostly no input. That is opened anew: flags and locks of an open file are common
-    to all who inherit it, so one call's would be the next one's too.
+    The call's descriptors replace these. Most calls bring no input, so stdin is opened anew: the processes that inherit
+    an open file share its flags and locks, and one call would change them for the next.
     """
     return [
         (direct.setsid, ()),
@@ -75,20 +75,20 @@ def leaving(control: ctypes.c_int) -> list[Step]:
         (direct.open, (os.devnull.encode(), os.O_RDONLY)),
         (direct.dup3, (control, CONTROL, os.O_CLOEXEC)),
         (os.closerange, (CONTROL + 1, 1 << 20)),
-        # Once credentials no longer change, which would undo it:
+        # After the last change of credentials, which would undo this:
         (direct.prctl, (PR_SET_PDEATHSIG, int(signal.SIGKILL))),
     ]
 
 
 def take(steps: list[Step]) -> None:
-    """Take each of the steps, or end the process where one fails."""
+    """Take each step. End the process when a step fails."""
     for step, arguments in steps:
         if step(*arguments) == -1:
             os._exit(BROKEN_OFF)
 
 
 def reseed() -> None:
-    """Give this process random numbers of its own, where its code may look for them."""
+    """Seed the random generators that the call's code may use."""
     RESEED()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
@@ -97,16 +97,16 @@ def reseed() -> None:
 
 
 def run(work: Work, control: _socket.socket) -> NoReturn:
-    """Wait for a call; do ``work`` on its request, report how it ended, and end the process, running nothing the code has registered.
+    """Wait for a call, do ``work`` on its request, report the end, and end the process without running exit handlers.
 
-    A session goes on with the next cell. The limits of a call hold from its arrival on.
+    A session continues with its next cell. The limits of a call apply from its arrival on.
     """
     limits = run_call(work, control)
     while True:
         try:
             control.send(DONE_SAID)
         except OSError:
-            os._exit(0)  # the code has closed it: then the end of the process says so
+            os._exit(0)  # the code has closed the link: the server sees the exit instead
         if not limits[0]:
             os._exit(0)
         _, fds = receive(control, 16)
@@ -122,7 +122,7 @@ def run(work: Work, control: _socket.socket) -> NoReturn:
 
 
 def run_call(work: Work, control: _socket.socket) -> bytes:
-    """Wait for a call, set its limits, run it, report. What came with it (see HAND_OVER)."""
+    """Wait for a call, set its limits, run it and report. Returns the data that came with the call (see HAND_OVER)."""
     data, fds = receive(control, HAND_OVER.size)
     if not data:
         os._exit(0)  # the server has ended
@@ -135,14 +135,14 @@ def run_call(work: Work, control: _socket.socket) -> bytes:
 
 
 def take_files(fds: list[int]) -> None:
-    """Make the call's descriptors the report and the standard streams."""
+    """Install the call's descriptors as the report and the standard streams."""
     for at, fd in enumerate(fds):
         os.dup2(fd, TAKEN[at], TAKEN[at] < REPORT)
         os.close(fd)
 
 
 def reopen_streams() -> None:
-    """Give the cell standard streams that remember nothing of the last one's, nor of what it did to them."""
+    """Give a cell new standard streams, without the state in which the last cell left them."""
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         stream = open(fd, mode, encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
@@ -150,9 +150,9 @@ def reopen_streams() -> None:
 
 
 def run_once(work: Work, limits: bytes) -> None:
-    """Do ``work`` on the request in the report's descriptor; the report takes its place.
+    """Do ``work`` on the request in the report's descriptor. The report replaces the request.
 
-    A traceback goes to stderr, as any interpreter's does.
+    A traceback goes to stderr, as in any interpreter.
     """
     outcome, result, note, request = "success", "", "", {}
     output_bytes = int.from_bytes(limits[OUTPUT], sys.byteorder)
@@ -162,7 +162,7 @@ def run_once(work: Work, limits: bytes) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             outcome, note = "error", f"SystemExit: {end.code}\n"
-    except BaseException as error:  # noqa: BLE001  it is not lost: it is what is reported
+    except BaseException as error:  # noqa: BLE001  reported as the outcome
         outcome = "memory_limit" if isinstance(error, MemoryError) else "error"
         set_limit(limits, MEMORY_FOR_REPORT)
         note = cut(traceback_text(error, request), output_bytes // 4)
@@ -173,7 +173,7 @@ def run_once(work: Work, limits: bytes) -> None:
                     stream.write(text)
                 stream.flush()
         except (OSError, ValueError):
-            pass  # the code closed it
+            pass  # the code closed the stream
     set_limit(limits, FILES_FOR_REPORT)
     data = f"{outcome}\n{cut(result, output_bytes)}".encode("utf-8", "backslashreplace")
     os.ftruncate(REPORT, 0)
@@ -183,7 +183,7 @@ def run_once(work: Work, limits: bytes) -> None:
 
 
 def read_request() -> Request:
-    """What the call is."""
+    """Read the request."""
     data = os.pread(REPORT, FIRST_READ, 0)
     if len(data) == FIRST_READ:
         size = os.fstat(REPORT).st_size
@@ -196,12 +196,12 @@ def read_request() -> Request:
 
 
 def cut(text: str, length: int) -> str:
-    """At most ``length`` characters of ``text``, and a mark where the rest was."""
+    """At most ``length`` characters of ``text``, with a mark where text was cut."""
     return text if len(text) <= length else f"{text[:length]}\n[cut after {length} characters]\n"
 
 
 def traceback_text(error: BaseException, request: Request) -> str:
-    """The traceback as text, starting at the code's own first frame, or at that of the function called."""
+    """The traceback as text, from the first frame of the model's code or of the called function."""
     if "function" in request:
         called = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
         return "".join(traceback.format_exception(type(error), error, called))
@@ -214,9 +214,9 @@ def traceback_text(error: BaseException, request: Request) -> str:
 
 
 def run_code(request: Request) -> str:
-    """Run model code as the main module; its result is the value of its last statement, where that is an expression."""
+    """Run model code as the main module. The result is the value of the last statement if that is an expression."""
     namespace = MAIN.__dict__
-    for code in request.get("earlier", ()):  # a session that is rebuilt
+    for code in request.get("earlier", ()):  # cells of a lost session
         run_again(code, namespace)
     statements, expression = compiled_apart(request["code"])
     exec(statements, namespace)  # noqa: S102
@@ -231,10 +231,10 @@ def run_code(request: Request) -> str:
 
 
 def compiled_apart(code: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """Code without its last statement, and that, if it is an expression; otherwise all of it. Raises what ``compile`` does.
+    """Compile code without its last statement, and that statement if it is an expression. Raises what ``compile`` does.
 
-    Mostly the last statement begins where the last line does that is not indented. If both sides of that place compile, then so it is, and no
-    tree of the whole code is needed, of which each node is memory that the child is the first to touch.
+    Usually the last unindented line begins the last statement. If both parts compile, this split is right, and no
+    syntax tree of the whole code is needed. Each node of a tree is memory that the child is the first to touch.
     """
     at = code.rfind("\n") + 1
     while at and code[at : at + 1] in AFTER_INDENTATION:
@@ -255,7 +255,7 @@ def compiled_apart(code: str) -> tuple[types.CodeType, types.CodeType | None]:
 
 
 def run_again(code: str, namespace: dict[str, Any]) -> None:
-    """Run an earlier cell of a session for its effect on the namespace: what it prints, or raises, was told then."""
+    """Run an earlier cell of a session for its effect on the namespace. Its output and errors were reported before."""
     held = [os.dup(fd) for fd in (0, 1, 2)]
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -263,7 +263,7 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
             os.dup2(null, fd)
         exec(compile(code, USER_FILE, "exec", dont_inherit=True), namespace)  # noqa: S102
         sys.stdout.flush()
-    except BaseException:  # noqa: BLE001, S110  the model was told when it ran the cell
+    except BaseException:  # noqa: BLE001, S110  reported when the cell ran first
         pass
     finally:
         os.close(null)
@@ -273,7 +273,7 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
 
 
 def call_function(request: Request) -> str:
-    """Call the function that is named with the texts given; its result is a text, or nothing. It may take any time or memory."""
+    """Call the named function with the given texts. It returns a text or None, and may use any time or memory."""
     module, _, name = request["function"].partition(":")
     result = getattr(importlib.import_module(module), name)(*request["arguments"])
     if not isinstance(result, str | None):

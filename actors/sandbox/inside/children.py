@@ -3,10 +3,10 @@
 ::
 
     fork --> seal off, enter the slot --> wait --> the call: descriptors, limits --> run --> report, "done" --> exit
-             `------------ off the way of any call ------------'
+             `------------- before any call arrives -------------'
 
-A child that waits holds what the interpreter holds: no code, no input, no output of anybody. It has left the
-interpreter's descriptors and is in a slot of its own, where no call can reach it.
+A waiting child holds what the interpreter holds: no code, no input and no output of any call. It has closed the
+interpreter's descriptors and waits in a slot of its own, where no call can reach it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Place: TypeAlias = Slot | Directory
 
 
 class Call:
-    """A call that runs, or waits for a child: its descriptors and what was decided about it."""
+    """A call that runs or waits for a child, with its descriptors and the interpreter's verdict."""
 
     def __init__(self, number: int, session: int, bounds: Bounds, fds: list[int]) -> None:
         self.id, self.session, self.bounds, self.fds = number, session, bounds, fds
@@ -34,7 +34,7 @@ class Call:
         self.verdict = NO_VERDICT
 
     def close(self) -> None:
-        """Close its descriptors: the child has them, or nobody will."""
+        """Close the call's descriptors, after the child has them or when no child will."""
         for fd in self.fds:
             os.close(fd)
         self.fds = []
@@ -50,12 +50,12 @@ class Child:
         self.session = 0
         self.first: Call | None = None
         self.settling: Call | None = None
-        """The cell after which it was stopped, until that is sure to have happened."""
+        """The cell after which the child was stopped, until the stop is confirmed."""
         self.unread: Call | None = None
-        """A first call that it never took: it was dying when that was handed over."""
+        """A first call that the child never took, because it was dying at the time."""
 
     def hand_over(self, call: Call, limits: bytes) -> bool:
-        """Give it the call that it waits for, with its limits packed; False when that can't be, which is its end."""
+        """Send the child its call, with packed limits. False when the child has died."""
         try:
             send(self.control, limits, call.fds)
         except OSError:  # it has died
@@ -65,9 +65,9 @@ class Child:
         return True
 
     def next_cell(self, call: Call) -> None:
-        """Let a session's process, stopped since its last cell, run another."""
+        """Continue the stopped process of a session with its next cell."""
         try:
-            while self.control.recv(16):  # what the code may have said unasked; nothing when it has closed it
+            while self.control.recv(16):  # discard unrequested bytes from the code; empty when the code closed the link
                 pass
         except (BlockingIOError, ConnectionResetError):
             pass
@@ -75,52 +75,52 @@ class Child:
         try:
             send(self.control, b"c", call.fds)
         except OSError:
-            call.verdict = NOT_RUN  # it does not listen
+            call.verdict = NOT_RUN  # the process does not read its link
             self.kill()
 
     def said(self) -> bool | None:
-        """Whether it says that it has reported; None when it has closed the link."""
+        """Whether the child says that it has reported; None when it has closed the link."""
         try:
             return bool(self.control.recv(16)) or None
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # what was sent to it was not read
+        except ConnectionResetError:  # the child ended before reading
             self.unread = self.first
             return None
 
     def kill(self) -> None:
-        """Kill it and its group; nothing, where a forker that has died since has reaped it. With a whole share: who dies holds locks."""
+        """Kill the child and its group, with a whole share because it may hold locks. No effect after it was reaped."""
         self.place.share.restore()
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self.kill_group()
 
     def kill_group(self) -> None:
-        """Kill what is left of its group, as long as it is not reaped."""
-        with suppress(ProcessLookupError, PermissionError):  # it may not lead a group yet
+        """Kill the rest of the child's group. Call this before the child is reaped."""
+        with suppress(ProcessLookupError, PermissionError):  # the child may not lead a group yet
             os.killpg(self.pid, signal.SIGKILL)
 
     def has_descendants(self, proc: int) -> bool:
-        """Whether a session has processes beside its own, which would go on running between its cells. ``proc``: of the host."""
+        """Whether a session has further processes, which would run on between cells. ``proc``: /proc of the host."""
         return bool(self.place.processes()) or any(self._read_tasks(proc, "children"))
 
     def is_at_rest(self, proc: int) -> bool:
-        """Whether a session stands until its next cell: each of its threads is stopped, and no process is left that could make it go on.
+        """Whether a session is stopped until its next cell: each thread is stopped, and no process can continue it.
 
-        A process that ends can do that, by the signals that its parent or an orphaned group of processes gets then.
+        A process that ends could: its end sends signals to its parent or to an orphaned process group.
         """
         states = [text.rpartition(b")")[2].split()[:1] for text in self._read_tasks(proc, "stat")]
         return all(state == [b"T"] for state in states) and not self.has_descendants(proc)
 
     def _read_tasks(self, proc: int, name: str) -> list[bytes]:
-        """A file of the kernel's about each thread, at most 4 KiB of it."""
+        """Read a /proc file of each thread, at most 4 KiB."""
         said = []
         tasks = os.open(f"{self.pid}/task", os.O_RDONLY, dir_fd=proc)
         try:
-            for task in os.listdir(tasks):  # noqa: PTH208  pathlib is memory that every fork would pay for
+            for task in os.listdir(tasks):  # noqa: PTH208  pathlib takes memory, and every fork would pay for it
                 try:
                     fd = os.open(f"{task}/{name}", os.O_RDONLY, dir_fd=tasks)
-                except (FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+                except (FileNotFoundError, ProcessLookupError):  # the thread has ended
                     continue
                 try:
                     said.append(os.read(fd, 4096))

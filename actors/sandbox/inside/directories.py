@@ -1,9 +1,9 @@
-"""Slots where there are no namespaces: a directory for each call, and a search for what it leaves running.
+"""Slots on hosts without namespaces: a directory for each call, and a search for processes that calls leave behind.
 
 Standard library only.
 """
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 # ruff: noqa: PTH102, PTH106, PTH101
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.sandbox.isolation import kernel
 
 
 class Directory:
-    """One place for a call: a directory of its own."""
+    """A place for one call: its own directory."""
 
     def __init__(self, path: str, share: Share) -> None:
         self.path, self.share = path, share
@@ -26,17 +26,17 @@ class Directory:
         self.door = os.open(path, os.O_PATH | os.O_DIRECTORY)
 
     def processes(self) -> list[int]:
-        """Nothing is adopted here: see ``Directories.kill_orphans``."""
+        """Empty: ``Directories.kill_orphans`` finds processes left behind."""
         return []
 
 
 def devices() -> list[int]:
-    """Descriptors of the devices that calls may write to as well as read."""
+    """Descriptors of the devices that calls may read and write."""
     return [os.open(f"/dev/{name}", os.O_PATH) for name in ("null", "zero", "full")]
 
 
 class Directories:
-    """Directories as slots, up to ``most`` at once. The process must be the subreaper of what its children leave."""
+    """Directories as slots, at most ``most`` at once. The process must be the subreaper of its descendants."""
 
     fileno = -1
     spares = 0
@@ -49,12 +49,12 @@ class Directories:
         self.keep = tuple(os.open(path, os.O_PATH) for path in readable) if landlock_version else ()
         self._cleaners: set[int] = set()
         self._left: list[str] = []
-        """Directories that are not empty, until there is a process to remove them."""
+        """Used directories that are not empty and wait for a process to remove them."""
         pid = os.getpid()
         self._children = os.open(f"/proc/self/task/{pid}/children", os.O_RDONLY)
 
     def get(self) -> Directory | None:
-        """A new directory; None when there are as many as may be."""
+        """A new directory; None when ``most`` are in use."""
         if not self._room:
             return None
         self._made += 1
@@ -68,13 +68,13 @@ class Directories:
         return directory
 
     def want(self, count: int) -> None:
-        """Nothing can be had that ``get`` would not give."""
+        """No effect: ``get`` makes directories at once."""
 
     def arrive(self) -> None:
-        """Nothing arrives later."""
+        """No effect: nothing arrives later."""
 
     def put_back(self, slot: Directory) -> bool:
-        """A call has ended: remove its directory. Says whether it was empty."""
+        """Remove the directory of a call that has ended. Returns whether it was empty."""
         self._room += 1
         self._shares.put_back(slot.share)
         os.close(slot.door)
@@ -93,11 +93,11 @@ class Directories:
     discard = put_back
 
     def prepare(self, _door: int) -> bool:
-        """Nothing is to be done before the fork."""
+        """No effect: there is nothing to do before the fork."""
         return True
 
     def entering(self, door: ctypes.c_int) -> list[kernel.Step]:
-        """The steps by which a child goes to its directory, and is confined to it where the kernel can and gives up what root may do."""
+        """The steps by which a child enters its directory, confines itself with Landlock and drops root's rights."""
         return [(self._enter, (door,)), *([kernel.drop_capabilities()] if self._filtered else [])]
 
     def _enter(self, door: ctypes.c_int) -> None:
@@ -106,16 +106,16 @@ class Directories:
             kernel.landlock(self._landlock_version, self.keep, [door.value, *devices()])
 
     def process_limit(self, limit: int) -> int | None:
-        """The kernel counts all of the user's tasks: room for what the machine has now, and the limit on top."""
+        """The limit plus the machine's present tasks: the kernel counts all tasks of the user."""
         if os.geteuid() == 0:
-            return None  # root is exempt from it
+            return None  # the limit does not bind root
         with open("/proc/loadavg") as load:  # noqa: PTH123
             return int(load.read().split()[3].split("/")[1]) + limit
 
     def _clean(self, directory: str) -> bool:
-        """Remove what the code left, in a process of its own: a large tree takes long, and the loop has deadlines.
+        """Remove the call's files in a separate process: a large tree takes long, and the loop has deadlines.
 
-        False where there can be none now, as after a call that has used all processes up.
+        False when no process can be started, for example after a call used all processes up.
         """
         try:
             pid = os.fork()
@@ -132,7 +132,7 @@ class Directories:
         return True
 
     def kill_orphans(self, forker: int, wait: int = os.WNOHANG) -> bool:
-        """Kill and reap what children of ended calls left behind, all below this process but the forker; False when there was nothing."""
+        """Kill and reap all processes below this one except the forker. False when there were none."""
         children = map(int, os.pread(self._children, 1 << 16, 0).split())
         orphans = [pid for pid in children if pid != forker]
         for pid in orphans:
@@ -146,20 +146,20 @@ class Directories:
         """Kill every process below this one, and wait for them."""
         self._cleaners.clear()
         while self.kill_orphans(0, wait=0):
-            pass  # the next generation has become ours
+            pass  # their children are now children of this process
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory, whatever the code made of its permissions."""
+    """Remove a directory, whatever permissions the code has set."""
     import shutil
 
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):
         for _, names, _, parent in os.fwalk(directory):
             for name in names:
-                try:  # not by its path: what the code has left running may put a link in its place at any time
+                try:  # not by path: a process left behind may replace the directory by a link at any time
                     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
-                except OSError:  # a link, or gone
+                except OSError:  # a link, or already removed
                     continue
                 os.chmod(f"/proc/self/fd/{fd}", 0o700)
                 os.close(fd)
@@ -167,6 +167,6 @@ def remove_tree(directory: str) -> None:
 
 
 def open_files_limit() -> None:
-    """Allow this process as many descriptors as it may have."""
+    """Raise the limit of open files to the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""The process that forks: the warm one, which does little else. Standard library only.
+"""The process that forks children: it is warm and does little else. Standard library only.
 
 ::
 
@@ -6,10 +6,10 @@
        ^                           <------ number of the child -----------                            |
        +----------------------------- the link to it; its end (a pidfd) ------------------------------+
 
-After a fork, a process pays for each page that it is the first to write to, and books touch many: with each object that is
-used, if only by counting who uses it. So they are kept by a process that never forks, and the one that does goes round a loop
-that touches few pages. As the parent of all children it reaps them too, when it is told to: until then the number of one that
-has ended can't name another process.
+After a fork, a process pays for each page that it is the first to write. Bookkeeping writes many pages, because each
+use of an object changes its reference count. So a process that never forks keeps the books, and the forker runs a loop
+that touches few pages. The forker is the parent of all children and reaps them when the server says so. Until then, the
+number of a dead child cannot name another process.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ from actors.sandbox.isolation.rlimits import Bounds, ceilings, pack, unchanged
 from actors.sandbox.wire import DONE_SAID, memory_file, receive, send
 
 WARM = b"."
-"""The forker's first message, unless it says why it can't be."""
+"""The forker's first message when it is warm; otherwise the message says why it is not."""
 AT_ONCE = 2
-"""Children that one order may have forked: what the forker copies after it is copied once for them. Their links, doors and shares are six descriptors."""
+"""The most children of one order: the forker then copies its pages once for both. Their descriptors are six."""
 DONE = struct.Struct("!iiid")
-"""The answer: the numbers of the new children (-1: there could be none), status and CPU seconds of the last that was reaped, where none was new."""
+"""The answer: pids of the new children (-1: none), and status and CPU seconds of the last reaped one if none is new."""
 PACKED = 16
-"""Limits that are kept packed: most calls have the same."""
+"""Packed limits that are cached. Most calls have the same limits."""
 REAPED_AT_ONCE = 256
 ORDER_BYTES = 4 + 4 * REAPED_AT_ONCE
-"""An order is integers: how many descriptors come with it, and the children to be reaped."""
+"""An order is integers: the number of descriptors that come with it, and the children to reap."""
 
 
 OF_INTERPRETERS, OF_CHILDREN = b"500", b"1000"
-"""Scores (``oom_score_adj``) by which the kernel chooses what ends when memory runs out: a call before its interpreter, and that before the owner.
+"""Scores (``oom_score_adj``) for the kernel when memory runs out: calls end first, then interpreters, then the owner.
 
-By their size alone interpreters would end first, since a call can hold memory that the kernel counts as no process' own.
+Without scores interpreters would end first, because a call can hold memory that counts for no process.
 """
 
 
 class ForkerGone(BaseException):
-    """The forker has died, by nothing that it does itself: the interpreter ends with it."""
+    """The forker was killed from outside. The interpreter then ends too."""
 
 
 class Forks:
-    """The forker, from the server's side."""
+    """The server's side of the forker."""
 
     def __init__(self, proc: int, keep: list[int], body: Callable[[socket.socket], None]) -> None:
-        """Fork it, before anything large is loaded: it runs ``body``, has ``proc`` and the other descriptors ``keep``, and ends with this process."""
+        """Fork the forker, before large imports. It runs ``body``, keeps descriptors, and ends with this process."""
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.unreaped: list[int] = []
         self.packed: dict[tuple[Bounds, int | None, bool], bytes] = {}
@@ -97,7 +97,7 @@ class Forks:
         self.tasks = os.open("task", os.O_PATH, dir_fd=self.process)
 
     def wait_until_warm(self) -> bytes:
-        """Empty once it is warm, or why it can't be. Raises ForkerGone, RuntimeError."""
+        """Returns b"" once the forker is warm, or why it cannot be. Raises ForkerGone, RuntimeError."""
         said = self._hear(1 << 16)
         if said != WARM:
             return said
@@ -108,7 +108,7 @@ class Forks:
         return b""
 
     def limits(self, bounds: Bounds, processes: int | None, *, is_session: bool) -> bytes:
-        """The limits of a call, as its child is told them. ``processes``: see ``rlimits.pack``."""
+        """Pack the limits of a call for its child. ``processes``: see ``rlimits.pack``."""
         limits = self.packed.get((bounds, processes, is_session))
         if limits is None:
             if len(self.packed) == PACKED:
@@ -118,13 +118,13 @@ class Forks:
         return limits
 
     def require_single_thread(self) -> None:
-        """Raise RuntimeError when a module has started a thread: a fork would be without it, and what it holds locked."""
+        """Raise RuntimeError when a module has started a thread: a fork loses the thread but keeps its locks."""
         threads = os.fstat(self.tasks).st_nlink - 2
         if threads != 1:
             raise RuntimeError(f"the warm interpreter has {threads} threads: warm modules must start none")
 
     def children(self, places: list[Place]) -> list[Child | None]:
-        """A new child that waits in each of the places (``AT_ONCE`` at most); None where there can be none.
+        """A new waiting child in each of the places (at most ``AT_ONCE``); None where a fork is impossible.
 
         Raises OSError, RuntimeError, ForkerGone.
         """
@@ -154,22 +154,22 @@ class Forks:
         return Child(pid, place, link)
 
     def reap(self, pid: int) -> tuple[int, float]:
-        """Exit status, as ``wait`` gives it, and CPU seconds of a child that has ended. Raises ForkerGone."""
+        """Exit status (as of ``wait``) and CPU seconds of a child that has ended. Raises ForkerGone."""
         self.unreaped.append(pid)
         while self.unreaped:
             *_, status, seconds = self._order([])
         return status, seconds
 
     def reap_later(self, pid: int) -> None:
-        """With the next order, or when there is nothing else to do: nobody wants to know how it ended."""
+        """Reap a child with the next order or when idle, for a child whose status is not needed."""
         self.unreaped.append(pid)
 
     def reap_some(self) -> None:
-        """Reap what waits for it."""
+        """Reap the children that wait for it."""
         self._order([])
 
     def end(self) -> None:
-        """Kill it. The children are this process' then."""
+        """Kill the forker. Its children become children of this process."""
         self.link.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -195,10 +195,10 @@ class Forks:
 
 
 class Forker:
-    """The forker itself. It takes the descriptors up to CONTROL, which then are its children's."""
+    """The forker itself. It uses the descriptors up to CONTROL, which its children then use."""
 
     def __init__(self, link: socket.socket, slots: Any, null: int, work: Work, child_filter: bytes, proc: int) -> None:
-        """``child_filter``: the seccomp filter that each child adds to the forker's; empty for none. ``proc``: of the host."""
+        """``child_filter``: seccomp filter that each child adds to the forker's, or empty. ``proc``: of the host."""
         self.link, self.slots, self.work = link, slots, work
         self.score = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
         self.child_link, self.door, self.members = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -214,9 +214,9 @@ class Forker:
         self.other_end = ours
 
     def rehearse(self, null: int, requests: list[bytes]) -> None:
-        """Do here as a child does with ``requests``, so often that forks find full what the interpreter keeps of its own code.
+        """Handle ``requests`` here as a child would, often enough to fill the interpreter's caches of its own code.
 
-        Each page of that which they write to costs them more than the code itself.
+        A fork that writes to these caches pays more for the pages than for running the code.
         """
         names = set(MAIN.__dict__)
         for request in requests * REHEARSALS:
@@ -236,7 +236,7 @@ class Forker:
         linecache.cache.pop(USER_FILE, None)
 
     def serve(self) -> None:
-        """Do as the server says, until it is gone. Each object that this uses may be a page for every fork to copy."""
+        """Carry out the server's orders until it ends. Each object used here may cost every fork a page."""
         link, prepare, child_link, door = self.link, self.slots.prepare, self.child_link, self.door
         members, score, write = self.members, self.score, kernel.direct.write
         while True:
@@ -256,7 +256,7 @@ class Forker:
             if fds:
                 write(
                     score, OF_CHILDREN, len(OF_CHILDREN)
-                )  # inherited: where memory runs out, calls end before this does
+                )  # inherited by children: when memory runs out, calls end before the forker
             for at in range(0, len(fds), 3):
                 child_link.value, door.value, members.value = fds[at], fds[at + 1], fds[at + 2]
                 pid = pids[at // 3] = fork() if prepare(door) else -1
@@ -275,4 +275,4 @@ class Forker:
             reseed()
             run(self.work, self.control)
         finally:
-            os._exit(BROKEN_OFF)  # whatever happens, a child never returns into the forker's loop
+            os._exit(BROKEN_OFF)  # a child must never return to the forker's loop

@@ -1,4 +1,4 @@
-"""When the tasks of a call that runs are counted: a call with many yields to the others. Standard library only."""
+"""Decides when to count the tasks of a running call: a call with many tasks yields to others. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from actors.sandbox.inside.children import Call, Child
 
 MOST_TASKS = 2
-"""Processes and threads of a call that keeps its share however long it runs: its own, and one that it waits for."""
+"""A call with at most this many processes and threads keeps its share: its own task, and one that it waits for."""
 FIRST_LOOK_SECONDS = 0.05
-"""How long a call runs before its tasks are counted; after that as long again, and so on. Most have ended by then."""
+"""A call's tasks are counted after this time, then again after as long, and so on. Most calls end before."""
 
 
 class Looks:
-    """When to count the tasks of the calls that run."""
+    """When to count the tasks of running calls."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Child, Call]] = []
 
     def begin(self, child: Child, call: Call) -> None:
-        """``child`` runs ``call`` from here on, with a whole share."""
+        """``child`` starts to run ``call``, with a whole share."""
         child.place.share.restore()
         heapq.heappush(self._due, (call.started + FIRST_LOOK_SECONDS, call.id, child, call))
 
     def seconds(self, now: float) -> float | None:
-        """How long until ``look`` is to be called; None when no call runs."""
+        """Seconds until ``look`` is due; None when no call runs."""
         while self._due:
             due, _, child, call = self._due[0]
             if child.call is call and call.verdict == NO_VERDICT:
@@ -37,7 +37,7 @@ class Looks:
         return None
 
     def look(self, now: float) -> None:
-        """Have those yield that have many tasks; look at others again."""
+        """Make calls with many tasks yield; plan the next look at the others."""
         while self.seconds(now) == 0.0:
             _, number, child, call = heapq.heappop(self._due)
             if child.place.share.tasks() > MOST_TASKS:

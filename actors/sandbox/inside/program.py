@@ -1,6 +1,6 @@
-"""The start of a warm interpreter's process: isolate, warm up, say so, serve."""
+"""The main program of a warm interpreter: isolate, warm up, report, serve."""
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from actors.sandbox.wire import FAILED, READY
 
 
 def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
-    """Make this process a server; the link to its owner. Raises OwnerGone when that has died."""
+    """Make this process a server and return the link to its owner. Raises OwnerGone when the owner has died."""
     signal.signal(signal.SIGTERM, farewell.say)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # and not SIGKILL: there is something to clean up
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # not SIGKILL: the interpreter must clean up
     if os.getppid() != config["owner"]:
         farewell.say()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -41,7 +41,7 @@ def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
     link = socket.socket(fileno=os.dup(0))
     link.setblocking(False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what modules print when imported must not get between the frames
+    os.dup2(2, 1)  # output of imported modules must not mix with the messages
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=True)  # type: ignore[union-attr]
     sys.path.remove(config["root"])
@@ -51,7 +51,7 @@ def prepare(config: dict[str, Any], farewell: Farewell) -> socket.socket:
 
 
 def isolate(server: Server, config: dict[str, Any]) -> None:
-    """Enter namespaces, if this level has them, and provide the slots. Raises OSError."""
+    """Enter the namespaces of this level, if any, and provide the slots. Raises OSError."""
     if config["namespaces"]:
         most = min(server.most, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - kernel.FIRST_SLOT_FD) // 8)
         proc, users = enter_namespaces(config["plan"], *config["outer_users"])
@@ -59,9 +59,9 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
         os.close(server.proc)
         server.proc = proc
         server.slots = NamespaceSlots(Maker(proc, config["scratch"], users), most, server.epoll, server.shares)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a change of credentials has undone it
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # the change of credentials has undone it
         server.slots.want(1)
-        server.slots.arrive()  # the first, to see that it can be had
+        server.slots.arrive()  # the first slot, to see that slots can be made
         slot = server.slots.get()
         assert slot is not None
         server.slots.put_back(slot)
@@ -73,22 +73,22 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
 
 
 def seal(program: str) -> None:
-    """Close this process to others, and with the filter ``program`` to most of the kernel. Raises OSError."""
+    """Close this process to other processes, and restrict its system calls with ``program``. Raises OSError."""
     kernel.control(kernel.PR_SET_DUMPABLE, 0)
     if program:
         kernel.install_filter(bytes.fromhex(program))
 
 
 def said(stage: str, text: str) -> bytes:
-    """Why there is no warm interpreter, as the owner reads it."""
+    """The message to the owner that says why the interpreter could not start."""
     return json.dumps({"stage": stage, "text": text}).encode()[:60000]
 
 
 def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> None:
-    """Warm up, say so, and fork what the server orders."""
+    """Warm up, report it, and fork children on the server's orders."""
     while (held := os.dup(2)) <= CONTROL:
-        pass  # these numbers are taken now, for what children have there
-    # Made before the memory is in pieces, so that it is on few pages:
+        pass  # reserve these numbers, which children need
+    # Made before memory is fragmented, so that it lies on few pages:
     work = call_function if config["calls_functions"] else run_code
     forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")), server.proc)
     try:
@@ -98,7 +98,7 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
         return
     os.environ.clear()
     if not config["namespaces"]:
-        # A call's home and place for temporary files is its directory: "./" is made absolute when it is used.
+        # A call's home and temporary directory is its own directory: "./" becomes absolute when it is used.
         os.environ["HOME"] = os.environ["TMPDIR"] = "./"
     collapse_into_huge_pages(server.proc)
     try:
@@ -111,7 +111,7 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
     link.send(WARM)
     try:
         forker.serve()
-    except Exception:  # noqa: BLE001  the process is about to end without a word
+    except Exception:  # noqa: BLE001  the process is about to end without a message
         os.dup2(held, 2)
         traceback.print_exc()
 
@@ -125,7 +125,7 @@ def main() -> None:
         server = Server(link, farewell, config["children"])
         try:
             stage, failure = "warm_up", b""
-            for procs in config["groups"]:  # before there is anything that would not be in them
+            for procs in config["groups"]:  # first, so that every child is in the groups
                 with open(procs, "w") as members:
                     members.write("0")
             server.shares = Shares(config["shares"], config["alone"])

@@ -1,8 +1,8 @@
-"""The program of a warm interpreter: it has a child forked for each call and watches over it.
+"""The server of a warm interpreter: it has a child forked for each call, and watches the child.
 
-It is a fresh ``exec`` and has never held more of the system than the modules it was told to import: no key, no token, no
-environment, and no call's code, input or output, which reach the children in files in memory that this process doesn't
-read. The modules themselves are in the process that it has forks made by (see ``forks.py``).
+The server is a fresh ``exec``. It never holds a key, a token, an environment, or the code, input or output of a call.
+The children get these in files in memory, which the server does not read. The imported modules are in the forker
+(``forks.py``).
 
 ::
 
@@ -11,11 +11,11 @@ read. The modules themselves are in the process that it has forks made by (see `
                     a free slot -----+   |                                  v
     owner <--socket-- verdicts <-- Server.finish <-- pidfd, exit status
 
-Children are killed here, at their deadlines; what they say themselves is read, and judged, by the owner. When the owner closes
-the link, or dies, everything below this process is killed.
+The server kills children at their deadlines. The owner reads and judges the children's reports. When the owner closes
+the link or dies, the server kills every process below it.
 """
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from actors.sandbox.wire import (
 )
 
 RETRY_SECONDS = 1.0
-"""Until another child is made to wait after one has died waiting, or there was no slot for it and none has come."""
+"""Seconds until the server tries again to make a waiting child, after one died or no slot came."""
 SETTLING_SECONDS = 0.5
-"""Until a session that was stopped is looked at again: its threads go on for a moment, in which they may fork."""
+"""Seconds until the server looks again at a stopped session, whose threads may run and fork for a moment."""
 
 
 class OwnerGone(BaseException):
@@ -62,35 +62,35 @@ class OwnerGone(BaseException):
 
 
 class Farewell:
-    """Raises OwnerGone once. An owner's death shows twice, as a signal and on the link; the second must not stop
-    the cleaning up that the first began.
+    """Raises OwnerGone once. The owner's death shows twice, as a signal and on the link. The second must not interrupt
+    the cleaning up.
     """
 
     def __init__(self) -> None:
         self.said = False
 
     def say(self, *_signal_and_frame: object) -> None:
-        """Raise OwnerGone, unless that was done."""
+        """Raise OwnerGone, unless it was raised before."""
         if not self.said:
             self.said = True
             raise OwnerGone
 
 
 class Server:
-    """The loop: requests in, children watched, verdicts out."""
+    """The loop: reads requests, watches children, sends verdicts."""
 
     def __init__(self, link: socket.socket, farewell: Farewell, most: int) -> None:
         self.link, self.farewell, self.most = link, farewell, most
-        self.slots: Any = None  # NamespaceSlots or Directories, once isolated
-        self.forks: Any = None  # once isolated
-        self.shares: Any = None  # of processor.Shares, before
+        self.slots: Any = None  # NamespaceSlots or Directories, set by `isolate`
+        self.forks: Any = None  # set by `isolate`
+        self.shares: Any = None  # Shares, set before
         self.waiting: list[Call] = []
         self.spares: list[Child] = []
         self.next_spare = 0.0
         self.outgoing: list[bytes] = []
         self.deadlines: list[tuple[float, int, Child, Call]] = []
         self.looks = Looks()
-        self.running: dict[int, Child] = {}  # by pidfd: all of them
+        self.running: dict[int, Child] = {}  # all children, by pidfd
         self.by_control: dict[int, Child] = {}
         self.sessions: dict[int, Child] = {}
         self.null = os.open(os.devnull, os.O_RDWR)
@@ -105,7 +105,7 @@ class Server:
         self.epoll.register(forks, select.EPOLLIN)
         while True:
             ready = [fd for fd, _ in self.epoll.poll(self.seconds_to_wait())]
-            for fd in ready:  # all of them before any descriptor is opened, which may have the number of another one
+            for fd in ready:  # handle all before a descriptor is opened, which may reuse a number
                 if fd in self.running:
                     self.finish(self.running[fd])
                 elif fd in self.by_control:
@@ -113,7 +113,7 @@ class Server:
             self.kill_late()
             self.looks.look(time.monotonic())
             if forks in ready:
-                raise ForkerGone  # it says nothing unasked
+                raise ForkerGone  # the forker only speaks when asked
             if slots in ready:
                 self.slot_arrived()
             if link in ready:
@@ -126,17 +126,17 @@ class Server:
                 self.forks.reap_some()
 
     def seconds_to_wait(self) -> float | None:
-        """How long to wait for events; None without end."""
+        """Seconds to wait for events; None for no limit."""
         if self.forks.unreaped:
             return 0.0
         waits = self.seconds_to_deadline(), self.seconds_to_spare(), self.looks.seconds(time.monotonic())
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def seconds_to_spare(self) -> float | None:
-        """How long until a child is to be made that waits for a call; None when none is, until something happens.
+        """Seconds until a spare child is to be made; None when none is due before the next event.
 
-        While a call runs, or ends, one that waits is enough: a fork would take its time away from it. Where that is taken, as many as may wait
-        are forked in a row.
+        While a call runs or ends, one spare child is enough: a fork would take processor time from the call. When the
+        last spare is taken, all spares are forked at once.
         """
         busy = len(self.running) > len(self.spares) + len(self.sessions)
         if len(self.spares) >= (min(1, self.slots.spares) if busy else self.slots.spares):
@@ -144,7 +144,7 @@ class Server:
         return max(0.0, self.next_spare - time.monotonic()) if self.next_spare else 0.0
 
     def seconds_to_deadline(self) -> float | None:
-        """How long until a child is to be killed; None when none runs a call."""
+        """Seconds until a child must be killed; None when no child runs a call."""
         while self.deadlines:
             deadline, _, child, call = self.deadlines[0]
             if child.settling is call or (child.call is call and call.verdict == NO_VERDICT):
@@ -153,7 +153,7 @@ class Server:
         return None
 
     def kill_late(self) -> None:
-        """Kill the children whose time is up, and sessions that were not alone when they stopped."""
+        """Kill children past their deadline, and stopped sessions with further processes."""
         now = time.monotonic()
         while self.deadlines and self.deadlines[0][0] <= now:
             _, _, child, call = heapq.heappop(self.deadlines)
@@ -167,13 +167,13 @@ class Server:
                     child.kill()
 
     def watch(self, child: Child, call: Call) -> None:
-        """``child`` runs ``call`` from here on."""
+        """``child`` starts to run ``call``."""
         child.call, child.settling = call, None
         self.looks.begin(child, call)
         heapq.heappush(self.deadlines, (call.deadline, call.id, child, call))
 
     def receive(self) -> None:
-        """Take requests off the link and act on them."""
+        """Read requests from the link and act on them."""
         while True:
             try:
                 data, fds = receive(self.link, REQUEST.size)
@@ -195,7 +195,7 @@ class Server:
                 self.sessions[session].kill()
 
     def cancel(self, number: int) -> None:
-        """Stop a call whose result nobody wants any more."""
+        """Stop a call that its owner has cancelled."""
         for call in self.waiting:
             if call.id == number:
                 call.verdict = CANCELLED
@@ -205,12 +205,12 @@ class Server:
                 child.kill()
 
     def reply(self, kind: int, number: int, verdict: int, status: int, seconds: float, text: bytes = b"") -> None:
-        """Put a message on the link, sent as the owner takes it."""
+        """Queue a message to the owner."""
         self.outgoing.append(REPLY.pack(kind, number, verdict, status, seconds) + text)
         self.send()
 
     def send(self) -> None:
-        """Send what fits: a slow owner must not hold up deadlines."""
+        """Send what the link takes: a slow owner must not delay deadlines."""
         while self.outgoing:
             try:
                 self.link.send(self.outgoing[0])
@@ -228,7 +228,7 @@ class Server:
             self.blocked = False
 
     def start(self, call: Call) -> None:
-        """Give a call to a child, a waiting or a new one, or keep it until there is a slot for one."""
+        """Give a call to a spare or new child, or queue it until a slot is free."""
         while self.spares:
             if self.hand_over(self.spares.pop(), call):
                 return
@@ -247,7 +247,7 @@ class Server:
             call.close()
 
     def fork(self, places: list[Place]) -> list[Child]:
-        """New children, without those that could not be, or that were to live where all has been killed from outside."""
+        """Fork children. Leaves out failed ones, and those whose slot was killed from outside."""
         try:
             children = self.forks.children(places)
         except OSError:
@@ -262,7 +262,7 @@ class Server:
         return [child for child in children if child is not None]
 
     def hand_over(self, child: Child, call: Call) -> bool:
-        """Have a child that waits run the call; False when it has died."""
+        """Give a waiting child the call; False when the child has died."""
         call.started = time.monotonic()
         call.deadline = call.started + call.bounds.wall_seconds
         processes = self.slots.process_limit(call.bounds.processes)
@@ -275,7 +275,7 @@ class Server:
         return True
 
     def make_spares(self) -> None:
-        """Nothing else is to be done: have as many children wait as may. Where none can be made, try again later, not at once."""
+        """When idle: fill up the spare children. On failure, try again after a delay."""
         wanted = self.slots.spares - len(self.spares)
         places = [place for place in (self.slots.get() for _ in range(wanted)) if place is not None]
         children = self.fork(places) if places else []
@@ -285,7 +285,7 @@ class Server:
             self.next_spare = time.monotonic() + RETRY_SECONDS
 
     def next_cell(self, child: Child | None, call: Call) -> None:
-        """Give a session its next cell; it is not run where the session's process is gone or occupied."""
+        """Give a session its next cell. The cell is not run when the session's process is gone or busy."""
         if child is None or child.call is not None:
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
         else:
@@ -296,19 +296,19 @@ class Server:
         call.close()
 
     def said(self, child: Child) -> None:
-        """A child says that its report is written: that is the call's end, whoever says so. A session is stopped until its next cell."""
+        """A child says that its report is written, which ends the call. A session is stopped until its next cell."""
         said = child.said()
         call = child.call
         if said is None:
             self.epoll.unregister(child.control)
             del self.by_control[child.control.fileno()]
-        if not said or call is None or call.verdict != NO_VERDICT:  # with a verdict it is being killed
+        if not said or call is None or call.verdict != NO_VERDICT:  # with a verdict, the child is being killed
             return
         seconds = time.monotonic() - call.started
         if not child.session:
             child.call = None
             self.reply(DONE, call.id, NO_VERDICT, 0, seconds)
-            os.kill(child.pid, signal.SIGKILL)  # it is ending, unless other code than ours has said so
+            os.kill(child.pid, signal.SIGKILL)  # it ends by itself, unless the model's code has sent the message
             return
         os.kill(child.pid, signal.SIGSTOP)
         self.kill_orphans()
@@ -321,32 +321,32 @@ class Server:
         self.reply(DONE, call.id, SESSION_GOES_ON, 0, seconds)
 
     def finish(self, child: Child) -> None:
-        """A child has exited: end its group, judge its end where it did not report, and give its slot back."""
+        """A child has exited: kill its group, judge its end if it did not report, and return its slot."""
         call = child.call
         seconds = time.monotonic() - call.started if call is not None else 0.0
-        child.kill_group()  # before it is reaped: until then its number can't name another group
+        child.kill_group()  # before it is reaped: until then its number cannot name another group
         if self.by_control.pop(child.control.fileno(), None) is not None:
             if call is not None:
-                child.said()  # it may have been told after its death what to run
+                child.said()  # its last message may still be unread
             self.epoll.unregister(child.control)
         child.call = child.settling = None
         if call is not None and call.verdict != CANCELLED:
             verdict = call.verdict
             ended, used = self.forks.reap(child.pid)
             status = os.waitstatus_to_exitcode(ended)
-            spent = used >= call.bounds.cpu_seconds / 2  # the limit counts coarser
+            spent = used >= call.bounds.cpu_seconds / 2  # the kernel's limit counts more coarsely
             if verdict == NO_VERDICT and (status == -signal.SIGXCPU or (spent and status == -signal.SIGKILL)):
-                verdict = CPU_TIMEOUT  # the first limit sends the one, the second the other
+                verdict = CPU_TIMEOUT  # the soft limit sends SIGXCPU, the hard limit SIGKILL
             elif verdict == NO_VERDICT and call is child.unread:
                 verdict = NOT_RUN
             self.reply(DONE, call.id, verdict, status, seconds)
         else:
             self.forks.reap_later(child.pid)
-        if child in self.spares:  # killed from outside, or it found no place: not to be tried again at once
+        if child in self.spares:  # killed from outside, or without a place: do not try again at once
             self.spares.remove(child)
             self.next_spare = time.monotonic() + RETRY_SECONDS
         del self.running[child.pidfd]
-        self.epoll.unregister(child.pidfd)  # closing it would not do: other children may hold it for a moment more
+        self.epoll.unregister(child.pidfd)  # closing is not enough: other children may still hold the descriptor
         os.close(child.pidfd)
         self.sessions.pop(child.session, None)
         child.control.close()
@@ -354,12 +354,12 @@ class Server:
         self.slots.put_back(child.place)
 
     def kill_orphans(self) -> None:
-        """Where there are no slots, this process adopts what calls leave running."""
+        """Without slots, this process adopts the processes that calls leave behind: kill them."""
         if isinstance(self.slots, Directories):
             self.slots.kill_orphans(self.forks.pid)
 
     def slot_arrived(self) -> None:
-        """The maker has made a slot, or says why it can't: then calls wait for those there are, as long as any may come back."""
+        """Take a slot from the maker. On failure, calls wait for the existing slots, or fail when there are none."""
         try:
             self.slots.arrive()
         except OSError as error:
@@ -371,20 +371,20 @@ class Server:
             self.next_spare = 0.0
 
     def refuse(self, call: Call, error: OSError) -> None:
-        """A call can't be started, for want of disk, memory or processes."""
+        """Report that a call cannot be started, for lack of disk, memory or processes."""
         if call.verdict != CANCELLED:
             self.reply(DONE, call.id, NOT_RUN, 0, 0.0, str(error).encode("utf-8", "replace"))
         call.close()
 
     def start_waiting(self) -> None:
-        """Start the calls there are slots for."""
+        """Start queued calls while slots are free."""
         waiting, self.waiting = self.waiting, []
         for position, call in enumerate(waiting, 1):
             if call.verdict == CANCELLED:
                 call.close()
                 continue
             self.start(call)
-            if self.waiting:  # it waits again, and so do those behind it
+            if self.waiting:  # this call waits again, and so do the calls behind it
                 self.waiting += waiting[position:]
                 self.slots.want(len(self.waiting))
                 return
@@ -396,7 +396,7 @@ class Server:
         if self.forks is not None:
             self.forks.end()
         for child in self.running.values():
-            with suppress(ChildProcessError):  # the forker's last deed was to reap it
+            with suppress(ChildProcessError):  # the forker reaped it just before its end
                 os.waitpid(child.pid, 0)
         self.running.clear()
         if self.slots is not None:

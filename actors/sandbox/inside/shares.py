@@ -1,8 +1,9 @@
-"""Who of the calls gets how much of the processors, from the side of the interpreter that runs them. Standard library only.
+"""Shares calls' processor time, on the side of the interpreter that runs the calls. Standard library only.
 
-Each place for a call has a group of its own there (``control_groups``). Whatever a call has of processes, threads and sessions shares what one group gets.
-A call that goes on with more tasks than most ever have yields: it gets what no other call wants. So a storm of wake-ups, forks or
-interrupts, which costs neighbours more than the processor time it is charged for, lasts a moment.
+Each place for a call has a control group (``control_groups``). The processes, threads and sessions of a call share the
+time of one group. A call that keeps running with unusually many tasks yields: it gets only the time that other calls
+leave. Otherwise a storm of wake-ups, forks or interrupts would cost other calls more than the processor time it is
+charged for.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from actors.sandbox.isolation.kernel import Step, direct
 
 MYSELF = b"0"
 IDLE = "cpu.idle"
-"""From Linux 5.15 on, in both versions: a group gets what others leave, and yields as soon as one of them wakes."""
+"""Since Linux 5.15, in both versions: the group gets what others leave, and yields as soon as another wakes."""
 LEAST = {"tasks": ("cpu.shares", b"2", b"1024"), "cgroup.threads": ("cpu.weight", b"1", b"100")}
-"""Without it: the file of the weight, its least and its usual value, by the file in which a task writes itself down."""
+"""Without cpu.idle: the file of the weight, its least and its usual value, by the name of the file of tasks."""
 
 
 def joining(members: ctypes.c_int) -> Step:
-    """The step by which a child with a single thread moves to the group that the descriptor is of."""
+    """The step by which a child with a single thread moves to the group of the descriptor."""
     return direct.write, (members, MYSELF, len(MYSELF))
 
 
 class Share:
-    """The group of one place. ``members``: where a child writes itself down, and its tasks can be read."""
+    """The group of one place. ``members``: the file in which a child enters itself and from which tasks are read."""
 
     __slots__ = ("_usual", "_weight", "_yielding", "_yields", "members")
 
@@ -38,38 +39,38 @@ class Share:
         self._weight, self._yields = os.open(f"{directory}/{name}", os.O_WRONLY), False
 
     def tasks(self) -> int:
-        """How many tasks are in it; above ``looks.MOST_TASKS`` maybe less than there are."""
+        """Number of tasks in the group; a count above ``looks.MOST_TASKS`` may be too low."""
         return os.pread(self.members, 64, 0).count(b"\n")
 
     def give_way(self) -> None:
-        """Have all in it yield to others."""
+        """Make all tasks in the group yield to others."""
         os.pwrite(self._weight, self._yielding, 0)
         self._yields = True
 
     def restore(self) -> None:
-        """It has a whole share again: another call begins, or what is in it is to die."""
+        """Give the group a whole share again, for the next call or so that killed processes end soon."""
         if self._yields:
             os.pwrite(self._weight, self._usual, 0)
             self._yields = False
 
 
 class NoShare(Share):
-    """What takes its place where there are no groups."""
+    """Replaces `Share` where there are no groups."""
 
     def __init__(self) -> None:
         self.members = os.open(os.devnull, os.O_RDWR)
         self._yields = False
 
     def tasks(self) -> int:
-        """None can be counted."""
+        """0: tasks cannot be counted."""
         return 0
 
 
 class Shares:
-    """The groups of an interpreter's places. Those used last are given out last, since processes that are killed take a while to leave."""
+    """The groups of an interpreter's places, least recently used first: killed processes take time to leave."""
 
     def __init__(self, directories: list[str], alone: str) -> None:
-        """Open them, while the host's files can be seen."""
+        """Open the groups while the host's files are visible."""
         self._none = NoShare()
         self._free = deque(Share(directory, alone) for directory in directories)
 
@@ -78,7 +79,7 @@ class Shares:
         return self._free.popleft() if self._free else self._none
 
     def put_back(self, share: Share) -> None:
-        """The place is no more. What is left in it dies with a whole share: it holds locks that neighbours wait for."""
+        """Take back the group of a closed place. Its processes die with a whole share, because they may hold locks."""
         share.restore()
         if share is not self._none:
             self._free.append(share)

@@ -1,18 +1,18 @@
-"""The slots that calls run in, and the process that makes them. Standard library only.
+"""The slots in which calls run, and the process that makes slots. Standard library only.
 
 ::
 
     interpreter
       |- maker: forked before the warm-up, small; makes slots on request, through a middleman:
-      |    `- init of a slot: user, PID and mount namespace, /tmp and user of its own; waits until the server or the maker ends
+      |    `- init of a slot: own user, PID and mount namespace, /tmp and user; waits until the server or the maker ends
       `- child of a call: forked into a free slot's PID namespace, enters its user and mount namespace
 
-Entering a slot costs a fortieth of a millisecond, making one over a millisecond. So a slot is used again as long as a call left
-nothing in it: no process, no file, no changed attribute of /tmp. Otherwise it is killed, and a fresh one takes its place. Before it is used
-again, its init lets the numbers of processes begin anew, so that they tell nothing of the calls before.
+To enter a slot takes 1/40 ms; to make one takes over 1 ms. So a slot is reused if the call left nothing in it: no
+process, no file, no changed attribute of /tmp. Otherwise the slot is killed and replaced. Before reuse, the slot's init
+resets the counter of process numbers, so that numbers reveal nothing about earlier calls.
 """
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 
 from __future__ import annotations
 
@@ -32,19 +32,16 @@ from actors.sandbox.isolation.namespaces import FIRST_OF_SLOTS, HOME, INSIDE, cl
 
 NAMESPACES = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID
 LAST_NUMBER = "sys/kernel/ns_last_pid"
-"""What the kernel has the next process' number follow. Init has 1, and each call's child 2."""
+"""The kernel's last process number of a namespace. Init has 1, and the child of each call gets 2."""
 REWINDING_SECONDS = 0.05
-"""How long the init of a slot may take to do that. It has nothing else to do; a slot that takes longer is replaced."""
+"""Seconds the init of a slot may take to reset the number. A slot that takes longer is replaced."""
 
 
 class Maker:
     """The small process that makes slots, and the link to it."""
 
     def __init__(self, proc: int, scratch: str, users: int) -> None:
-        """Fork it, from a process with a single thread and before anything large is loaded.
-
-        ``scratch``: options of a slot's /tmp.
-        """
+        """Fork the maker, with one thread only and before large imports. ``scratch``: mount options of /tmp."""
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server = os.getpid()
         self.pid = os.fork()
@@ -61,11 +58,11 @@ class Maker:
         theirs.close()
 
     def ask(self) -> None:
-        """Ask for a slot; the link becomes readable when it is there."""
+        """Ask for a slot. The link becomes readable when the slot is ready."""
         self.link.send(b"s")
 
     def take(self) -> Slot:
-        """The slot that was asked for. Raises OSError where it could not be made, RuntimeError when the maker is gone."""
+        """The requested slot. Raises OSError when it could not be made, RuntimeError when the maker has ended."""
         data, fds, _, _ = socket.recv_fds(self.link, 512, 4)
         if not data:
             raise RuntimeError("the maker of slots has ended")
@@ -75,9 +72,9 @@ class Maker:
 
 
 def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None:
-    """The maker's loop: a slot for each request, until the interpreter is gone. The kernel reaps middlemen and inits.
+    """The maker's loop: a slot for each request, until the interpreter ends. The kernel reaps middlemen and inits.
 
-    Each slot has another one of ``users``, as far as there are any.
+    Each slot gets a different one of ``users``, as far as they last.
     """
     numbers = itertools.cycle(range(FIRST_OF_SLOTS, FIRST_OF_SLOTS + users) if users else (INSIDE,))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -87,7 +84,7 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
         user = next(numbers)
         try:
             pid = os.fork()
-        except OSError as error:  # too many processes, or no memory for one
+        except OSError as error:  # too many processes, or no memory for another
             link.send(str(error).encode()[:500])
             continue
         if pid == 0:
@@ -101,10 +98,10 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
 
 
 def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, user: int) -> None:
-    """Enter new namespaces as ``user`` and leave a process there as their init. The middleman ends; the slot lives with the maker."""
+    """Enter new namespaces as ``user`` and leave an init there. The middleman ends; the slot ends with the maker."""
     group = os.getegid()
     os.setresuid(user, user, user)
-    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
+    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise this process could not write its own maps
     kernel.unshare(NAMESPACES)
     write_maps(proc, user, group)
     os.umask(0o077)
@@ -114,7 +111,7 @@ def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, user:
     bell.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(REWINDING_SECONDS * 1e6)))
     try:
         numbers = os.open(LAST_NUMBER, os.O_WRONLY, dir_fd=proc)
-    except OSError:  # a kernel without it, or a container whose /proc/sys is read-only: then the numbers go on
+    except OSError:  # an old kernel, or a read-only /proc/sys in a container: process numbers then keep counting
         numbers = os.open(os.devnull, os.O_WRONLY)
     pid = os.fork()
     if pid == 0:
@@ -129,9 +126,9 @@ def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, user:
 
 
 def be_init(*fds: int) -> NoReturn:
-    """Init of a slot: adopts and forgets what calls leave, until the maker or the server ends; its own end ends all in the slot.
+    """Init of a slot: adopts processes left by calls until maker or server ends. Its end kills all in the slot.
 
-    ``fds``: a pipe of the maker's, the link to the server, and the file with the last number of a process.
+    ``fds``: a pipe of the maker, the link to the server, and the file of the last process number.
     """
     try:
         for low, fd in enumerate(fds):
@@ -141,7 +138,7 @@ def be_init(*fds: int) -> NoReturn:
         os.closerange(0, 64)
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler is the only one that an init would heed
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an init ignores all other signals without a handler
         events = select.poll()
         events.register(lifeline, select.POLLIN)
         events.register(rung, select.POLLIN)
@@ -153,7 +150,7 @@ def be_init(*fds: int) -> NoReturn:
 
 
 class Slot:
-    """One place for a call, in namespaces of its own."""
+    """A place for one call, in its own namespaces."""
 
     def __init__(self, pidfd: int, directory: int, children: int, bell: int) -> None:
         self.pidfd, self.directory, self.children, self.bell = pidfd, directory, children, bell
@@ -164,60 +161,60 @@ class Slot:
 
     @property
     def door(self) -> int:
-        """What the forker enters it by."""
+        """The descriptor by which the forker enters the slot."""
         return self.pidfd
 
     def is_clean(self) -> bool:
-        """Whether a call that has ended left nothing. Everything it started has the slot's init as its parent now."""
+        """Whether the ended call left nothing. The slot's init is now the parent of all processes that remain."""
         try:
             if os.pread(self.children, 64, 0):
                 return False
         except ProcessLookupError:
-            return False  # its init was killed from outside
+            return False  # the init was killed from outside
         return self.used() == self.inodes and os.fstat(self.directory).st_ctime_ns == self.made
 
     def rewind(self) -> None:
-        """Have its init let the numbers of processes begin anew."""
-        try:  # noqa: SIM105  contextlib would be memory that every fork pays for
+        """Ask the init to reset the counter of process numbers."""
+        try:  # noqa: SIM105  contextlib takes memory, and every fork would pay for it
             os.write(self.bell, b"1")
         except BrokenPipeError:
-            pass  # its init was killed from outside: seen when the slot is wanted
+            pass  # the init was killed from outside, which is noticed when the slot is needed
         self.used_before = True
 
     def is_ready(self) -> bool:
-        """Whether it is as new, once that is done."""
+        """Whether the init has reset the counter, so that the slot is as new."""
         try:
             return not self.used_before or os.read(self.bell, 1) == b"1"
         except (BlockingIOError, ConnectionResetError):
             return False
 
     def used(self) -> int:
-        """Files and directories in /tmp."""
+        """Number of files and directories in /tmp."""
         state = os.fstatvfs(self.directory)
         return state.f_files - state.f_ffree
 
     def processes(self) -> list[int]:
-        """What the slot's init has adopted."""
+        """The processes that the slot's init has adopted."""
         return [int(pid) for pid in os.pread(self.children, 1 << 16, 0).split()]
 
     def end(self) -> None:
-        """Kill whatever is in it, and forget it."""
-        try:  # noqa: SIM105  contextlib would be memory that every fork pays for
+        """Kill all processes in the slot and close it."""
+        try:  # noqa: SIM105  contextlib takes memory, and every fork would pay for it
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # something outside, such as want of memory, has
+            pass  # the init was killed from outside, for example for lack of memory
         for fd in (self.pidfd, self.directory, self.children, self.bell):
             os.close(fd)
 
 
 class NamespaceSlots:
-    """The slots of one interpreter: made on demand, up to ``most`` and those of the ``spares``."""
+    """The slots of one interpreter: made on demand, up to ``most`` and the number of ``spares``."""
 
     spares = 2
-    """Children that wait for their call: more would serve bursts, of which the cores could not run more at once anyway."""
+    """Number of waiting children. More would serve bursts, which the cores could not run at once anyway."""
 
     keep: tuple[int, ...] = ()
-    """Descriptors that the forker needs."""
+    """Descriptors that the forker must keep open."""
 
     def __init__(self, maker: Maker, most: int, epoll: select.epoll, shares: Shares) -> None:
         self.maker, self.most, self.shares = maker, most + self.spares, shares
@@ -227,11 +224,11 @@ class NamespaceSlots:
 
     @property
     def fileno(self) -> int:
-        """What becomes readable when ``arrive`` is to be called."""
+        """The descriptor that becomes readable when ``arrive`` is to be called."""
         return self.maker.link.fileno()
 
     def get(self) -> Slot | None:
-        """A free slot, or None. Of several the one that has rested longest."""
+        """The free slot that has been unused the longest; None when there is none."""
         while self.free:
             slot = self.free.popleft()
             if slot.is_ready():
@@ -240,13 +237,13 @@ class NamespaceSlots:
         return None
 
     def want(self, count: int) -> None:
-        """So many calls wait for a slot: ask for what is not on its way yet, as far as that is allowed."""
+        """``count`` calls wait: ask the maker for the missing slots, up to the limit."""
         while self.asked < min(count, self.most - self.made):
             self.asked += 1
             self.maker.ask()
 
     def arrive(self) -> None:
-        """Take a slot that was asked for. Raises OSError where none can be made."""
+        """Take a requested slot. Raises OSError when none can be made."""
         self.asked -= 1
         slot = self.maker.take()
         slot.share = self.shares.get()
@@ -254,12 +251,12 @@ class NamespaceSlots:
         self.made += 1
 
     def prepare(self, door: int) -> bool:
-        """In the forker: the next child is born into the slot's PID namespace. False where that is no more."""
+        """In the forker: put the next child into the slot's PID namespace. False when the slot has ended."""
         kernel.direct.dup3(door, kernel.FIRST_SLOT_FD, os.O_CLOEXEC)
         return bool(kernel.direct.setns(kernel.FIRST_SLOT_FD, kernel.CLONE_NEWPID) == 0)
 
     def entering(self, _door: ctypes.c_int) -> list[kernel.Step]:
-        """The steps by which a child enters the slot's other namespaces, and gives up what that took."""
+        """The steps by which a child enters the slot's other namespaces, then gives up the rights for that."""
         return [
             (kernel.direct.setns, (kernel.FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),
             (kernel.direct.setresuid, (INSIDE, INSIDE, INSIDE)),
@@ -269,7 +266,7 @@ class NamespaceSlots:
         ]
 
     def put_back(self, slot: Slot) -> bool:
-        """A call has ended: its slot may be used again, or is replaced. Says which."""
+        """Take the slot of an ended call for reuse, or replace it. Returns whether it can be reused."""
         if slot.is_clean():
             slot.rewind()
             self.free.append(slot)
@@ -278,17 +275,17 @@ class NamespaceSlots:
         return False
 
     def discard(self, slot: Slot) -> None:
-        """End a slot and all in it."""
+        """Kill a slot and everything in it."""
         slot.end()
         self.shares.put_back(slot.share)
         self.made -= 1
 
     def process_limit(self, limit: int) -> int | None:
-        """Tasks that the call's user may have: its own and the slot's init."""
+        """The number of tasks of the call's user: its own and the slot's init."""
         return limit + 1
 
     def end(self) -> None:
-        """Kill everything in every free slot; the maker's end kills the rest."""
+        """Kill everything in free slots. The end of the maker kills the rest."""
         for slot in self.free:
             slot.end()
         self.free.clear()
@@ -296,5 +293,5 @@ class NamespaceSlots:
         os.kill(self.maker.pid, signal.SIGKILL)
 
     def report(self) -> dict[str, Any]:
-        """Figures."""
+        """Figures of the slots."""
         return {"slots": self.made}

@@ -1,9 +1,9 @@
-"""What a warm interpreter does once, so that none of its forks has to: imports, lazy caches, compact memory.
+"""The warm-up of an interpreter, which saves its forks work: imports, lazy caches, compact memory.
 
-Standard library only, but for what it is told to import.
+Standard library only, apart from the modules that it is told to import.
 """
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PLAIN_MODULES = (
     "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
     "math", "operator", "random", "re", "statistics", "string", "time", "typing",
 )  # fmt: skip
-"""Of the standard library, what model code imports most."""
+"""The modules of the standard library that model code imports most."""
 YOUNG_OBJECTS = 20_000
-"""New objects between two collections of garbage, of which most calls then need none: a tenth of sympy's time otherwise."""
+"""New objects between two garbage collections. Most calls then need no collection; it takes a tenth of sympy's time."""
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25
 
@@ -58,7 +58,7 @@ for e in (x**2/3, sqrt(x) + pi/3, Rational(1, 3)*x - y, M, {x: 1}, [sqrt(2), x],
     str(e), latex(e)
 x > 2, Eq(x, 2), Piecewise((x, x > 0), (0, True)), Function("f")(x), FiniteSet(1, 2) | FiniteSet(3), symbols("x1:4"), sympify("x**2 + 1")
 """
-"""Exercises what sympy builds lazily, on the symbols that model code names most."""
+"""Makes sympy build its lazy parts, with the symbols that model code uses most."""
 NUMPY_CODE = """
 import numpy as np
 v = np.arange(12).reshape(3, 4)
@@ -109,16 +109,16 @@ total
 """
 FAILING_CODE = "def fail(x):\n    return x / 0\nfail(1)"
 REHEARSALS = 12
-"""As often must a piece of code be run before this Python (3.11) has made of it what it stays."""
+"""Number of runs after which Python 3.11 no longer changes (specialises) the code."""
 
 
 def warm_up(modules: list[str], work: Work) -> list[bytes]:
-    """Import what calls will need and exercise it; requests that rehearse what children do. Raises what an import raises."""
+    """Import and exercise the modules; returns requests that rehearse calls. Raises what an import raises."""
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
     for module in (*PLAIN_MODULES, *modules):
         importlib.import_module(module)
     if work is not run_code:
-        importlib.import_module("logging").disable()  # libraries log to stderr, which is the function's
+        importlib.import_module("logging").disable()  # log lines of libraries would appear in the function's stderr
         warmed = [module for module in modules if hasattr(sys.modules[module], "warm_up")]
         for module in warmed:
             sys.modules[module].warm_up()
@@ -136,9 +136,9 @@ def warm_up(modules: list[str], work: Work) -> list[bytes]:
 
 
 def collapse_into_huge_pages(proc: int) -> int:
-    """Ask for huge pages under what is in memory now, of which a fork copies one entry instead of 512; how many it got.
+    """Ask for huge pages for the present memory: a fork copies one entry for each instead of 512. Returns the number.
 
-    New memory is not affected: zeroing two megabytes where a call needs a few pages would cost more than it saves.
+    New memory is not affected: to zero 2 MiB where a call needs a few pages would cost more than it saves.
     """
     collapsed = 0
     with open(os.open("self/maps", os.O_RDONLY, dir_fd=proc)) as maps:
@@ -151,5 +151,5 @@ def collapse_into_huge_pages(proc: int) -> int:
         start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
         for address in range(start, end, HUGE_PAGE):
             done = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE_PAGE), MADV_COLLAPSE)
-            collapsed += done == 0  # elsewhere the kernel has none, or no such call: then small pages stay
+            collapsed += done == 0  # else the kernel has no huge pages or no such call: small pages stay
     return collapsed

@@ -1,1 +1,1 @@
-"""What the kernel offers to keep calls apart: namespaces, filters, control groups, limits."""
+"""The kernel's means to keep calls apart: namespaces, filters, control groups, limits."""

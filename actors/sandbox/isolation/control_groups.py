@@ -1,21 +1,24 @@
-"""Control groups for all calls of a sandbox together, where the host lets us make any: memory, number of processes, processor time.
+"""Control groups for all calls of a sandbox, where the host permits them: memory, number of processes, processor time.
 
 ::
 
     the executor's own group (its processes are in agent-rl.rest below it, with version 2)
-      `- agent-rl.groups-x: a sandbox's warm interpreters, which join it before anything else, and so all of their children
-           |- interpreters: the processor time of those who serve calls
+      `- agent-rl.groups-x: a sandbox's warm interpreters, which join it first, and so all of their children
+           `- interpreters: the processor time of the processes that serve calls
            `- calls: the processor time of all calls
                 `- call-0, call-1, ...: that of one call at a time
 
-Memory and processes are limited in one group for a sandbox, not one per call: to move a process costs 8 % of what a call costs, to be born
-in a group nothing. So where the total is exceeded the kernel ends the largest process of any call, and nothing else of the host.
+One group limits the memory and the processes of all calls of a sandbox. A group for each call would need a move into
+the group, which costs 8 % of a call; a process born in a group costs nothing. When the limit is exceeded, the kernel
+ends the largest process of any call, and no other process of the host.
 
-Processor time is shared in a group for each call, so that a call gets no more for having many processes, threads or sessions. These groups are
-made with their interpreter. A child with a single thread moves itself, which is the one move that takes no lock of all forks of the host. Interpreters have
-one group beside them, not many: however calls sleep and wake each other, what decides when an interpreter runs is how much all of them have had.
+Processor time has a group for each call, so that many processes, threads or sessions get a call no more time. An
+interpreter makes these groups when it starts. A child with a single thread moves itself: this is the only move that
+takes no lock of all forks of the host. All interpreters share one group beside the calls. So only their total use
+decides when an interpreter runs, however calls sleep and wake each other.
 
-Each group has a link in a claimed directory before it is made: whoever sweeps that (``agent_rl.files.leftovers``) removes it too.
+Each group has a link in a claimed directory before it is made. The sweep of the directory
+(``agent_rl.files.leftovers``) then removes the group too.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ import trio
 from agent_rl.files.leftovers import Claim, claimed_directory, remove_group, remove_tree
 
 Wanted: TypeAlias = Literal["host", "required", "off"]
-"""What is configured. ``host``: those the host allows. ``required``: all, or the sandbox refuses to start. ``off``: none."""
+"""The setting. ``host``: use what the host permits. ``required``: refuse to start if one is missing. ``off``: none."""
 Controller: TypeAlias = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 REST = "agent-rl.rest"
-"""Where processes go that were in a version 2 group which is to have groups below it: the kernel allows only one of the two."""
+"""A version 2 group holds processes or divided groups, not both. The executor's processes move to this group."""
 MOVING_ROUNDS = 10
-"""How often a group is looked through for processes, of which more may be forked meanwhile."""
+"""How often a group is searched for processes, which may fork meanwhile."""
 LIMITS: dict[tuple[int, Controller], tuple[str, ...]] = {
     (1, "memory"): ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
     (2, "memory"): ("memory.max",),
@@ -48,27 +51,27 @@ LIMITS: dict[tuple[int, Controller], tuple[str, ...]] = {
     (1, "cpu"): ("cpu.shares",),
     (2, "cpu"): ("cpu.weight",),
 }
-"""The files of a limit, by version and controller; the first must be there. The second counts memory and swap together."""
+"""The files of a limit, by version and controller. The first must exist. The second limits memory and swap together."""
 SWAP = "memory.swap.max"
-"""Version 2 counts swap by itself: there is to be none."""
+"""Version 2 limits swap separately: no swap."""
 WEIGHT = 100
-"""The weight of a group of which nothing is said, and so of each call; in version 1 it is called 1,024 shares."""
+"""The default weight of a group, and the weight of each call. Version 1 calls it 1,024 shares."""
 INTERPRETERS, CALLS = "interpreters", "calls"
 INTERPRETERS_WEIGHT = 800
-"""Calls wait for those who fork, watch and end them, but are not to stand still while interpreters warm up: all calls have 100."""
+"""Calls wait for interpreters, so these get more. Calls (100 together) must still run while interpreters warm up."""
 ALONE = {1: "tasks", 2: "cgroup.threads"}
-"""The file in which a task writes itself down, and not its process."""
+"""The file with which a task moves itself without its process."""
 KILLS = {1: "memory.oom_control", 2: "memory.events"}
-"""Where the kernel counts the processes that it has ended for want of memory in the group."""
+"""The file in which the kernel counts processes that it ended for lack of memory in the group."""
 
 
 class ControlGroupsError(Exception):
-    """Control groups are required and can't be had; the text names what is missing and what would accept less."""
+    """Required control groups are not available. The message says what is missing and which setting accepts less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A mounted hierarchy: its version, the controllers its mount names (version 1), our own group, and the uppermost that is seen."""
+    """A mounted hierarchy: version, controllers of the mount (version 1), own group, uppermost visible group."""
 
     version: int
     controllers: tuple[str, ...]
@@ -77,9 +80,9 @@ class Hierarchy:
 
 
 def hierarchies(cgroup: str, mountinfo: str) -> list[Hierarchy]:
-    """Those a process is in and can see, of ``/proc/self/cgroup`` and ``/proc/self/mountinfo``: pure.
+    """The visible hierarchies of a process, from ``/proc/self/cgroup`` and ``/proc/self/mountinfo``. Pure.
 
-    A container's mount may show a part of a hierarchy only; a group outside of it can't be used.
+    A container's mount may show only a part of a hierarchy. Groups outside this part are not usable.
     """
     places = {}
     for line in cgroup.splitlines():
@@ -101,16 +104,16 @@ def hierarchies(cgroup: str, mountinfo: str) -> list[Hierarchy]:
 
 
 def _mounted(names: str, kind: str, options: str) -> bool:
-    """Whether the controllers of a line in /proc/self/cgroup are those of a mount."""
+    """Whether a mount holds the controllers of a line of /proc/self/cgroup."""
     return not names if kind == "cgroup2" else bool(names) and set(names.split(",")) <= set(options.split(","))
 
 
 def half_of_memory(own: Path, top: Path) -> int:
-    """Half of what the machine has, or of what the groups around us allow. Bytes."""
+    """Half of the memory of the machine, or of the limits of the groups around this one, in bytes."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     while own.is_relative_to(top):
         for name in ("memory.limit_in_bytes", "memory.max"):
-            with contextlib.suppress(FileNotFoundError, ValueError):  # "max" is no limit
+            with contextlib.suppress(FileNotFoundError, ValueError):  # "max" means no limit
                 sizes.append(int((own / name).read_text()))
         own = own.parent
     return min(sizes) // 2
@@ -118,7 +121,7 @@ def half_of_memory(own: Path, top: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of ours, and the limit in force: bytes, processes, or the weight against other groups (100: as much as each of them)."""
+    """A group made here, and its limit: bytes, processes, or the weight against other groups (100: an equal share)."""
 
     controller: Controller
     version: int
@@ -127,7 +130,7 @@ class Group:
 
 
 class ControlGroups:
-    """The groups of one sandbox. ``lacking`` says of each controller that could not be had why."""
+    """The groups of one sandbox. ``lacking`` says for each unavailable controller why it is unavailable."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
@@ -141,7 +144,7 @@ class ControlGroups:
         self._free: list[Path] = []
 
     def make(self, memory_bytes: int | None, processes: int, weight: int = WEIGHT) -> None:
-        """Make what the host allows. ``memory_bytes`` of None is half of the memory there is."""
+        """Make the groups that the host permits. ``memory_bytes`` None: half of the memory."""
         try:
             found = hierarchies(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
             self._held = claimed_directory("groups")
@@ -171,14 +174,14 @@ class ControlGroups:
         first, *others = LIMITS[hierarchy.version, controller]
         (directory / first).write_text(str(limit if controller != "cpu" else in_units(limit, hierarchy.version)))
         for name in (*others, *([SWAP] if controller == "memory" else [])):
-            if (directory / name).exists():  # neither where the kernel does not count swap
+            if (directory / name).exists():  # missing where the kernel does not count swap
                 (directory / name).write_text("0" if name == SWAP else str(limit))
         self.groups.append(Group(controller, hierarchy.version, directory, limit))
         if controller == "cpu":
             self._divide(self.groups[-1])
 
     def _divide(self, group: Group) -> None:
-        """Make the group of those who serve calls, and a first one for a call. In version 2 they divide nothing but the processor."""
+        """Make the interpreters' group and the first group of a call. In version 2 both divide only processor time."""
         interpreters, calls = group.directory / INTERPRETERS, group.directory / CALLS
         for directory in (interpreters, calls):
             _make_part(directory, group.version)
@@ -191,7 +194,7 @@ class ControlGroups:
         self.give_back(self.take_calls(1))
 
     def take_calls(self, count: int) -> list[Path]:
-        """Groups for so many calls at once, each with the weight of one; none where the processor is not divided. Raises OSError."""
+        """Groups of equal weight for ``count`` calls; empty if processor time is not divided. Raises OSError."""
         if self._shared is None:
             return []
         while len(self._free) < count:
@@ -203,41 +206,41 @@ class ControlGroups:
         return taken
 
     def give_back(self, calls: list[Path]) -> None:
-        """Groups that were taken, once nothing is in them."""
+        """Return groups that are empty again."""
         self._free += calls
 
     @property
     def alone(self) -> str:
-        """The name of the file in which a child writes itself down in a call's group."""
+        """The name of the file with which a child moves itself to a call's group."""
         return ALONE[self._shared.version] if self._shared is not None else ""
 
     @property
     def to_join(self) -> list[str]:
-        """The files in which an interpreter writes itself down, one after the other."""
+        """The files with which an interpreter joins its groups, in order."""
         shared = self._shared
         directories = dict.fromkeys(
             group.directory for group in self.groups if group is not shared or group.version == 2
         )
         files = [path / "cgroup.procs" for path in directories]
-        if shared is not None:  # in version 2 from the group above, where memory and processes are counted
+        if shared is not None:  # in version 2: from the group above, which counts memory and processes
             files.append(shared.directory / INTERPRETERS / self.alone)
         return list(map(str, files))
 
     @property
     def limits(self) -> dict[str, str]:
-        """In words, by controller."""
+        """The limits in words, by controller."""
         words = {"memory": lambda limit: f"{limit >> 20} MiB", "pids": "{} tasks".format, "cpu": "weight {}".format}
         return {group.controller: words[group.controller](group.limit) for group in self.groups}
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit of memory; None where there is none."""
+        """The limit of memory in bytes; None for no limit."""
         return next((group.limit for group in self.groups if group.controller == "memory"), None)
 
     def ended_one_since(self, since: float, now: float) -> bool:
-        """Whether the kernel has ended a process for want of memory after ``since``; both are times of one clock.
+        """Whether the kernel ended a process for lack of memory after ``since``. Both times are of one clock.
 
-        The count is read when somebody asks, so what happened unasked counts as happening now.
+        The kernel's count has no times: an event counts as of the call of this method that first sees it.
         """
         for group in self.groups:
             if group.controller == "memory":
@@ -248,7 +251,7 @@ class ControlGroups:
         return self._seen > since
 
     def remove(self) -> None:
-        """Remove them, ending what is still in them; what can't be removed is left to the next sweep."""
+        """Kill the remaining processes and remove the groups. The next sweep removes what is left."""
         if self._held is not None:
             directory, claim = self._held
             removed = [remove_group(made) for made in self._made]
@@ -261,16 +264,16 @@ class ControlGroups:
 async def control_groups(
     wanted: Wanted, memory_bytes: int | None, processes: int, weight: int = WEIGHT
 ) -> AsyncIterator[ControlGroups]:
-    """Groups that are there for as long as the context is. Raises ControlGroupsError."""
+    """Groups for the duration of the context. Raises ControlGroupsError."""
     groups = ControlGroups()
     try:
         if wanted != "off":
             await trio.to_thread.run_sync(groups.make, memory_bytes, processes, weight)
         if wanted == "required" and groups.lacking:
             raise ControlGroupsError(
-                f'control_groups = "required" can\'t be had on this host: {"; ".join(groups.lacking)}. Give the executor a '
-                "group that it may divide (systemd: Delegate=yes; in a container: a writable /sys/fs/cgroup), or accept less "
-                'with control_groups = "host" or "off" in its settings.'
+                f'control_groups = "required" is not available on this host: {"; ".join(groups.lacking)}. Give the '
+                "executor a group that it may divide (systemd: Delegate=yes; in a container: a writable "
+                '/sys/fs/cgroup), or accept less with control_groups = "host" or "off" in its settings.'
             )
         yield groups
     finally:
@@ -279,14 +282,14 @@ async def control_groups(
 
 
 def _make_part(directory: Path, version: int) -> None:
-    """A group that divides the processor and nothing else: in version 2 a threaded one."""
+    """Make a group that divides only processor time; in version 2 a threaded group."""
     directory.mkdir()
     if version == 2:
         (directory / "cgroup.type").write_text("threaded")
 
 
 def in_units(weight: int, version: int) -> int:
-    """A weight as the file of a group of that version has it."""
+    """A weight in the unit of the version's file."""
     return weight if version == 2 else max(2, weight * 1024 // WEIGHT)
 
 
@@ -298,12 +301,12 @@ def _has(hierarchy: Hierarchy, controller: Controller) -> bool:
 
 
 def _parent(hierarchy: Hierarchy, controller: Controller) -> Path:
-    """The version 2 group in which ours are made: our own, once its processes are in one below it, so that all limits around us hold.
+    """The version 2 group for new groups: the own one, its processes moved below, so that outer limits still hold.
 
-    Raises OSError where we may not.
+    Raises OSError without permission.
     """
     own = hierarchy.own
-    if own.name == REST:  # an executor before us has done it
+    if own.name == REST:  # an earlier executor has done it
         parent = own.parent
     else:
         parent = own
@@ -311,15 +314,15 @@ def _parent(hierarchy: Hierarchy, controller: Controller) -> Path:
             if not os.access(own / name, os.W_OK):
                 raise PermissionError(f"{own / name} is not writable")
         if not (own == hierarchy.top or os.geteuid() or _is_delegated(own)):
-            raise PermissionError(f"{own} is not ours to divide: it is not marked as delegated")
-        if (own / "cgroup.type").exists():  # not the root of all, which may have both
+            raise PermissionError(f"{own} may not be divided: it is not marked as delegated")
+        if (own / "cgroup.type").exists():  # absent in the root group, which may hold processes and groups
             _set_aside(own)
     (parent / "cgroup.subtree_control").write_text(f"+{controller}")
     return parent
 
 
 def _is_delegated(own: Path) -> bool:
-    """Whether systemd has marked a group as its processes' own affair. Root may write to any, also those that systemd keeps in order."""
+    """Whether systemd has delegated the group. Root could write to any group, also to those that systemd manages."""
     for name in ("trusted.delegate", "user.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(own, name) == b"1":
@@ -331,7 +334,7 @@ def _set_aside(own: Path) -> None:
     rest = own / REST
     rest.mkdir(exist_ok=True)
     for _ in range(MOVING_ROUNDS):
-        pids = [pid for pid in (own / "cgroup.procs").read_text().split() if pid != "0"]  # 0: of another PID namespace
+        pids = [pid for pid in (own / "cgroup.procs").read_text().split() if pid != "0"]  # 0: in another PID namespace
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 (rest / "cgroup.procs").write_text(pid)

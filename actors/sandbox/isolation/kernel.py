@@ -1,7 +1,7 @@
-"""The kernel's isolation calls that the standard library lacks, over libc: namespaces, mounts, capabilities, Landlock.
+"""Isolation calls of the kernel that the standard library lacks, over libc: namespaces, mounts, capabilities, Landlock.
 
-Standard library only: warm interpreters import it, and every fork pays for what they hold. Each function raises OSError with
-the name of the call that failed. Numbers are those of Linux' headers.
+Standard library only: warm interpreters import this module, and every fork pays for its memory. Each function raises
+OSError with the name of the failed call. The numbers are from Linux' headers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 1024, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 FIRST_SLOT_FD = 512
-"""The pidfd of the slot that is being entered: no child may have a descriptor of this number, and the filter lets only such be entered."""
+"""The pidfd of the slot to enter. The filter permits to enter only from this number on, which no child can open."""
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP = 1, 4, 8, 22
@@ -31,31 +31,31 @@ LANDLOCK_RULE_PATH_BENEATH = 1
 LANDLOCK_READ = 0b1101
 """Execute files, read files, read directories."""
 LANDLOCK_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
-"""Every right over files, by version of the interface; from 3 on what sandboxed code may need has not changed."""
+"""All rights over files, by interface version. Rights after version 3 do not matter to sandboxed code."""
 LANDLOCK_FILE = 0b111 | 1 << 14
-"""The rights that a rule about a single file may name: execute, write, read, truncate."""
+"""The rights in a rule for a single file: execute, write, read, truncate."""
 LANDLOCK_SCOPES, LANDLOCK_WITH_SCOPES = 3, 6
-"""No abstract Unix sockets and no signals to outside of the domain; from this version of the interface on."""
+"""Deny abstract Unix sockets and signals to processes outside the domain; since this interface version."""
 LANDLOCK_QUIET, LANDLOCK_WITH_QUIET = 0b101, 7
-"""No word of what is refused in the host's audit log, nor of what domains within refuse; from this version of the interface on."""
+"""Log no refusals of this domain and domains within it in the host's audit log; since this interface version."""
 CAPABILITY_VERSION = 0x20080522
 
 Step: TypeAlias = tuple[Callable[..., "int | None"], tuple[Any, ...]]
-"""Something to be called, made beforehand with its arguments; a result of -1 is a failure."""
+"""A function and its arguments, prepared before the fork. A result of -1 means failure."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 prctl = libc.prctl
 set_signal = libc.signal
-"""C's signal(): for a handler of None the default, without Python's bookkeeping."""
+"""C's signal(), without Python's bookkeeping. Handler None: the default."""
 
 direct = ctypes.PyDLL(None)
-"""libc as children and those that fork them call it: it releases no lock and keeps no ``errno``, which would be pages more to copy. Each
-result is the caller's to check."""
+"""libc for children and the forker. It keeps the interpreter's lock and stores no ``errno``, which saves pages that a
+fork would copy. The caller checks each result."""
 fork = direct.fork
-"""Fork a process of one thread, and run no hooks in the child; there 0, and -1 where there can be none.
+"""Fork a process of one thread without fork hooks. Returns 0 in the child and -1 on failure.
 
-``os.fork`` puts locks and lists of threads in order, for which one thread has no need, and each page that touches is
-copied. The standard generator of random numbers is not reseeded.
+``os.fork`` repairs locks and lists of threads, which one thread does not need, and each touched page is copied. This
+function does not reseed the standard random generator.
 """
 
 
@@ -113,7 +113,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, flags: int) -> None:
-    """Enter the given namespaces of the process that ``fd`` is a pidfd of."""
+    """Enter the given namespaces of the process with the pidfd ``fd``."""
     _checked(libc.setns(fd, flags), "setns")
 
 
@@ -124,7 +124,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def make_read_only(path: str) -> None:
-    """Make a mount and all below it read-only and deaf to set-user-ID bits (Linux 5.12)."""
+    """Make a mount and all below it read-only, and ignore set-user-ID bits there (Linux 5.12)."""
     attributes = MountAttributes(set=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     result = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(attributes), size)
@@ -132,7 +132,7 @@ def make_read_only(path: str) -> None:
 
 
 def pivot_root(path: str) -> None:
-    """Make the mount at ``path`` the root directory, and detach what was mounted before."""
+    """Make the mount at ``path`` the root directory, and detach the previous root."""
     os.chdir(path)
     _checked(libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     _checked(libc.umount2(b".", MNT_DETACH), "umount2")
@@ -145,14 +145,14 @@ def control(option: int, value: int) -> None:
 
 
 def keep_capabilities_through_change_of_user(uid: int) -> None:
-    """Become ``uid``, keeping what root may do."""
+    """Become ``uid`` and keep root's capabilities."""
     control(PR_SET_KEEPCAPS, 1)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     current = (ctypes.c_uint32 * 6)()
     _checked(libc.capget(ctypes.byref(CAPABILITY_HEADER), current), "capget")
-    current[0], current[3] = current[1], current[4]  # what is permitted becomes effective
+    current[0], current[3] = current[1], current[4]  # make the permitted capabilities effective
     _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), current), "capset")
 
 
@@ -162,28 +162,28 @@ def drop_capabilities() -> Step:
 
 
 def install_filter(program: bytes) -> None:
-    """Put every later system call of this process and its children under a seccomp filter."""
+    """Filter all later system calls of this process and its children with a seccomp program."""
     control(PR_SET_NO_NEW_PRIVS, 1)
     held = FilterProgram(len(program) // 8, program)
     _checked(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(held), 0, 0), "seccomp")
 
 
 def filter_step(program: bytes) -> Step:
-    """Put the process under another filter, where an earlier one has taken the right to new privileges."""
+    """The step that adds a filter, for a process that can no longer gain privileges."""
     held = ctypes.pointer(FilterProgram(len(program) // 8, program))
     return direct.prctl, (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, held, 0, 0)
 
 
 def landlock_version() -> int:
-    """Version of the Landlock interface; 0 where there is none."""
+    """The version of the Landlock interface; 0 without Landlock."""
     result: int = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_CREATE_RULESET_VERSION)
     return max(0, result)
 
 
 def scope_steps() -> list[Step]:
-    """Shut the process in with what it starts: no abstract Unix sockets of others, no signals to them. None where the kernel can't.
+    """The steps that block signals and abstract Unix sockets to outside processes. Empty without kernel support.
 
-    The ruleset is made here, once; each child only enters it. Its files are not restricted.
+    The ruleset is made once, here; each child only enters it. It does not restrict files.
     """
     if landlock_version() < LANDLOCK_WITH_SCOPES:
         return []
@@ -194,12 +194,12 @@ def scope_steps() -> list[Step]:
 
 
 def quiet(version: int) -> int:
-    """The flags of ``landlock_restrict_self`` by which the domain logs nothing: a call could fill the host's log."""
+    """Flags of ``landlock_restrict_self`` for no logging: a call could fill the host's log."""
     return LANDLOCK_QUIET if version >= LANDLOCK_WITH_QUIET else 0
 
 
 def landlock(version: int, readable: Sequence[int], writable: Sequence[int]) -> None:
-    """Confine this process and its children to the given files and what is beneath the given directories (descriptors)."""
+    """Confine this process and its children to the given files and to all below the given directories (descriptors)."""
     rights = LANDLOCK_ALL[min(version, 3)]
     ruleset = Ruleset(files=rights, scopes=LANDLOCK_SCOPES if version >= LANDLOCK_WITH_SCOPES else 0)
     size = ctypes.c_size_t(24 if version >= LANDLOCK_WITH_SCOPES else 8)

@@ -1,4 +1,4 @@
-"""How strongly sandboxed code is isolated: the levels, and what of the host code of each level may see."""
+"""The levels of isolation of sandboxed code, and what code of each level sees of the host."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from typing import Literal, TypeAlias
 from actors.sandbox.isolation.syscalls import ARCHITECTURES, program, sealing_program
 
 Isolation: TypeAlias = Literal["host", "strong", "filtered", "limits"]
-"""What is configured. ``host``: the strongest level that the host allows. Any other is had, or the sandbox refuses to start."""
+"""The setting. ``host``: the strongest level that the host permits. Other values: this level, or refuse to start."""
 Level: TypeAlias = Literal["strong", "filtered", "limits"]
-"""What is in force.
+"""The level in force.
 
-``strong``: namespaces (user, mount, network, IPC, UTS, PID), a read-only root of a few host directories, a private /tmp, the
-seccomp filter, no capabilities, resource limits. ``filtered``: the seccomp filter, Landlock where the kernel has it, resource
-limits. ``limits``: resource limits alone.
+``strong``: namespaces (user, mount, network, IPC, UTS, PID), a read-only root of a few host directories, a private
+/tmp, the seccomp filter, no capabilities, resource limits. ``filtered``: the seccomp filter, Landlock where the kernel
+has it, resource limits. ``limits``: resource limits alone.
 """
 LEVELS: tuple[Level, ...] = ("strong", "filtered", "limits")
 UNUSED_USER = 1_999_654_320
-"""A user id that distributions leave unused (above all container ranges, below 2^31): what root's calls run as."""
+"""A user id that distributions leave unused (above all container ranges, below 2^31). Root's calls run as this user."""
 USERS, BLOCKS = 4096, 1024
-"""From there on each interpreter has a block of users, the first its own, each other one a slot's. So what the kernel counts by user (pages of
-pipes, descriptors in flight) it counts by slot."""
+"""Each interpreter has a block of users from there on: the first for itself, one for each slot. So the kernel's limits
+for a user (pages of pipes, descriptors in flight) hold for a slot."""
 NOBODY = 65534
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 
 
 class IsolationError(Exception):
-    """The configured level of isolation can't be had here; the text names what is missing and what would accept less."""
+    """The configured isolation is not available. The message says what is missing and which setting accepts less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What of the host sandboxed code may see: steps for ``namespaces.build_root``, and plain paths for Landlock."""
+    """What sandboxed code sees of the host: steps for ``namespaces.build_root``, and plain paths for Landlock."""
 
     plan: tuple[tuple[str, str], ...]
     readable: tuple[str, ...]
 
 
 def levels_to_try(isolation: Isolation) -> tuple[Level, ...]:
-    """From the strongest on."""
+    """The levels to try, strongest first."""
     return LEVELS if isolation == "host" else (isolation,)
 
 
@@ -54,15 +54,15 @@ def unavailable(level: Level, why: str) -> IsolationError:
     weaker = LEVELS[LEVELS.index(level) + 1 :]
     remedy = " or ".join(f'isolation = "{name}"' for name in ("host", *weaker))
     return IsolationError(
-        f'isolation = "{level}" can\'t be had on this host: {why}. Allow it (in a container: unprivileged user namespaces, '
-        f"seccomp), or accept less with {remedy} in the executor's settings."
+        f'isolation = "{level}" is not available on this host: {why}. Allow it (in a container: unprivileged user '
+        f"namespaces, seccomp), or accept less with {remedy} in the executor's settings."
     )
 
 
 def filter_program(level: Level, *, may_continue: bool = False) -> bytes:
-    """The seccomp filter of a level; empty for ``limits``. Raises IsolationError where it is not known for this machine.
+    """The seccomp filter of a level; empty for ``limits``. Raises IsolationError for an unknown machine type.
 
-    ``may_continue``: not that of calls, but of who lets sessions go on.
+    ``may_continue``: the filter of the process that continues stopped sessions, instead of the filter of calls.
     """
     if level == "limits":
         return b""
@@ -70,7 +70,7 @@ def filter_program(level: Level, *, may_continue: bool = False) -> bytes:
 
 
 def child_filter_program(level: Level) -> bytes:
-    """The filter that each child adds to it; empty for ``limits``. Raises IsolationError as ``filter_program`` does."""
+    """The filter that each child adds; empty for ``limits``. Raises IsolationError as ``filter_program`` does."""
     return b"" if level == "limits" else sealing_program(_machine(level))
 
 
@@ -82,9 +82,9 @@ def _machine(level: Level) -> str:
 
 
 def outer_users() -> tuple[int, int, int]:
-    """What root's interpreters and their calls run as on the host: the first user, how many an interpreter has, and blocks of as many.
+    """Users on the host for root's interpreters and calls: the first user, users of an interpreter, number of blocks.
 
-    All are users that nobody is. Where the container has no such numbers, there is only nobody.
+    These users exist nowhere else. In a container without such numbers, only nobody is used.
     """
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     known = any(first <= UNUSED_USER and first + count >= UNUSED_USER + USERS * BLOCKS for first, _, count in ranges)
@@ -92,9 +92,9 @@ def outer_users() -> tuple[int, int, int]:
 
 
 def visible(packages: tuple[str, ...], hidden: str) -> Visible:
-    """The interpreter's own files, the system's libraries and ``packages``, and nothing of the directory ``hidden``.
+    """The interpreter's own files, the system's libraries and ``packages``, without the directory ``hidden``.
 
-    ``packages`` may lie within ``hidden``, as a virtual environment within a checkout does.
+    ``packages`` may lie within ``hidden``, for example a virtual environment within a checkout.
     """
     wanted = [*SYSTEM_DIRECTORIES, *SYSTEM_FILES, sys.base_prefix, sys.base_exec_prefix]
     wanted += [sysconfig.get_path("stdlib"), *packages]

@@ -2,11 +2,11 @@
 
 ::
 
-    owner (host) --exec--> interpreter: user, mount, network, IPC and UTS namespaces of its own, root = a few read-only mounts
+    owner (host) --exec--> interpreter: own user, mount, network, IPC and UTS namespaces, root = a few read-only mounts
                              `- slots, which calls run in: see ``slots.py``
 """
 
-# pathlib is memory that every fork would pay for:
+# pathlib takes memory, and every fork would pay for it:
 # ruff: noqa: PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 from actors.sandbox.isolation import kernel
 
 INSIDE = 1000
-"""The user and group that calls are in their own namespace, and the interpreter is in its own."""
+"""User and group of calls in their namespaces, and of the interpreter in its own."""
 FIRST_OF_SLOTS = 2000
-"""The first user of a slot in the interpreter's namespace."""
-HOME = "/tmp"  # noqa: S108  a call's own
+"""The first slot's user in the interpreter's namespace."""
+HOME = "/tmp"  # noqa: S108  private to a call
 ELSEWHERE = "/host"
-"""Below which the interpreter's root shows what the host has below HOME and /dev: these are not the host's there."""
+"""The interpreter's root shows the host's files of HOME and /dev here, because it has its own HOME and /dev."""
 STAGING = "/proc"
-"""Where the new root is put together: a directory that every host has, and that nothing is bound from."""
+"""The directory in which the new root is built. Every host has it, and no file in it is shown."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ALL_NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -32,23 +32,24 @@ ALL_NAMESPACES = (
 
 
 def enter_namespaces(plan: list[list[str]], first_user: int, users: int, blocks: int) -> tuple[int, int]:
-    """Leave the host's namespaces and root; a descriptor of the host's /proc, which is not there any more, and how many users slots can have.
+    """Leave the host's namespaces and root. Returns a descriptor of the host's /proc and the number of slots' users.
 
-    ``plan`` says what of the host is to be seen (see ``build_root``). Root becomes a user that nobody is, since limits on processes do not
-    bind root: the first of one of ``blocks`` blocks of ``users`` each, from ``first_user`` on. Capabilities are kept within the new namespace.
+    ``plan`` says which parts of the host to show (see ``build_root``). Limits on processes do not bind root. So root
+    becomes an unused user: the first of one of ``blocks`` blocks of ``users`` users, from ``first_user`` on.
+    Capabilities stay within the new namespace.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     root = os.geteuid() == 0
     mapper = None
     if root:
-        kernel.unshare(kernel.CLONE_NEWNS)  # while directories that only root may pass can be reached
+        kernel.unshare(kernel.CLONE_NEWNS)  # while root can still pass directories that only root may pass
         build_root(plan)
         outer_user = first_user + os.getpid() % blocks * users
         if users > 1:
             mapper = Mapper(proc, f"{INSIDE} {outer_user} 1\n{FIRST_OF_SLOTS} {outer_user + 1} {users - 1}")
         kernel.keep_capabilities_through_change_of_user(outer_user)
     user, group = os.geteuid(), os.getegid()
-    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise our own maps would not be ours to write
+    kernel.control(kernel.PR_SET_DUMPABLE, 1)  # otherwise this process could not write its own maps
     kernel.unshare(ALL_NAMESPACES)
     mapped = mapper is not None and mapper.has_mapped()
     write_maps(proc, None if mapped else user, group)
@@ -58,10 +59,10 @@ def enter_namespaces(plan: list[list[str]], first_user: int, users: int, blocks:
 
 
 class Mapper:
-    """A process that stays outside, where root has the right to give a new user namespace more than one user."""
+    """A process outside the namespace, where root may map several users into the new user namespace."""
 
     def __init__(self, proc: int, users: str) -> None:
-        """Fork it. It waits until it is told."""
+        """Fork the process, which waits for `has_mapped`."""
         process = os.getpid()
         ours, self.told = os.pipe()
         self.pid = os.fork()
@@ -77,14 +78,14 @@ class Mapper:
         os.close(ours)
 
     def has_mapped(self) -> bool:
-        """Tell it that this process is in its new namespace; whether it could map the users."""
+        """Tell the process that this one is in its new namespace. Returns whether the users could be mapped."""
         os.write(self.told, b"m")
         os.close(self.told)
         return os.waitpid(self.pid, 0)[1] == 0
 
 
 def write(directory: int, path: str, text: str) -> None:
-    """Write a file of the kernel's at once."""
+    """Write a kernel file in one call."""
     fd = os.open(path, os.O_WRONLY, dir_fd=directory)
     try:
         os.write(fd, text.encode())
@@ -93,7 +94,7 @@ def write(directory: int, path: str, text: str) -> None:
 
 
 def write_maps(proc: int, user: int | None, group: int) -> None:
-    """Make the outer ``group`` and, where it is not None, ``user`` the only ones of this process' new user namespace, named INSIDE there."""
+    """Map only the outer ``group`` and ``user`` (unless None) into this process' new user namespace, as INSIDE."""
     write(proc, "self/setgroups", "deny")
     write(proc, "self/gid_map", f"{INSIDE} {group} 1")
     if user is not None:
@@ -101,10 +102,10 @@ def write_maps(proc: int, user: int | None, group: int) -> None:
 
 
 def build_root(plan: list[list[str]]) -> None:
-    """Mount what ``plan`` says, read-only, and make that the root.
+    """Mount the plan's paths read-only and make them the root.
 
-    Each step is (kind, path): ``bind`` shows the host's path (see ``shown_at``), ``hide`` puts an empty directory over one,
-    ``link`` copies a symbolic link.
+    Each step is (kind, path): ``bind`` shows the host's path (see ``shown_at``), ``hide`` covers a path with an empty
+    directory, ``link`` copies a symbolic link.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
@@ -120,7 +121,7 @@ def build_root(plan: list[list[str]]) -> None:
     os.makedirs(f"{STAGING}/dev")
     for device in DEVICES:
         bind(f"/dev/{device}", f"{STAGING}/dev/{device}")
-    os.symlink(HOME, f"{STAGING}/dev/shm")  # noqa: S108  where semaphores of multiprocessing are
+    os.symlink(HOME, f"{STAGING}/dev/shm")  # noqa: S108  for the semaphores of multiprocessing
     os.makedirs(f"{STAGING}{HOME}", exist_ok=True)
     os.makedirs(f"{STAGING}/etc", exist_ok=True)
     with open(f"{STAGING}/etc/passwd", "w") as passwd:
@@ -130,12 +131,12 @@ def build_root(plan: list[list[str]]) -> None:
 
 
 def shown_at(path: str) -> str:
-    """Where the interpreter's root shows a path of the host."""
+    """The place of a host path in the interpreter's root."""
     return ELSEWHERE + path if path.startswith((f"{HOME}/", "/dev/")) else path
 
 
 def import_from_where_shown() -> None:
-    """Import from now on from where the new root shows what was imported from so far."""
+    """Change the import paths to their places in the new root."""
     sys.path[:] = map(shown_at, sys.path)
     sys.path_importer_cache.clear()
     for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
@@ -147,7 +148,7 @@ def import_from_where_shown() -> None:
 
 
 def bind(path: str, target: str) -> None:
-    """Show ``path``, and all that is mounted in it, at ``target``."""
+    """Show ``path`` and the mounts in it at ``target``."""
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:
@@ -156,7 +157,7 @@ def bind(path: str, target: str) -> None:
 
 
 def close_all_but(*fds: int) -> None:
-    """Close every descriptor but standard ones and these."""
+    """Close every descriptor except 0 to 2 and these."""
     low = 3
     for fd in sorted(fds):
         os.closerange(low, fd)

@@ -1,6 +1,6 @@
-"""The resource limits of a child: what they are is the server's to say, the child sets them as they come.
+"""The resource limits of a child: the server computes them, the child only sets them.
 
-Standard library only. A child that has to compute them pays for each page that the numbers are on.
+Standard library only. To compute them, a child would pay for each page that it touches.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from actors.sandbox.isolation.kernel import direct
 
 SESSION_CPU_SECONDS = 3600
-"""CPU time of a whole session; each of its cells has the call's wall limit."""
+"""CPU time of a whole session. Each of its cells also has the call's wall limit."""
 REPORTING_BYTES = 64 << 20
-"""Address space a child gets on top of its limit once its code has ended, so that it can report having run out."""
+"""Address space added to a child's limit after its code has ended, so that it can report that memory ran out."""
 SET = (
     resource.RLIMIT_CPU,
     resource.RLIMIT_AS,
@@ -23,12 +23,12 @@ SET = (
     resource.RLIMIT_NPROC,
 )
 PENDING_SIGNALS = 64
-"""Signals with a message that may wait to be taken. The kernel counts them for the slot and for the user too, whose calls share a total."""
+"""Pending signals with data. The kernel also counts them for each slot and user, so calls share a total."""
 NO_DUMP = 1
-"""Bytes of a core dump: too few for a file, and the one value at which the kernel starts no program of the host's that takes the dump."""
+"""Bytes of a core dump: too few for a file. Only with this value the kernel starts no dump program of the host."""
 HAND_OVER = struct.Struct("=?Q14Q")
-"""To a waiting child, with the call's descriptors: whether it is a session, bytes of output, and ``struct rlimit`` of each in SET; then
-of address space and files once more, as they are when the code has ended."""
+"""Sent to a waiting child with the descriptors: session or not, bytes of output, ``struct rlimit`` of each in SET, then
+address space and files again with the values for after the code's end."""
 OUTPUT = slice(1, 9)
 LIMITS = tuple((limit, slice(9 + 16 * at, 25 + 16 * at)) for at, limit in enumerate(SET))
 MEMORY_WHILE_RUNNING, FILES_WHILE_RUNNING = LIMITS[1], LIMITS[2]
@@ -37,7 +37,7 @@ FILES_FOR_REPORT = (resource.RLIMIT_FSIZE, slice(105, 121))
 
 
 class Bounds(NamedTuple):
-    """The limits of a call as a request carries them."""
+    """The limits of a call, as in its request."""
 
     wall_seconds: float
     cpu_seconds: int
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
 
 def ceilings() -> tuple[int, ...]:
-    """What this process and its children may not exceed, as in SET; and set what these have none of, once for all of them."""
+    """The hard limits of this process and its children, in the order of SET. Sets unlimited ones to a value first."""
     for limit, most in ((resource.RLIMIT_CORE, NO_DUMP), (resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0)):
         resource.setrlimit(limit, (min(most, resource.getrlimit(limit)[1] % (1 << 64)),) * 2)
     pending = min(PENDING_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1] % (1 << 64))
@@ -60,7 +60,7 @@ def ceilings() -> tuple[int, ...]:
 def pack(
     bounds: Bounds, inherited_bytes: int, processes: int | None, most: tuple[int, ...], *, is_session: bool
 ) -> bytes:
-    """The limits of a call. ``processes`` is the user's new total of tasks, None where it can't bind; ``most`` is of ``ceilings``."""
+    """The packed limits of a call. ``processes``: new total of the user's tasks, or None; ``most``: `ceilings`."""
     seconds = SESSION_CPU_SECONDS if is_session else bounds.cpu_seconds
     memory, files = inherited_bytes + bounds.memory_bytes, bounds.file_bytes
     tasks = most[-1] if processes is None else processes
@@ -77,12 +77,12 @@ def pack(
 
 
 def unchanged(output_bytes: int) -> bytes:
-    """Limits that leave this process' own as they are."""
+    """Limits that keep the values of this process."""
     pairs = [resource.getrlimit(limit) for limit in (*SET, resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
     return HAND_OVER.pack(False, output_bytes, *(value % (1 << 64) for pair in pairs for value in pair))
 
 
 def set_limit(limits: bytes, which: tuple[int, slice]) -> bool:
-    """Set one of the limits handed over, of this process. False where the code has given up the right to it."""
+    """Set one of the received limits. False when the code has given up the right to do so."""
     limit, where = which
     return bool(direct.setrlimit(limit, limits[where]) == 0)

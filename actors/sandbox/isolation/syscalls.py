@@ -1,8 +1,8 @@
-"""The seccomp filters of sandboxed calls, assembled as classic BPF programs: what is not listed as allowed is refused.
+"""The seccomp filters of sandboxed calls, assembled as classic BPF programs. They refuse every call that is not listed.
 
-The only binding on PyPI that is not tied to a distribution (pyseccomp) needs a system library and has had no release since
-2021; the programs are short enough to assemble here, and tests run them on every system call. What they let through
-stands in ``syscall_table``.
+The only binding on PyPI that is not tied to a distribution (pyseccomp) needs a system library, and its last release was
+in 2021. The programs are short enough to assemble here, and tests run them on every system call. ``syscall_table``
+lists the permitted calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from actors.sandbox.isolation.syscall_table import (
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
-"""Numbers from here on are x86-64's 32-bit interface, which would pass by a filter that compares numbers."""
+"""Numbers from here on belong to x86-64's 32-bit interface, which a filter that compares numbers would miss."""
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE = 0, 4
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -54,19 +54,19 @@ _PASS = _instruction(_RETURN, _ALLOW)
 
 
 def _argument(index: int, *, high: bool = False) -> bytes:
-    """Load the low half of an argument: those compared here are 32 bits wide in the kernel, but for pointers."""
+    """Load the low half of an argument. The arguments compared here are 32 bits wide in the kernel, except pointers."""
     return _instruction(_LOAD, 16 + 8 * index + 4 * high)
 
 
 def _is_one_of(values: dict[str, int], refusal: int) -> bytes:
-    """Go on behind this where the loaded value is one of ``values``."""
+    """Continue after these instructions if the loaded value is one of ``values``."""
     beyond = range(len(values), 0, -1)
     compared = (_instruction(_EQUAL, value, steps) for value, steps in zip(values.values(), beyond, strict=True))
     return b"".join(compared) + _refuse(refusal)
 
 
 def _check(check: Check) -> bytes:
-    """Instructions that end in a refusal, or go on behind themselves."""
+    """Instructions that refuse the call, or continue after themselves."""
     load = _argument(check.argument)
     match check:
         case OneOf():
@@ -92,14 +92,14 @@ def _check(check: Check) -> bytes:
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Number by name of the system calls that ``machine`` has."""
+    """The numbers of the system calls of ``machine``, by name."""
     column = list(ARCHITECTURES).index(machine) + 1
     rows = (entry.split(":") for entry in table.split())
     return {row[0]: int(row[column]) for row in rows if row[column]}
 
 
 def _bodies(*, strong: bool, may_continue: bool) -> Iterator[tuple[str, bytes]]:
-    """Tables of system calls and what decides about them, those with checked arguments first: the kernel remembers what others give."""
+    """Tables of system calls and their checks, those with checked arguments first: the kernel caches the others."""
     for checked in (*CHECKED, *([ENTERING] if strong else [])):
         yield checked.calls, b"".join(map(_check, checked.checks)) + _PASS
     for calls, argument in SIGNALLING:
@@ -118,7 +118,7 @@ def _bodies(*, strong: bool, may_continue: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def _head(machine: str) -> list[bytes]:
-    """Kill what speaks another interface of the kernel's; load the number of the system call. Raises KeyError for an unknown machine."""
+    """Kill calls of another interface; load the number of the system call. Raises KeyError for an unknown machine."""
     parts = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, ARCHITECTURES[machine], 1, 0),
@@ -133,12 +133,12 @@ def _head(machine: str) -> list[bytes]:
 def program(machine: str, *, strong: bool, may_continue: bool = False) -> bytes:
     """The filter for ``machine`` (x86_64, aarch64). Raises KeyError for others.
 
-    A session is stopped between two cells. Only who ``may_continue`` can send the signal that lets it go on: with it, threads
-    or timers of the session's own would undo the stop.
+    A session is stopped between two cells. Only the process with ``may_continue`` can send the signal that continues
+    the session. Otherwise threads or timers of the session could undo the stop.
 
-    It is installed in the warm interpreter, whose children inherit it, since installing it takes a tenth of a
-    millisecond. At level ``strong`` the interpreter itself needs setns; it keeps what it enters at descriptors from
-    FIRST_SLOT_FD on, and no child may open as many.
+    The warm interpreter installs the filter and its children inherit it, because installing takes 0.1 ms. At level
+    ``strong`` the interpreter itself needs setns. The descriptors it enters are numbered from FIRST_SLOT_FD on; no
+    child may open as many.
     """
     parts = _head(machine)
     for calls, body in _bodies(strong=strong, may_continue=may_continue):
@@ -148,9 +148,9 @@ def program(machine: str, *, strong: bool, may_continue: bool = False) -> bytes:
 
 
 def sealing_program(machine: str) -> bytes:
-    """What a child installs on top, as the last step of sealing itself off: without what that took (see SEALED).
+    """The filter that a child adds as the last step of its isolation, without the calls that this took (see SEALED).
 
-    It is short, since the kernel asks a new filter about each system call there is.
+    The filter is short: when a filter is added, the kernel evaluates it for every system call number.
     """
     known = {**numbers(LEADING.calls, machine), **numbers(ENTERING.calls, machine)}
     [prctl] = (numbers(checked.calls, machine)["prctl"] for checked in CHECKED if checked.calls.startswith("prctl:"))

@@ -1,1 +1,1 @@
-"""The sandbox from its user's side: processes of interpreters, and the calls in flight on them."""
+"""The user's side of the sandbox: the interpreter processes, and the calls in flight on them."""

@@ -22,15 +22,15 @@ GONE = "its process was gone"
 ENDS_BETWEEN = replace(
     UNAVAILABLE, outcome="error", stderr="The session's process ends between its cells, also when they are run again.\n"
 )
-"""The same when the interpreter lives and the session's process does not: then the cells end it."""
+"""The same for a live interpreter whose session process ends between cells: the cells end the process."""
 
 
 class Sandbox(Pool):
-    """A pool whose interpreters run code: they see nothing of this project, and never an answer.
+    """A pool whose interpreters run code. The code sees nothing of this project, and never an answer.
 
-    There are interpreters of several weights: bare, with one of the ``warm_modules``, with the first two, and so on. A call goes
-    to the lightest that has every warm module its code names, since the cost of a fork grows with what is loaded. ``sessions``:
-    so many notebooks live at most.
+    There are interpreters of several weights: bare, with one of the ``warm_modules``, with the first two, and so on. A
+    call goes to the lightest one with every warm module that its code names, because loaded modules make a fork more
+    expensive. ``sessions``: the most live notebooks.
 
     Use::
 
@@ -47,9 +47,9 @@ class Sandbox(Pool):
     async def execute(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""
     ) -> ToolOutput:
-        """Run ``code`` with ``stdin`` as its standard input. Never raises for what the code does.
+        """Run ``code`` with ``stdin`` as its standard input. The code's errors are results and never raise.
 
-        Where there is a queue, calls of different ``name`` take turns.
+        When calls queue, calls of different ``name`` take turns.
         """
         bounds = limits or self.settings.limits
         asked = trio.current_time()
@@ -65,11 +65,11 @@ class Sandbox(Pool):
         *,
         limits: ExecutionLimits | None = None,
     ) -> ToolOutput:
-        """Run ``code`` as the next cell of a session, once: asked again under the same ``key``, the first result is returned.
+        """Run ``code`` as the next cell of a session, once: repeated with the same ``key``, it returns the first result.
 
-        ``earlier`` are the cells that the session's state consists of, those whose result said ``kept``. They are run again
-        if its process is not alive here: ended by its last cell, evicted, or lost with another executor. The result's
-        note tells the model so.
+        ``earlier`` are the cells that make up the session's state: those whose result said ``kept``. They run again
+        when the session's process is not alive here: ended by its last cell, evicted, or lost with another executor. A
+        note in the result then tells the model.
         """
         held = self._sessions.get(session)
         asked = trio.current_time()
@@ -81,12 +81,12 @@ class Sandbox(Pool):
             return stored
 
     def end_session(self, session: str) -> None:
-        """The session is not wanted any more."""
+        """The session is no longer needed."""
         self._sessions.end(session)
 
     @property
     def figures(self) -> dict[str, float]:
-        """With the sessions that live, and how many of them were ended to make room."""
+        """Figures of the pool, with the number of live sessions and of evictions."""
         figures = super().figures
         alive, evicted = float(self._sessions.alive), float(self._sessions.evicted)
         children = figures["children"] + self._sessions.idle
@@ -95,7 +95,7 @@ class Sandbox(Pool):
     async def _run_cell(
         self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits, asked: float
     ) -> ToolOutput:
-        """Run a cell in the session's live process, or in a new one that first runs the earlier cells."""
+        """Run a cell in the session's live process, or in a new process that first runs the earlier cells."""
         note, ending, seconds = "", UNAVAILABLE, 0.0
         async with self._queue.place(session.name):
             for _ in range(ATTEMPTS):
@@ -137,7 +137,7 @@ class Sandbox(Pool):
     async def _in_session(
         self, session: Session, request: dict[str, Any], limits: ExecutionLimits, *, fresh: bool
     ) -> Ended | None:
-        """Run a request in the session's process, a fresh one or the one there is; None when that is gone."""
+        """Run a request in a new session process or in the live one; None when the live one is gone."""
         assert session.interpreter is not None
         try:
             ended = await session.interpreter.call(

@@ -1,4 +1,4 @@
-"""From what an interpreter says and a child left behind to the outcome of a call: pure."""
+"""Derives the outcome of a call from the interpreter's verdict and the child's report. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, SESSION_GOES_ON, SESSIO
 from agent_rl.messages import ToolOutcome
 
 REPORTED: tuple[ToolOutcome, ...] = ("success", "error", "memory_limit")
-"""What a child may say itself. Forging it gains nothing that `try: ... except: pass` does not."""
+"""Outcomes that a child may report itself. A forged one gains no more than `try: ... except: pass` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a call ended. ``signal`` is what ended its process, 0 if none did; ``goes_on``: its session lives."""
+    """How a call ended. ``signal``: the signal that ended its process, or 0; ``goes_on``: its session lives."""
 
     outcome: ToolOutcome
     stdout: str
@@ -26,7 +26,7 @@ class Ending:
 
 
 def ending_of(ended: Ended, output_bytes: int) -> Ending:
-    """The outcome: memory that has run out, then the server's verdict, too much output, then the exit status, then the child's report."""
+    """The outcome, by: memory run out, verdict of the server, too much output, exit status, child's report."""
     stdout, stderr = _text(ended.stdout, output_bytes), _text(ended.stderr, output_bytes)
     said, _, result = ended.report.decode("utf-8", "replace").partition("\n")
     outcome: ToolOutcome
@@ -54,7 +54,7 @@ def ending_of(ended: Ended, output_bytes: int) -> Ending:
 
 
 def _text(data: bytes, most: int) -> str:
-    """Output as text: what is no UTF-8 replaced, what is too much cut where a mark says so."""
+    """Output as text. Invalid UTF-8 is replaced; longer output is cut with a mark."""
     if len(data) <= most:
         return data.decode("utf-8", "replace")
     return f"{data[:most].decode('utf-8', 'ignore')}\n[cut after {most} bytes]\n"

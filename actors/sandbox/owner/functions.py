@@ -1,4 +1,4 @@
-"""The sandbox of functions: calls trusted code with untrusted texts in isolated, forked children of warm interpreters."""
+"""The sandbox for functions: calls trusted functions with untrusted texts in isolated children of warm interpreters."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib
 
 
 class FunctionSandbox(Pool):
-    """A pool whose interpreters call functions ``module:name``; they run no code that they are given.
+    """A pool whose interpreters call functions ``module:name`` and run no given code.
 
-    The modules of ``functions`` are loaded before any call; where one has a function ``warm_up``, it is called then. Children
-    see this project's packages, and of the user's files the modules that these import, all of it read-only.
+    The modules of ``functions`` are loaded before any call, and a module's function ``warm_up``, if any, is called.
+    Children see, read-only, this project's packages and those of the user's files that these modules import.
     """
 
     def __init__(self, functions: Sequence[str], **options: Unpack[PoolOptions]) -> None:
-        """Raises WarmUpError when a module of the user's cannot be imported."""
+        """Raises WarmUpError when a user's module cannot be imported."""
         modules = tuple(dict.fromkeys(function.partition(":")[0] for function in functions))
         super().__init__(PoolSettings(**options), [modules], importable(modules))
 
     async def call(self, function: str, *arguments: str, name: str = "") -> ToolOutput:
-        """Call the function; its text is the result's value. Never raises for what it does.
+        """Call the function. Its text is the result's value. The function's errors are results and never raise.
 
-        Where there is a queue, calls of different ``name`` take turns.
+        When calls queue, calls of different ``name`` take turns.
         """
         asked = trio.current_time()
         ending, seconds = await self._call_function(function, arguments, name)
@@ -47,8 +47,8 @@ class FunctionSandbox(Pool):
     async def check(self, function: str, *arguments: str, name: str = "") -> str:
         """The text that the function returns.
 
-        Raises CheckError when its child dies of the arguments or takes too long, CheckUnavailableError when it was not that. What
-        the child said is a note of the error.
+        Raises CheckError when the arguments kill the child or take too long, and CheckUnavailableError for other
+        failures. The error has the child's output as a note.
         """
         asked = trio.current_time()
         ending, seconds = await self._call_function(function, arguments, name)
@@ -56,7 +56,7 @@ class FunctionSandbox(Pool):
         if ending.outcome == "success":
             return ending.value
         killed = ending.outcome in ("killed", "memory_limit") and ending.signal == signal.SIGKILL
-        if ending.outcome == "unavailable" or killed:  # nothing the arguments could have done
+        if ending.outcome == "unavailable" or killed:  # not caused by the arguments
             raise CheckUnavailableError(f"{ending.outcome}: {ending.stderr}")
         error = CheckError("crashed" if ending.outcome in ("killed", "error") else ending.outcome)
         error.add_note(ending.stderr)
@@ -68,10 +68,10 @@ class FunctionSandbox(Pool):
 
 
 def importable(modules: Sequence[str]) -> Importable:
-    """Where ``modules`` are imported from, and the files and folders that this takes.
+    """The import folders of ``modules``, and the files and folders that their imports need.
 
-    Those of this project are seen whole. A module of the user's is imported here, and seen with all that lies beside it and is imported
-    by now: its file, or its folder if it is a package.
+    This project's packages are visible as a whole. A user's module is imported here. Visible of it are its file (or its
+    folder for a package) and the imported modules beside it.
     """
     folders = []
     for module in modules:
@@ -91,7 +91,7 @@ def importable(modules: Sequence[str]) -> Importable:
 
 
 def _place(module: ModuleType) -> Path | None:
-    """The file of a module, or the folder of a package; None for what has neither."""
+    """The file of a module or the folder of a package; None if it has neither."""
     folders = list(getattr(module, "__path__", ()))
     file = folders[0] if folders else getattr(module, "__file__", None)
     return None if file is None else Path(file).absolute()

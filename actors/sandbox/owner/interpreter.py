@@ -1,4 +1,4 @@
-"""One warm interpreter's process, from the owner's side: its life, its link, the calls in flight on it."""
+"""One warm interpreter, from the owner's side: its process, its link, and the calls in flight on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from actors.sandbox.wire import (
 from agent_rl.files.leftovers import claimed_directory, remove_tree
 
 ROOT = str(Path(__file__).resolve().parents[3])
-"""Where the packages ``actors`` and ``agent_rl`` are found."""
+"""The folder of the packages ``actors`` and ``agent_rl``."""
 BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.inside.program import main; main()"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -44,29 +44,29 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "LD_BIND_NOW": "1",
 }
-"""What the interpreter itself finds in its environment, since a pool of threads would not survive a fork, and what a library does
-when it is first called would be done by every child; calls find none of it."""
+"""Environment of the interpreter only: a pool of threads would not survive a fork, and each child would repeat the work
+that a library does at its first call. Calls do not see these variables."""
 ENDING_SECONDS = 5.0
-"""How long a server may take to kill its children and remove its directory before it is killed itself."""
+"""Seconds a server may take to kill its children and remove its directory. Then it is killed."""
 READ_MARGIN = 16
-"""What is read of an output beyond its limit, to see that there is more: the end of a character cut in two is dropped."""
+"""Bytes read beyond an output's limit, to notice that there is more. A character cut in two is dropped."""
 
 
 class WarmUpError(Exception):
-    """A warm interpreter could not be started; the text says why."""
+    """A warm interpreter could not be started; the message says why."""
 
 
 class NotStartedError(Exception):
-    """A call could not be started: no descriptors, disk or memory for it; the text says what."""
+    """A call could not be started for lack of descriptors, disk or memory; the message says which."""
 
 
 class NoIsolationError(Exception):
-    """The interpreter could not isolate itself; the text says what failed."""
+    """The interpreter could not isolate itself; the message names the failed step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A call's own /tmp, which is memory: bytes and number of files."""
+    """The private /tmp of a call, which is memory: bytes and number of files."""
 
     size: int = 64 << 20
     files: int = 4096
@@ -79,7 +79,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Importable:
-    """What the functions that an interpreter calls are made of: folders to import from, and what is seen of them and elsewhere."""
+    """The import paths of the called functions: folders to import from, and the visible files there and elsewhere."""
 
     folders: tuple[str, ...]
     seen: tuple[str, ...]
@@ -87,9 +87,9 @@ class Importable:
 
 @dataclass(frozen=True, slots=True)
 class InterpreterConfig:
-    """What an interpreter is: modules it loads, what else it may import, calls at once, its isolation, the groups it joins.
+    """The interpreter's modules to load, importable code, concurrent calls, isolation and control groups.
 
-    ``imports`` is None where it runs code that it is given, and calls no functions.
+    ``imports`` is None for an interpreter that runs given code and calls no functions.
     """
 
     modules: tuple[str, ...]
@@ -103,9 +103,9 @@ class InterpreterConfig:
 
 @dataclass(slots=True)
 class Ended:
-    """What became of a call: the interpreter's verdict, the exit status, and what the child left in its files.
+    """The end of a call: the interpreter's verdict, the exit status, and the child's output files.
 
-    ``out_of_memory``: it was killed when the memory of all calls together was used up.
+    ``out_of_memory``: the child was killed when the memory of all calls together ran out.
     """
 
     verdict: int
@@ -118,7 +118,7 @@ class Ended:
 
 
 class _Pending:
-    """A call in flight; ``ended`` stays None when the interpreter was lost. ``refusal``: why it could not be started."""
+    """A call in flight. ``ended`` stays None when the interpreter was lost. ``refusal``: why it was not started."""
 
     __slots__ = ("done", "ended", "refusal")
 
@@ -140,20 +140,20 @@ class Interpreter:
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: list[Path] = []
-        """Groups for its calls; see ``ControlGroups.take_calls``."""
+        """Control groups of its calls; see ``ControlGroups.take_calls``."""
         self.ready = False
 
     @property
     def in_flight(self) -> int:
-        """Calls sent and not answered."""
+        """Number of calls sent and not answered."""
         return len(self._pending)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the process, report it started once it is warm, and return when it has died.
 
-        Whatever ends this, process, children and directory are gone afterwards. Raises WarmUpError, NoIsolationError.
+        However this method ends, process, children and directory are gone. Raises WarmUpError, NoIsolationError.
         """
-        strong = self.config.level == "strong"  # then calls have directories of their own in memory
+        strong = self.config.level == "strong"  # calls then have their own directories in memory
         try:
             directory, claim = (None, None) if strong else claimed_directory("sandbox")
         except OSError as error:
@@ -173,14 +173,14 @@ class Interpreter:
             finally:
                 self.ready = False
                 self._lose()
-                ours.close()  # tells the server to end
+                ours.close()  # this tells the server to end
                 await _end(self._process)
         finally:
             ours.close()
             self.config.groups.give_back(self._calls)
             if directory is not None and claim is not None:
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(remove_tree, directory)  # what a killed server could not
+                    await trio.to_thread.run_sync(remove_tree, directory)  # left over by a killed server
                 claim.release()
 
     async def call(
@@ -193,12 +193,12 @@ class Interpreter:
         *,
         goes_on: bool = False,
     ) -> Ended | None:
-        """Run a call and wait for its end; None when the interpreter was lost, did not run it, or was silent for ``seconds``.
+        """Run a call and wait for its end; None if the interpreter was lost, did not run it, or was silent ``seconds``.
 
-        A cell of a ``session`` starts its process, or ``goes_on`` in the one there is.
+        A cell of a ``session`` starts the session's process, or with ``goes_on`` uses the live one.
 
-        The server keeps each call's own deadline, so a silent one hangs and is killed. A cancelled call is cancelled in
-        the server too. Raises NotStartedError.
+        The server enforces the deadline of each call, so a silent server hangs and is killed. Cancelling this method
+        cancels the call in the server. Raises NotStartedError.
         """
         number, pending, groups, asked = next(self._ids), _Pending(), self.config.groups, trio.current_time()
         files: list[int] = []
@@ -234,12 +234,12 @@ class Interpreter:
                 os.close(fd)
 
     def end_session(self, session: int) -> None:
-        """End a session's process; it is not an error if there is none."""
+        """End the process of a session, if there is one."""
         if self.ready:
             self._send(pack_request(END_SESSION, 0, session), [])
 
     def cpu_seconds(self) -> float:
-        """Processor time of the interpreter's processes and of the children they have reaped; 0 when it is gone."""
+        """Processor seconds of the interpreter's processes and of reaped children; 0 after its end."""
         if self._process is None:
             return 0.0
         ticks = 0
@@ -247,13 +247,13 @@ class Interpreter:
             own = self._process.pid
             for pid in (own, *Path(f"/proc/{own}/task/{own}/children").read_text().split()):
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:15]))  # utime, stime and those of the reaped
+                ticks += sum(map(int, fields[11:15]))  # utime, stime, and those of reaped children
         except (FileNotFoundError, ProcessLookupError):
             return 0.0
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
-        """Kill the process at once; ``run`` sees it and cleans up."""
+        """Kill the process at once; ``run`` then cleans up."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
@@ -282,10 +282,10 @@ class Interpreter:
             "shares": [str(path) for path in self._calls],
             "alone": config.groups.alone,
         }
-        # -I and -S: nothing of the user's and no site-packages hooks; -B: code that is not trusted writes no bytecode.
+        # -I and -S: no user files and no site-packages hooks; -B: untrusted code writes no bytecode.
         boot = BOOT.format(root=ROOT)
         command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, json.dumps(settings)]
-        # From this thread, not from a worker: Linux sends the parent-death signal when the starting *thread* ends.
+        # From this thread, not a worker: Linux sends the parent-death signal when the starting *thread* ends.
         return subprocess.Popen(
             command, stdin=link, stdout=link, env=ENVIRONMENT, cwd=directory or None, start_new_session=True
         )
@@ -296,7 +296,7 @@ class Interpreter:
             hello = await _receive(link)
             if not hello:
                 starved = self.config.groups.ended_one_since(asked, trio.current_time())
-                why = ": the memory of all calls together does not do for it" if starved else ""
+                why = ": the memory limit of all calls together is too small for it" if starved else ""
                 raise WarmUpError(f"the interpreter died while it warmed up{why}")
             if REPLY.unpack_from(hello)[0] == FAILED:
                 said = json.loads(hello[REPLY.size :])
@@ -312,13 +312,13 @@ class Interpreter:
             while data := await _receive(link):
                 _, number, verdict, status, seconds = REPLY.unpack_from(data)
                 pending = self._pending.pop(number, None)
-                if pending is not None:  # otherwise it was cancelled meanwhile
+                if pending is not None:  # None: cancelled in the meantime
                     pending.ended, pending.refusal = (verdict, status, seconds), data[REPLY.size :].decode()
                     pending.done.set()
             nursery.cancel_scope.cancel()
 
     def _send(self, data: bytes, fds: list[int]) -> None:
-        """Send now what the socket takes now. The descriptors of what must wait are duplicated: their call may be cancelled."""
+        """Send what the socket takes now. Queued descriptors are duplicated, because their call may be cancelled."""
         if not self._outgoing and self._send_now(data, fds):
             return
         self._outgoing.append((data, [os.dup(fd) for fd in fds]))
@@ -331,7 +331,7 @@ class Interpreter:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the reader sees the end too, and judges it
+            return True  # the reader handles the end of the link
         return True
 
     async def _write(self, link: socket.socket) -> None:
@@ -348,7 +348,7 @@ class Interpreter:
             self._writable = trio.Event()
 
     def _lose(self) -> None:
-        """Wake every call in flight without an end, and forget what was not sent."""
+        """Wake every call in flight without a result, and drop unsent requests."""
         for pending in self._pending.values():
             pending.done.set()
         self._pending.clear()
@@ -359,7 +359,7 @@ class Interpreter:
 
 
 def packed(request: dict[str, Any]) -> bytes:
-    """A request as the child reads it."""
+    """Encode a request for the child."""
     if request.keys() == {"code"}:
         code: str = request["code"]
         return PLAIN_CODE + code.encode("utf-8", "surrogatepass")
@@ -378,7 +378,7 @@ async def _receive(link: socket.socket) -> bytes:
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process whose link is closed; kill it and its group when it takes too long."""
+    """Wait for a process whose link is closed. Kill it and its group after a time limit."""
     with trio.CancelScope(shield=True):
         pidfd = os.pidfd_open(process.pid)
         try:

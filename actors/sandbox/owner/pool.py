@@ -1,4 +1,4 @@
-"""A pool of warm interpreters and the calls that run in their children: what runs code and what calls functions both are."""
+"""A pool of warm interpreters and the calls in their children: the base for running code and calling functions."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from actors.sandbox.owner.interpreter import (
 from agent_rl.environments.base import ToolOutput
 
 GRACE_SECONDS = 10.0
-"""How much longer than a call's own limit its interpreter may be silent before it is held to hang, and replaced."""
+"""Seconds beyond a call's own limit. A silent interpreter is then considered hung and is replaced."""
 ATTEMPTS = 2
-"""An interpreter that dies takes calls with it that did nothing wrong: they are tried once more."""
+"""Attempts for a call: an interpreter that dies takes other calls with it, and these are tried once more."""
 WARM_UP_ATTEMPTS = 3
-"""Warm-ups that may fail in a row before the pool gives up."""
+"""Failed warm-ups in a row after which the pool gives up."""
 
 TASKS_OF_AN_INTERPRETER = 16
-"""Server, forker, the maker of its slots, its children that wait, with their slots, and those that remove what calls leave."""
+"""Server, forker, maker of slots, waiting children with their slots, and processes that remove leftover files."""
 
 UNAVAILABLE = Ending(
     "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
 )
-"""What takes the place of a call's end when there is none."""
+"""The result of a call that no interpreter could run."""
 
 
 class PoolOptions(TypedDict, total=False):
-    """What every pool may be given; the defaults are those of `PoolSettings`."""
+    """The options of every pool. The defaults are those of `PoolSettings`."""
 
     interpreters: int
     children: int
@@ -61,10 +61,10 @@ DEFAULT_LIMITS, DEFAULT_SCRATCH = ExecutionLimits(), Scratch()
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Up to ``interpreters * children`` calls run at once; ``limits`` are those of a call that has none of its own.
+    """Up to ``interpreters * children`` calls run at once. ``limits`` hold for calls without limits of their own.
 
-    ``memory_bytes`` (by default half of the memory there is) and ``weight`` are those of all calls together, where the host has
-    control groups.
+    ``memory_bytes`` (default: half of the memory) and ``weight`` hold for all calls together, on hosts with control
+    groups.
     """
 
     interpreters: int = 1
@@ -79,11 +79,11 @@ class PoolSettings:
 
 
 class Pool:
-    """Warm interpreters. Each call runs in a child of its own, forked, isolated, and killed at its deadline.
+    """Warm interpreters. Each call runs in its own forked, isolated child, which is killed at its deadline.
 
-    Further calls than may run at once wait, those of different names in turn. There are ``interpreters`` for each of several
-    sets of modules, which they have loaded; those of other sets than the first are started when they are first needed. Where the host has
-    control groups, all of them together are limited in memory and to the processes that the limits of calls allow.
+    Calls beyond the limit wait, and calls of different names take turns. There are ``interpreters`` for each of several
+    sets of loaded modules. Those of the first set start at once, the others when they are first needed. On hosts with
+    control groups, all of them together have a limit of memory, and of processes according to the limits of calls.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Pool:
         imports: Importable | None = None,
         sessions: int = 0,
     ) -> None:
-        """``imports``: what interpreters that call functions may import; None for those that run code. ``sessions``: of these."""
+        """``imports``: what called functions may import; None for running code. ``sessions``: live sessions."""
         self.settings = settings
         self._sets = module_sets
         self._imports = imports
@@ -107,13 +107,13 @@ class Pool:
         self.level: Level | None = None
         self.groups = ControlGroups()
         self.reasons: list[str] = []
-        """Why levels of isolation stronger than the one in force can't be had."""
+        """Why each stronger level of isolation is not available."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the interpreters until cancelled; started once the bare ones are warm.
+        """Own the interpreters until cancelled. Started once the bare ones are warm. A dead interpreter is replaced.
 
-        A dead one is replaced. Raises (in groups) IsolationError where the configured isolation can't be had,
-        ControlGroupsError where required control groups can't, and WarmUpError when modules don't exist or warming up fails several times in a row.
+        Raises (in groups) IsolationError and ControlGroupsError when a configured or required part is not available,
+        and WarmUpError when a module does not exist or several warm-ups in a row fail.
         """
         for module in self._sets[-1]:
             if importlib.util.find_spec(module.partition(".")[0]) is None:
@@ -126,7 +126,7 @@ class Pool:
             ) as self.groups,
             trio.open_nursery() as nursery,
         ):
-            await nursery.start(self._keep_one, 0)  # it finds the level
+            await nursery.start(self._keep_one, 0)  # the first one finds the level
             async with trio.open_nursery() as starting:
                 for _ in range(1, self.settings.interpreters):
                     starting.start_soon(nursery.start, self._keep_one, 0)
@@ -136,7 +136,7 @@ class Pool:
 
     @property
     def figures(self) -> dict[str, float]:
-        """By name: totals of calls, outcomes, seconds, restarts, retries; what is ready, in flight, waiting, alive now."""
+        """By name: totals of calls, outcomes, seconds, restarts, retries; numbers ready, in flight, waiting, alive."""
         now = {
             "interpreters": len(self._ready),
             "in_flight": sum(interpreter.in_flight for interpreter in self._ready),
@@ -146,12 +146,12 @@ class Pool:
         return {name: float(value) for name, value in {**self._counts, **self._seconds, **now}.items()}
 
     def cpu_seconds(self) -> float:
-        """Processor time of the interpreters that live now and of all children they have reaped."""
+        """Processor seconds of live interpreters and of all children they have reaped."""
         return sum(interpreter.cpu_seconds() for interpreter in self._ready)
 
     def _most_tasks(self) -> int:
-        """Processes and threads that there can be while every limit is kept: more are for those that no limit binds."""
-        per_interpreter = TASKS_OF_AN_INTERPRETER + 2 * self._most_children  # inits of slots, and those who make them
+        """The most processes and threads within all limits: more belong to calls that no limit binds."""
+        per_interpreter = TASKS_OF_AN_INTERPRETER + 2 * self._most_children  # the inits of slots, and their middlemen
         return (
             self.settings.interpreters * len(self._sets) * per_interpreter
             + self._most_children * self.settings.limits.processes
@@ -209,7 +209,7 @@ class Pool:
     async def _call(
         self, request: dict[str, Any], stdin: str, limits: ExecutionLimits, name: str, weight: int
     ) -> tuple[Ending, float]:
-        """How the call ended, or that there was nobody to run it, and the seconds that the child took."""
+        """How the call ended, or that no interpreter could run it, and the seconds of the child."""
         ending, seconds = UNAVAILABLE, 0.0
         async with self._queue.place(name):
             for attempt in range(ATTEMPTS):
@@ -228,7 +228,7 @@ class Pool:
         return ending, seconds
 
     def _result(self, ending: Ending, asked: float, seconds: float) -> ToolOutput:
-        """Counted, and with the time that was not the child's."""
+        """The result, counted in the figures, with the time spent outside the child."""
         queue_seconds = max(0.0, trio.current_time() - asked - seconds)
         self._counts["calls"] += 1
         self._counts[ending.outcome] += 1
@@ -244,7 +244,7 @@ class Pool:
         )
 
     async def _pick(self, weight: int) -> Interpreter | None:
-        """The least busy interpreter; None when none becomes ready within the time a warm-up may take."""
+        """The least busy interpreter; None when none becomes ready within the time of a warm-up."""
         self._needed[weight].set()
         modules = self._sets[weight]
         with trio.move_on_after(self.settings.warm_seconds):

@@ -1,4 +1,4 @@
-"""Sessions: which are alive where, which cells they have run, and which goes when there are too many. Pure bookkeeping."""
+"""Sessions: where they are alive, which cells they have run, and which is evicted. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from actors.sandbox.owner.interpreter import Interpreter
 from agent_rl.environments.base import ToolOutput
 
 REMEMBERED = 4096
-"""Sessions that are remembered, alive or not."""
+"""The most sessions that are remembered, alive or not."""
 RESULT_CHARACTERS = 1 << 26
-"""Characters of results that are kept in case they are asked for again, over all sessions."""
+"""Characters of results, over all sessions, that are kept for repeated requests."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One rollout's. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
+    """A rollout's session. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
 
     name: str
     number: int = 0
@@ -32,16 +32,16 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether its process may take a cell."""
+        """Whether its process can take a cell."""
         return self.interpreter is not None and self.interpreter.ready
 
     @property
     def why(self) -> str:
-        """Why its last process is no more, in brackets, where that is known."""
+        """Why its last process ended, in brackets; empty if unknown."""
         return f" ({self.lost})" if self.lost else ""
 
     def lose(self, why: str) -> None:
-        """Its process is no more."""
+        """Record that the process has ended."""
         if self.interpreter is not None:
             self.interpreter.end_session(self.number)
             self.interpreter = None
@@ -49,7 +49,7 @@ class Session:
 
 
 class SessionTable:
-    """At most ``most`` sessions alive; the one idle longest goes first."""
+    """At most ``most`` live sessions. The one idle for longest is evicted first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -59,7 +59,7 @@ class SessionTable:
         self.evicted = 0
 
     def get(self, name: str) -> Session:
-        """The session of that name, now the most recently used; a new one if there is none."""
+        """The session of that name, or a new one. It becomes the most recently used."""
         session = self._sessions.setdefault(name, Session(name))
         self._sessions.move_to_end(name)
         if len(self._sessions) > REMEMBERED:
@@ -71,13 +71,13 @@ class SessionTable:
         return session
 
     def begin(self, session: Session, interpreter: Interpreter) -> None:
-        """The session's process is started in ``interpreter``: make room for it."""
+        """The session's process starts in ``interpreter``: evict others to make room."""
         alive = [other for other in self._sessions.values() if other.alive and other is not session]
         for other in alive:
             if len(alive) < self._most:
                 break
             if not other.lock.locked():
-                other.lose("it was idle longest of too many")
+                other.lose("too many sessions were open, and it was idle longest")
                 alive = [rest for rest in alive if rest is not other]
                 self.evicted += 1
         session.number, session.interpreter, session.cells = next(self._numbers), interpreter, []
@@ -90,8 +90,8 @@ class SessionTable:
             self._forget_results(session)
 
     def keep(self, session: Session, key: str | int, result: ToolOutput) -> None:
-        """The result of a cell, for who asks again; what exceeds the bound is forgotten, of the session idle longest first."""
-        if self._sessions.get(session.name) is not session:  # it has ended meanwhile
+        """Keep a result for repeated requests. Beyond the bound, drop results of the session idle for longest."""
+        if self._sessions.get(session.name) is not session:  # the session has ended
             return
         session.results[key] = result
         size = len(result.stdout) + len(result.stderr) + len(result.value)
@@ -109,10 +109,10 @@ class SessionTable:
 
     @property
     def alive(self) -> int:
-        """How many live."""
+        """Number of live sessions."""
         return sum(session.alive for session in self._sessions.values())
 
     @property
     def idle(self) -> int:
-        """How many of them wait for their next cell."""
+        """Number of live sessions that wait for their next cell."""
         return sum(session.alive and not session.lock.locked() for session in self._sessions.values())

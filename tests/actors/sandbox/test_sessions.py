@@ -156,8 +156,8 @@ def test_too_many_sessions_end_the_one_idle_longest_and_its_model_is_told() -> N
     assert [result.value for result in results] == ["2", "1", "0"]
     assert [result.note for result in results[:2]] == ["", ""]
     assert (
-        results[2].note
-        == "[The session was lost (it was idle longest of too many): its 1 earlier cells were run again.]\n"
+        results[2].note == "[The session was lost (too many sessions were open, and it was idle longest): "
+        "its 1 earlier cells were run again.]\n"
     )
     assert (figures["sessions"], figures["sessions_evicted"]) == (2, 1)
 
