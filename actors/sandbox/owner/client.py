@@ -65,7 +65,7 @@ class Sandbox(Pool):
         *,
         limits: ExecutionLimits | None = None,
     ) -> ToolOutput:
-        """Run ``code`` as the next cell of a session, once: repeated with the same ``key``, it returns the first result.
+        """Run ``code`` as the next cell of a session, once: repeated with the same ``key``, returns the first result.
 
         ``earlier`` are the cells that make up the session's state: those whose result said ``kept``. They run again
         when the session's process is not alive here: ended by its last cell, evicted, or lost with another executor. A
