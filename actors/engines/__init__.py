@@ -1,1 +1,1 @@
-"""Engines: who writes the tokens of a rollout generator."""
+"""Engines: they write the tokens of a rollout generator."""

@@ -1,6 +1,7 @@
 """The engine interface: tokens in, tokens out, weights swapped between decode steps.
 
-A generator owns one engine. ``actors/engines/torch/engine.py`` implements it in the process; vLLM fits the same interface.
+A generator owns one engine. ``actors/engines/torch/engine.py`` runs in the generator's process; ``actors/engines/vllm``
+wraps vLLM.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy, T
 
 
 class EngineError(Exception):
-    """The engine cannot do what it was asked, through no fault of the model's output; the message says why."""
+    """The engine cannot do what was asked, and the model's output is not the cause; the message says why."""
 
 
 class ModelError(EngineError):
-    """The model cannot be served by this engine on this machine, however often it is tried; the message says why, and what helps."""
+    """The engine can never serve the model on this machine; the message says why, and names a remedy."""
 
 
 class EngineRefusedError(Exception):
-    """The engine did not start when the run did: its model, memory or settings are to be mended, and a restart helps nobody."""
+    """The engine did not start with the run. Model, memory or settings must be changed; a restart does not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """Continue ``tokens`` until a stop token, ``max_tokens`` new tokens, or cancellation.
 
-    ``rollout`` names the sequence: when its KV cache is still held from an earlier turn, only what is new is computed.
-    ``temperature`` 0 is greedy. The same seed and weights give the same tokens, whatever shares the batch, up to rounding.
+    ``rollout`` names the sequence: if its KV cache is still there from an earlier turn, only new tokens are computed.
+    ``temperature`` 0 is greedy. The same seed and weights give the same tokens in any batch, up to rounding.
     """
 
     rollout: str
@@ -45,7 +46,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What the engine wrote, n tokens: ``tokens`` [n] int32 (the stop token included), ``logprobs`` [n] float32 (natural
+    """The tokens of a turn, n of them: ``tokens`` [n] int32 (with the stop token), ``logprobs`` [n] float32 (natural
     logarithm, under the distribution sampled from; for greedy decoding under the model's own at temperature 1),
     ``policies`` [n, 2] int32 (epoch, version).
     """
@@ -58,7 +59,7 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """Live figures: KV cache in tokens (held by sequences now, and capacity), sequences by state, totals since start."""
+    """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start."""
 
     kv_tokens_total: int
     kv_tokens_used: int = 0
@@ -72,39 +73,39 @@ class EngineFigures:
 
 
 class Engine(Protocol):
-    """What a rollout generator asks of an engine. All methods are called from the trio thread."""
+    """The engine interface of a rollout generator. All methods are called from the trio thread."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; ``started()`` once requests are accepted. An engine that dies raises here."""
+        """Serve until cancelled; call ``started()`` once requests are accepted. Raises when the engine dies."""
 
     async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write one turn. Cancelling the call aborts the request and frees what it held.
+        """Write one turn. Cancelling the call aborts the request and frees its memory.
 
         Raises EngineError when the request can never fit (longer than the model or the cache allows).
         """
 
     def release(self, rollout: str) -> None:
-        """The rollout has ended: forget its KV cache. Unknown names are ignored."""
+        """The rollout has ended: drop its KV cache. Unknown names are ignored."""
 
     async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
-        """Swap in a file's weights, or those it is sent, between two decode steps; requests in flight go on under the new policy.
+        """Load weights from a file or a transfer between two decode steps. Requests in flight go on with them.
 
-        Raises EngineError when the file is not whole, or the weights do not fit the model, and TransferError when what was
-        to be sent did not come; it keeps serving the old weights then.
+        Raises EngineError when the file is incomplete or the weights do not fit the model, and TransferError when a
+        transfer fails. The engine then keeps serving the old weights.
         """
 
     @property
     def ranks(self) -> int:
-        """Processes into which weights are sent. An engine whose class has no such property takes files alone."""
+        """Number of processes that receive weights. An engine class without this property only takes files."""
 
     @property
     def policy(self) -> Policy:
-        """The policy served now."""
+        """The policy that is served now."""
 
     @property
     def longest(self) -> int:
-        """Tokens a sequence may have, its prompt included: what model and cache allow. Known once ``run`` has started."""
+        """The most tokens of a sequence with its prompt, by model and cache. Known once ``run`` has started."""
 
     @property
     def figures(self) -> EngineFigures:
-        """The load now."""
+        """The present load."""

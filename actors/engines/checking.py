@@ -1,4 +1,4 @@
-"""Whether a generator's engine can be made with its settings, told without loading torch or vLLM."""
+"""Checks, without loading torch or vLLM, whether a generator's engine can be made with its settings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ VLLM = "actors.engines.vllm:VllmEngine"
 
 
 class TorchEngineSettings(Settings):
-    """What ``engine_settings`` may say to `actors.engines.torch.engine.TorchEngine`."""
+    """The keys of ``engine_settings`` for `actors.engines.torch.engine.TorchEngine`."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    """Whether sequences in flight keep the KV cache of the old weights when new ones are loaded, or compute it again."""
+    """What happens to the KV cache of sequences in flight when new weights are loaded: keep it, or compute it again."""
 
 
 class VllmEngineSettings(Settings):
-    """What `actors.engines.vllm.engine.VllmEngine` takes itself; all else goes to vLLM's engine arguments."""
+    """Keys of ``engine_settings`` for `actors.engines.vllm.engine.VllmEngine`; others are vLLM's engine arguments."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
 
     kv_on_update: Literal["keep", "recompute"] = "recompute"
-    """As of the embedded engine; vLLM recomputes unless told otherwise."""
+    """As for the embedded engine, but vLLM recomputes by default."""
     block_size: PositiveInt = 32
     """Tokens of a block of vLLM's KV cache."""
 
@@ -40,13 +40,13 @@ KNOWN: Mapping[str, type[Settings]] = {
     "actors.engines.torch:TorchEngine": TorchEngineSettings,
     VLLM: VllmEngineSettings,
 }
-"""The settings of our engines; of one of the user's own, its constructor says at start what it does not take."""
+"""The settings of the built-in engines. The constructor of a user's engine checks its own at start."""
 
 
 def engine_faults(
     engine: str, settings: Mapping[str, Any], *, max_rollouts: int, kv_tokens: int | None
 ) -> Iterator[str]:
-    """What keeps the engine from being made, each with its remedy."""
+    """The faults that prevent making the engine, each with its remedy."""
     try:
         find("engine", engine)
     except PluginError as error:
@@ -73,19 +73,20 @@ def _vllm_faults(settings: VllmEngineSettings, max_rollouts: int, kv_tokens: int
     if find_spec("vllm") is None:
         yield f"engine: {VLLM} needs vLLM, which is not installed; pip install 'agent-rl[vllm]'"
     if kv_tokens is not None and kv_tokens < settings.block_size:
-        yield f"kv_tokens: {kv_tokens} tokens are less than one block of {settings.block_size}; give it more, or lower block_size"
+        yield f"kv_tokens: {kv_tokens} tokens are less than a block of {settings.block_size}; raise it or lower block_size"
     arguments = vllm_arguments()
     for name in settings.model_extra or {}:
         if arguments and name not in arguments:
-            yield f"engine_settings.{name} is neither a setting of {VLLM} nor an engine argument of vLLM; {suggest(name, arguments)}"
+            other = suggest(name, arguments)
+            yield f"engine_settings.{name} is neither a setting of {VLLM} nor an engine argument of vLLM; {other}"
     own = (settings.model_extra or {}).get("max_num_seqs")
     if isinstance(own, int) and own < max_rollouts:
-        yield f"engine_settings.max_num_seqs: {own} is less than max_rollouts ({max_rollouts}); leave it out, since max_rollouts sets it"
+        yield f"engine_settings.max_num_seqs: {own} is below max_rollouts ({max_rollouts}), which sets it; leave it out"
 
 
 @cache
 def vllm_arguments() -> frozenset[str]:
-    """The names of vLLM's engine arguments, read from its source; empty when it is not installed or written in another way."""
+    """The names of vLLM's engine arguments, from its source; empty when vLLM is missing or its source has changed."""
     spec = find_spec("vllm")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         try:

@@ -1,4 +1,4 @@
-"""An engine that writes what a test tells it to, in virtual time: the engine interface without a model."""
+"""An engine for tests that writes scripted text in virtual time: the engine interface without a model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnRes
 from agent_rl.messages import Policy
 
 LOGPROB = -0.25
-"""Of every token it writes."""
+"""The log-probability of every token."""
 
 
 class ScriptedEngine:
-    """``script(turn number, request)`` gives the text of a turn, or an exception to raise; a token takes a millisecond.
+    """``script(turn number, request)`` returns a turn's text or an exception to raise; a token takes a millisecond.
 
-    Weights are whatever lies below ``/weights``; other paths are refused, as an engine refuses a broken file. ``made`` is
-    given the engine when a generator makes it, so that a test can look at what it was asked.
+    Paths below ``/weights`` are accepted as weights. Other paths are refused, as an engine refuses a broken file.
+    ``made`` gets the engine when a generator makes it, so that a test can look at the requests.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ScriptedEngine:
         self.swapped = trio.Event()
         self.requests: list[TurnRequest] = []
         self.written: dict[str, list[list[int]]] = {}
-        """By rollout, the tokens of its turns."""
+        """The tokens of each turn, by rollout."""
         self._generated = 0
         if made is not None:
             made(self)
@@ -55,7 +55,7 @@ class ScriptedEngine:
         await trio.sleep_forever()
 
     async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write what the script says, token by token, under the policy of the moment."""
+        """Write the script's text token by token, under the policy of the moment."""
         self.requests.append(request)
         number = self._turns[request.rollout] = self._turns.get(request.rollout, 0) + 1
         text = self._script(number, request)
@@ -82,7 +82,7 @@ class ScriptedEngine:
         return str(self._tokenizer.decode(tokens))
 
     def release(self, rollout: str) -> None:
-        """Remember that the rollout was released."""
+        """Record that the rollout was released."""
         self.released.append(rollout)
 
     async def load_weights(self, path: Path, policy: Policy) -> None:
@@ -102,10 +102,10 @@ class ScriptedEngine:
 
     @property
     def longest(self) -> int:
-        """What the script's writer chose."""
+        """The length from the constructor."""
         return self._longest
 
     @property
     def figures(self) -> EngineFigures:
-        """An engine that is never full."""
+        """The figures of an engine that is never full."""
         return EngineFigures(kv_tokens_total=1000, max_rollouts=8, generated_tokens=self._generated)

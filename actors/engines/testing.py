@@ -1,4 +1,4 @@
-"""What every engine must do, as checks to run against yours.
+"""The contract of engines, as checks to run against your engine.
 
 Describe the engine with a ``Subject`` and run each of ``CHECKS`` in trio; a check that fails raises AssertionError::
 
@@ -7,8 +7,8 @@ Describe the engine with a ``Subject`` and run each of ``CHECKS`` in trio; a che
         save_tiny_model(tmp_path / "model", "qwen3", seed=0)
         trio.run(check, Subject(tmp_path / "model", lambda options: MyEngine(...)))
 
-The reference is a plain Hugging Face forward pass in float32, without any cache. Updates always bring weights not
-served before: going A, B, A would hide an engine that ignores them.
+The reference is a plain Hugging Face forward pass in float32, without a cache. Each update brings weights that were not
+served before: the sequence A, B, A would not reveal an engine that ignores updates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIRST_POLICY = Policy(epoch=1, version=3)
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How a check wants its engine: the directory of the model, its capacity, and the policy its weights are."""
+    """The engine that a check needs: the model's directory, the capacity, and the policy of its weights."""
 
     model_path: Path
     max_rollouts: int
@@ -58,7 +58,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine under test. ``tolerance`` bounds the error of log-probabilities; ``kv_on_update`` is what it does."""
+    """An engine under test. ``tolerance`` bounds the error of log-probabilities; ``kv_on_update`` is its behaviour."""
 
     model_path: Path
     make: Callable[[EngineOptions], Engine]
@@ -71,7 +71,7 @@ class Subject:
 
     @asynccontextmanager
     async def running(self, max_rollouts: int = 8, kv_tokens: int | None = None) -> AsyncIterator[Engine]:
-        """An engine that serves; it is stopped on leaving."""
+        """A running engine; it is stopped when the context ends."""
         engine = self.make(EngineOptions(self.model_path, max_rollouts, kv_tokens, FIRST_POLICY))
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
@@ -88,14 +88,14 @@ class Reference:
         ).eval()
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
-        """The ``count`` tokens that follow ``tokens``, each the likeliest."""
+        """The ``count`` likeliest tokens after ``tokens``, one at a time."""
         known = list(tokens)
         for _ in range(count):
             known.append(int(self._logits(known)[-1].argmax()))
         return known[len(tokens) :]
 
     def logprobs(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> np.ndarray:
-        """Log-probabilities of ``written``, which follow ``tokens``: [n] float32."""
+        """Log-probabilities of the tokens ``written`` after ``tokens``: [n] float32."""
         logits = self._logits([*tokens, *written])[len(tokens) - 1 : -1]
         scaled = (logits / (temperature or 1.0)).log_softmax(-1)
         return scaled[torch.arange(len(written)), torch.tensor(list(written))].numpy()
@@ -107,10 +107,10 @@ class Reference:
 
 
 def save_tiny_model(path: Path, architecture: Architecture, seed: int, *, head_dim: int = 16) -> None:
-    """Save a random model of a few thousand parameters. They differ in what engines are apt to get wrong.
+    """Save a random model of a few thousand parameters. The architectures cover what engines often get wrong.
 
-    Qwen3 has tied embeddings and normalizes queries and keys, Qwen2 has biases, Llama has neither; Granite scales its residuals.
-    ``head_dim`` is Qwen3's; not every kernel takes every one.
+    Qwen3 has tied embeddings and normalizes queries and keys, Qwen2 has biases, Llama has neither, Granite scales its
+    residuals. ``head_dim`` is for Qwen3, because not every kernel supports every value.
     """
     shared: dict[str, Any] = {
         "vocab_size": TINY_VOCABULARY,
@@ -137,7 +137,7 @@ def save_tiny_model(path: Path, architecture: Architecture, seed: int, *, head_d
             case "granite":
                 model = GraniteForCausalLM(GraniteConfig(**shared, residual_multiplier=0.7, logits_scaling=0.5))
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 or name.endswith("bias"):  # else logits are nearly equal, and all holds by chance
+            if parameter.ndim > 1 or name.endswith("bias"):  # else logits are nearly equal, and checks pass by chance
                 parameter.data.normal_(std=0.3)
     model.save_pretrained(path)
 
@@ -168,7 +168,7 @@ def turn(
     stop_tokens: frozenset[int] = frozenset(),
     seed: int = 0,
 ) -> TurnRequest:
-    """A TurnRequest, greedy unless said otherwise."""
+    """A TurnRequest, greedy by default."""
     return TurnRequest(
         rollout=rollout,
         tokens=tokens,
@@ -180,18 +180,18 @@ def turn(
 
 
 def random_prompt(seed: int, length: int) -> list[int]:
-    """A prompt of that many tokens."""
+    """A prompt of ``length`` random tokens."""
     prompt: list[int] = np.random.default_rng(seed).integers(0, TINY_VOCABULARY, length).tolist()
     return prompt
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Wait until the engine's thread or process has brought about ``condition``, which it does not announce."""
+    """Wait until ``condition`` holds. The engine's thread or process does not announce it."""
     with trio.move_on_after(seconds):
-        while not condition():  # noqa: ASYNC110 - there is no event: the interface has figures only
+        while not condition():  # noqa: ASYNC110 - there is no event: the interface only has figures
             await trio.sleep(0.001)
         return
-    raise AssertionError(f"within {seconds} s it did not come about that {what}")
+    raise AssertionError(f"this did not happen within {seconds} s: {what}")
 
 
 async def generate_all(engine: Engine, requests: Sequence[TurnRequest]) -> list[TurnResult]:
@@ -208,12 +208,12 @@ async def generate_all(engine: Engine, requests: Sequence[TurnRequest]) -> list[
 
 
 def assert_refused(error: EngineError, word: str) -> None:
-    """The error's message says what is wrong."""
+    """The error's message must contain ``word``."""
     assert word in str(error), f"the error {error} does not mention {word}"
 
 
 async def check_greedy_is_the_models_own(subject: Subject) -> None:
-    """Mixed lengths at once: the tokens a plain forward pass finds likeliest, turn after turn with text put between."""
+    """With mixed lengths, in several turns with text between: the likeliest tokens of a plain forward pass."""
     async with subject.running(max_rollouts=4) as engine:
         sequences = [random_prompt(i, 3 + 9 * i) for i in range(6)]
         for number in range(3):
@@ -226,7 +226,7 @@ async def check_greedy_is_the_models_own(subject: Subject) -> None:
 
 
 async def check_rewritten_history_is_computed_anew(subject: Subject) -> None:
-    """A turn whose tokens differ from what the cache holds, or are a part of it, is answered for what it says."""
+    """A turn whose tokens differ from the cached ones, or end before them, gets the answer to its own tokens."""
     async with subject.running() as engine:
         prompt = random_prompt(0, 30)
         await engine.generate(turn("r", prompt, 5))
@@ -236,7 +236,7 @@ async def check_rewritten_history_is_computed_anew(subject: Subject) -> None:
 
 
 async def check_logprobs_are_of_the_distribution_sampled(subject: Subject) -> None:
-    """Temperature included; greedy ones are the model's own at temperature 1. Rows of one batch do not mix."""
+    """Log-probabilities include the temperature (greedy: temperature 1). Rows of one batch do not mix."""
     temperatures = [0.0, 0.5, 1.0, 1.7]
     prompts = [random_prompt(i, 5 + 7 * i) for i in range(8)]
     async with subject.running() as engine:
@@ -251,7 +251,7 @@ async def check_logprobs_are_of_the_distribution_sampled(subject: Subject) -> No
 
 
 async def check_seed_decides_whatever_shares_the_batch(subject: Subject) -> None:
-    """The same seed gives the same tokens alone and in company, another seed others."""
+    """The same seed gives the same tokens in any batch, and another seed gives others."""
     prompt = random_prompt(0, 20)
     async with subject.running() as engine:
         alone = await engine.generate(turn("alone", prompt, 30, temperature=1.0, seed=7))
@@ -265,7 +265,7 @@ async def check_seed_decides_whatever_shares_the_batch(subject: Subject) -> None
 
 
 async def check_stop_tokens_end_a_turn(subject: Subject) -> None:
-    """The stop token is part of what was written; nothing follows it."""
+    """The stop token is the last token of the result."""
     prompt = random_prompt(3, 17)
     expected = subject.reference.greedy(prompt, 12)
     stop = expected[6]
@@ -277,7 +277,7 @@ async def check_stop_tokens_end_a_turn(subject: Subject) -> None:
 
 
 async def check_more_requests_than_slots(subject: Subject) -> None:
-    """256 requests at once on 16 slots and little KV cache: all are answered rightly, and nothing stays held."""
+    """256 requests at once on 16 slots and little KV cache: all get right answers, and all memory is freed."""
     async with subject.running(max_rollouts=16, kv_tokens=384) as engine:
         prompts = [random_prompt(i, 4 + i % 23) for i in range(256)]
         results = await generate_all(engine, [turn(f"r{i}", prompt, 6 + i % 5) for i, prompt in enumerate(prompts)])
@@ -292,7 +292,7 @@ async def check_more_requests_than_slots(subject: Subject) -> None:
 
 
 async def check_cancelling_frees(subject: Subject) -> None:
-    """A cancelled turn, running or waiting, leaves nothing behind; its neighbours do not notice."""
+    """A cancelled turn, running or waiting, frees its memory and does not disturb other turns."""
     async with subject.running(max_rollouts=2) as engine:
         async with trio.open_nursery() as nursery:
             for i in range(4):
@@ -308,7 +308,7 @@ async def check_cancelling_frees(subject: Subject) -> None:
 
 
 async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
-    """Longer than the model, or than the KV cache: EngineError with the numbers, and the engine goes on."""
+    """A request beyond the model or the KV cache raises EngineError with the numbers; the engine continues."""
     async with subject.running() as engine:
         assert engine.longest == TINY_MAX_LENGTH
     async with subject.running(kv_tokens=96) as engine:
@@ -326,7 +326,7 @@ async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
 
 
 async def check_weights_change_under_way(subject: Subject) -> None:
-    """Rollouts in flight survive; each token says which policy sampled it; later requests are the new model's."""
+    """Rollouts in flight continue; each token names the policy that sampled it; later requests use the new model."""
     async with subject.running() as engine:
         served = (FIRST_POLICY, subject.reference)
         for update in range(2):
@@ -344,9 +344,9 @@ async def update_under_way(
     before: tuple[Policy, Reference],
     after: tuple[Policy, Reference],
 ) -> None:
-    """Load weights while rollouts are in flight, and look at what is written before and after."""
+    """Load weights while rollouts are in flight, and check the tokens written before and after."""
     results: dict[int, TurnResult] = {}
-    prompts = [random_prompt(i, 40 + 5 * i) for i in range(4)]  # long enough to be found in a cache of prefixes
+    prompts = [random_prompt(i, 40 + 5 * i) for i in range(4)]  # long enough for a prefix cache to find them
 
     async def one(index: int) -> None:
         results[index] = await engine.generate(turn(f"r{index}", prompts[index], 400))
@@ -376,7 +376,7 @@ async def update_under_way(
 
 
 async def check_an_update_with_many_in_flight(subject: Subject) -> None:
-    """64 sampled rollouts, more tokens than one step computes anew, and one aborted: the others end, each under both."""
+    """64 sampled rollouts, more tokens than one step recomputes, one aborted: the others end, under both policies."""
     results: dict[int, TurnResult] = {}
     published = Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
     save_other_weights(subject, subject.model_path.parent / "many", seed=21)
@@ -408,7 +408,7 @@ async def check_an_update_with_many_in_flight(subject: Subject) -> None:
 
 
 async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
-    """A missing, truncated, incomplete or misshapen file raises EngineError; the old weights and policy stay served."""
+    """A missing, truncated, incomplete or misshapen file raises EngineError; the old weights and policy stay."""
     directory = subject.model_path.parent / "faulty"
     directory.mkdir()
     save_other_weights(subject, directory / "other", seed=5)
@@ -448,4 +448,4 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_an_update_with_many_in_flight,
     check_weights_that_do_not_fit_are_refused,
 )
-"""All of the contract, for ``trio.run(check, subject)``."""
+"""All checks of the contract, for ``trio.run(check, subject)``."""

@@ -1,1 +1,1 @@
-"""When a group is opened, which engine gets which rollout, and how stale a group may become."""
+"""Decides when groups are opened, which engine gets which rollout, and how stale a group may become."""

@@ -1,4 +1,4 @@
-"""The ids of groups and rollouts, and the seeds that follow from them: functions of run seed, stage and counters alone."""
+"""Ids of groups and rollouts, and seeds derived from them: functions of run seed, stage and counters alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 
 
 def group_id(stage: int, number: int) -> str:
-    """The id of the stage's group: readable, and all that is needed to make the group again."""
+    """The id of the stage's group: readable, and sufficient to make the group again."""
     return f"s{stage}-g{number:06d}"
 
 
 def interim_id(stage: int, number: int) -> str:
-    """The id of a group of an evaluation within the rl stage."""
+    """The id of a group of an evaluation within an rl stage."""
     return f"s{stage}-e{number:06d}"
 
 
@@ -21,6 +21,6 @@ def rollout_id(group: str, sample: int, attempt: int) -> str:
 
 
 def rollout_seed(run_seed: int, group: str, sample: int, attempt: int) -> int:
-    """A seed in [0, 2**63) for one rollout, a function of its name and the run's seed."""
+    """A seed in [0, 2**63) for one rollout, from the run's seed and the rollout's name."""
     digest = hashlib.blake2b(f"{run_seed}/{group}/{sample}/{attempt}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

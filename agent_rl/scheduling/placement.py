@@ -1,7 +1,7 @@
-"""Which rollout is placed next, and on which engine: the part of scheduling that a scheduler of your own replaces.
+"""Decides which rollout is placed next, and on which engine. A user's scheduler can replace this part.
 
-What must always hold stays outside: groups are opened within the staleness budget, and no engine is promised more KV cache
-than it has. A placement only chooses among what `agent_rl.scheduling.scheduler` finds permitted.
+Two rules hold for every placement, because other code enforces them: groups are opened within the staleness budget, and
+no engine is promised more KV cache than it has. A placement chooses among what `agent_rl.scheduling.scheduler` permits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent_rl.messages import EngineLoad, Problem, RolloutRequest, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rollout that waits for a place. ``need`` is what it is promised, in tokens of KV cache."""
+    """A rollout that waits to be placed. ``need``: the KV cache it is promised, in tokens."""
 
     request: RolloutRequest
     need: int
@@ -25,7 +25,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class EngineRoom:
-    """An engine on which the rollout fits: its free KV cache in tokens, how many rollouts it holds, how many of its group."""
+    """An engine with room for the rollout: free KV cache in tokens, number of rollouts, and of those of its group."""
 
     generator: str
     room: int
@@ -34,24 +34,24 @@ class EngineRoom:
 
 
 def group_of(rollout: str) -> str:
-    """The id of the group a rollout belongs to."""
+    """The id of the rollout's group."""
     return rollout.split("/", 1)[0]
 
 
 @dataclass(slots=True)
 class Engine:
-    """What the scheduler knows of an engine: its newest load, and what it was promised."""
+    """The scheduler's knowledge of an engine: its newest load, and the KV cache promised to its rollouts."""
 
     load: EngineLoad
     rollouts: dict[str, int] = field(default_factory=dict)
     groups: Counter[str] = field(default_factory=Counter)
-    """How many rollouts of each group it holds."""
+    """Number of the engine's rollouts by group."""
     promised: int = 0
-    """KV tokens its rollouts may come to need."""
+    """KV tokens that its rollouts may come to need."""
     unaccounted: int = 0
 
     def take(self, rollout: str, need: int) -> None:
-        """Promise a rollout its share."""
+        """Promise a rollout its share of the KV cache."""
         self.rollouts[rollout] = self.share(need)
         self.promised += self.rollouts[rollout]
         self.groups[group_of(rollout)] += 1
@@ -65,59 +65,59 @@ class Engine:
             del self.groups[group]
 
     def report(self, load: EngineLoad) -> None:
-        """Take in a load. What it uses beyond our promises belongs to rollouts an earlier scheduler placed."""
+        """Store a new load. KV cache used beyond our promises belongs to rollouts that an earlier scheduler placed."""
         self.load = load
         self.unaccounted = max(0, load.kv_tokens_used - self.promised)
 
     @property
     def room(self) -> int:
-        """KV tokens neither promised nor used otherwise; 0 when every place for a rollout is taken."""
+        """Free KV tokens: neither promised nor in use; 0 when the engine has its most rollouts."""
         if len(self.rollouts) >= self.load.max_rollouts:
             return 0
         return self.load.kv_tokens_total - self.promised - self.unaccounted
 
     def share(self, need: int) -> int:
-        """What a rollout is promised: what it needs, or the whole cache if it may need more than that.
+        """The share promised to a rollout: its need, or the whole cache if it may need more.
 
-        The need is estimated from the problem's text; whether the real tokens fit is for the engine to say, and a rollout
-        that waited for ever would never be told.
+        The need is estimated from the problem's text. Only the engine can tell whether the real tokens fit, so the
+        rollout must be placed rather than wait for ever.
         """
         return min(need, self.load.kv_tokens_total)
 
     def places(self, need: int) -> int:
-        """How many more rollouts of this size fit."""
+        """How many more rollouts of this need fit."""
         return max(0, min(self.load.max_rollouts - len(self.rollouts), self.room // max(1, self.share(need))))
 
 
 class Placement(Protocol):
-    """Pure and deterministic: the same waiting rollouts and engines give the same choice."""
+    """Must be pure and deterministic: the same waiting rollouts and engines give the same choice."""
 
     def next(self, waiting: Sequence[Waiting]) -> int:
-        """The position, among at least one waiting rollout, of the one to be placed next; it waits until it fits.
+        """The index in ``waiting`` (at least one) of the rollout to place next. It waits until it fits.
 
-        Called for every placement, with as many rollouts waiting as a restart may leave: look at a few.
+        Called for every placement. After a restart very many rollouts may wait: look at a few only.
         """
 
     def engine(self, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
-        """The ``generator`` of the engine it goes to: one of ``engines``, at least one, on all of which it fits."""
+        """The ``generator`` of one of ``engines`` (at least one). The rollout fits on all of them."""
 
 
 class MostRoom:
-    """In order of arrival, to the engine with the most room; ties go to the fewest rollouts, then the name."""
+    """First come, first served, to the engine with the most room; ties go to the fewest rollouts, then the name."""
 
     def next(self, waiting: Sequence[Waiting]) -> int:
-        """The first."""
+        """The first rollout."""
         del waiting
         return 0
 
     def engine(self, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
-        """The one with the most room."""
+        """The engine with the most room."""
         del rollout
         return min(engines, key=lambda engine: (-engine.room, engine.rollouts, engine.generator)).generator
 
 
 def chosen_rollout(placement: Placement, waiting: Sequence[Waiting]) -> int:
-    """What the placement chooses. Raises ContractError when it is no position in ``waiting``."""
+    """The placement's choice. Raises ContractError when it is no index of ``waiting``."""
     name, given = f"{type(placement).__name__}.next", f"for {len(waiting)} waiting rollouts"
     position = called(name, lambda: placement.next(waiting), given)
     if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < len(waiting):
@@ -126,7 +126,7 @@ def chosen_rollout(placement: Placement, waiting: Sequence[Waiting]) -> int:
 
 
 def chosen_engine(placement: Placement, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
-    """What the placement chooses. Raises ContractError when it is none of ``engines``."""
+    """The placement's choice. Raises ContractError when it is not one of ``engines``."""
     name, given = f"{type(placement).__name__}.engine", f"for {rollout.request.rollout}"
     generator = called(name, lambda: placement.engine(rollout, engines), given)
     offered = [engine.generator for engine in engines]
@@ -136,7 +136,7 @@ def chosen_engine(placement: Placement, rollout: Waiting, engines: Sequence[Engi
 
 
 def try_placement(placement: Placement) -> None:
-    """Let it place made-up rollouts on made-up engines. Raises ContractError when it chooses what was not offered."""
+    """Let a placement place made-up rollouts on made-up engines. Raises ContractError for an invalid choice."""
     problem = Problem("p", "?", "!")
     for count in (1, 2, 5):
         waiting = [

@@ -1,15 +1,17 @@
 """The KV-cache scheduler's decisions: when to open a group, and which engine gets which rollout.
 
-Opening (only when all earlier rollouts are placed and the engines have room beyond what the groups being recorded will
-take, so that a group's policy is as fresh as can be) is bounded by the staleness budget: ``opened - uncounted < (S + served - stage_version + 1) * groups_per_step``,
-with ``served`` the oldest version an engine serves; see staleness.py for why that keeps the budget. Groups of evaluations
-within an rl stage are no part of it: they have numbers of their own, are opened once their step's policy is served, in turns with the groups to
-train, and are read, never trained.
+A group is opened only when all earlier rollouts are placed and the engines have room beyond the groups being recorded.
+So a group's policy is as fresh as possible. The staleness budget bounds the number of open groups: ``opened - uncounted
+< (S + served - stage_version + 1) * groups_per_step``, where ``served`` is the oldest version that an engine serves;
+staleness.py proves that this keeps the budget. The groups of evaluations within an rl stage are outside this budget.
+They have their own numbers, are opened once every engine serves their step's policy, take turns with the groups to
+train, and are never trained.
 
-Placement follows the paper's dynamic scheduler: from the maximum length L of a rollout and an engine's KV cache follows how
-many rollouts fit; each engine is given no more than that, and when one ends the next is assigned at once. What an engine
-was promised is the sum of L over its rollouts; its room is its cache less that, and less what it uses beyond it. Which of
-the rollouts goes first, and which of the engines it fits takes it, is a `Placement`'s choice (placement.py).
+Placement follows the paper's dynamic scheduler. The maximum length L of a rollout and the KV cache of an engine
+determine how many rollouts fit. An engine never gets more, and when a rollout ends the next one is placed at once. The
+KV cache promised on an engine is the sum of L over its rollouts. The engine's room is its cache less the promised part,
+and less what it uses beyond that. A `Placement` (placement.py) chooses the next rollout, and its engine among those
+with room.
 """
 
 from __future__ import annotations
@@ -50,21 +52,21 @@ from agent_rl.scheduling.placement import (
 
 @dataclass(frozen=True, slots=True)
 class AskUnfinished:
-    """Instruction: ask the filter what of this stage is open; nothing is opened before the answer."""
+    """Instruction: ask the filter for the unfinished groups of this stage. No group is opened before the answer."""
 
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """Instruction: record the group with the filter; once recorded, tell `group_recorded`."""
+    """Instruction: record the group with the filter. Call `group_recorded` when it is recorded."""
 
     opened: GroupOpened
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Instruction: send the request to this engine's generator; once acknowledged, tell `rollout_done`."""
+    """Instruction: send the request to this engine's generator. Call `rollout_done` when it is acknowledged."""
 
     request: RolloutRequest
     generator: str
@@ -72,18 +74,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """Instruction: announce to the generators which groups' rollouts in flight nobody wants."""
+    """Instruction: tell the generators which groups were dropped, so that they cancel these groups' rollouts."""
 
     groups: tuple[str, ...]
 
 
 Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Unwanted
 Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
-"""(stage, number, purpose) to the problem: a pure function, so that a restarted scheduler finds the same."""
+"""(stage, number, purpose) to the problem. A pure function: a restarted scheduler gets the same problem."""
 
 
 class GroupScheduler:
-    """Pure: events in, instructions out. No clock, no randomness but what seeds and counters give."""
+    """Pure: events in, instructions out. It uses no clock, and no random numbers except seeds from counters."""
 
     def __init__(
         self,
@@ -119,10 +121,10 @@ class GroupScheduler:
         self._interim_next = False
         self._uncounted = 0
 
-    # Events ----------------------------------------------------------------------------------------------------------
+    # Events
 
     def policy_published(self, published: PolicyPublished) -> list[Instruction]:
-        """A newer policy, perhaps a newer stage."""
+        """The learner published a newer policy, and may have entered a new stage."""
         if self._published is not None and published.policy < self._published.policy:
             return []
         before, self._published = self._published, published
@@ -139,7 +141,7 @@ class GroupScheduler:
         return self._decide()
 
     def unfinished(self, answer: GroupsUnfinished) -> list[Instruction]:
-        """The filter's answer: from here on groups are opened."""
+        """The filter answered: groups may be opened from now on."""
         if self._published is None or answer.stage != self._published.stage or self._ready:
             return []
         self._ready = True
@@ -154,12 +156,12 @@ class GroupScheduler:
         return self._decide()
 
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
-        """An engine's newest load; an engine not seen before joins."""
+        """An engine reported its load. A new engine joins."""
         self._engines.setdefault(load.generator, Engine(load)).report(load)
         return self._decide()
 
     def group_recorded(self, group: str) -> list[Instruction]:
-        """The journal has the group: its rollouts may be requested."""
+        """The journal has recorded the group: its rollouts may be requested."""
         opened = self._recording.pop(group, None)
         if opened is not None:
             for sample in range(opened.samples):
@@ -167,14 +169,14 @@ class GroupScheduler:
         return self._decide()
 
     def rollout_done(self, rollout: str) -> list[Instruction]:
-        """The request is acknowledged: its trajectory is in the journal, whatever its status."""
+        """The request is acknowledged: the journal holds the trajectory, whatever its status."""
         generator = self._in_flight.pop(rollout, None)
         if generator is not None:
             self._engines[generator].free(rollout)
         return self._decide()
 
     def progress(self, progress: GroupsProgress) -> list[Instruction]:
-        """What the filter has decided in the current stage, as totals."""
+        """The filter's totals for the current stage."""
         if self._published is None or progress.stage != self._published.stage or not self._ready:
             return []
         self._uncounted = progress.uncounted
@@ -188,7 +190,7 @@ class GroupScheduler:
                 self._enqueue(group, retry.sample, retry.attempt)
         return self._decide()
 
-    # What the live table shows -----------------------------------------------------------------------------------------
+    # Figures of the live table
 
     @property
     def figures(self) -> SchedulerFigures:
@@ -203,7 +205,7 @@ class GroupScheduler:
 
     @property
     def waiting_for(self) -> str:
-        """Whom and what the next group or rollout waits for; empty where there is nothing to wait for."""
+        """The actor and the event that the next group or rollout waits for; empty when nothing is awaited."""
         if self._published is None:
             return "learner: a policy"
         if self._stage is None:
@@ -221,10 +223,10 @@ class GroupScheduler:
         return f"rollout_generator: {len(self._in_flight)} rollouts" if self._in_flight else ""
 
     def in_flight_of(self, group: str) -> int:
-        """How many rollouts of the group are in flight."""
+        """Number of the group's rollouts in flight."""
         return sum(rollout.startswith(group + "/") for rollout in self._in_flight)
 
-    # Decisions ---------------------------------------------------------------------------------------------------------
+    # Decisions
 
     @property
     def _stage(self) -> EvaluateStage | RlStage | None:
@@ -252,7 +254,7 @@ class GroupScheduler:
             if opened is None:
                 return instructions
             if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
-                return instructions  # the groups being recorded will fill the room there is
+                return instructions  # the groups being recorded will fill the free room
             interim = opened.evaluation is not None and opened.evaluation.within is not None
             if interim:
                 self._interim_opened += 1
@@ -263,14 +265,14 @@ class GroupScheduler:
             instructions.append(OpenGroup(opened))
 
     def _next_group(self) -> GroupOpened | None:
-        """What is opened next, if anything may be: groups to train and groups of a due evaluation take turns."""
+        """The next group to open, if any may be opened. Groups to train and groups of a due evaluation take turns."""
         evaluates, trains = self._interim_opened < self._interim_due(), self._may_open()
         if evaluates and (self._interim_next or not trains):
             return self._interim_group(self._interim_opened)
         return self._group(self._opened) if trains else None
 
     def _interim_due(self) -> int:
-        """How many groups of evaluations within the stage may have been opened: every engine serves a policy as new as theirs."""
+        """How many of the stage's evaluation groups may be open now: every engine serves the policies they evaluate."""
         stage, served = self._stage, self._served()
         if not isinstance(stage, RlStage) or stage.evaluate is None or served is None or self._published is None:
             return 0
@@ -278,7 +280,7 @@ class GroupScheduler:
         return min(steps // stage.evaluate.every, stage.evaluations) * stage.evaluate.problems
 
     def _eligible(self) -> list[Engine]:
-        """Engines that serve this epoch's policy, at least as new as the stage."""
+        """Engines that serve a policy of this epoch, at least as new as the stage."""
         assert self._published is not None
         epoch, oldest = self._published.policy.epoch, self._published.stage_version
         return [e for e in self._engines.values() if e.load.policy.epoch == epoch and e.load.policy.version >= oldest]
@@ -333,7 +335,7 @@ class GroupScheduler:
         )
 
     def _limits(self, opened: GroupOpened) -> EvaluateStage | RlStage:
-        """What says how long the group's rollouts may get."""
+        """The stage or evaluation that limits the length of the group's rollouts."""
         stage = self._stage
         assert stage is not None
         return stage.interim(1) if isinstance(stage, RlStage) and opened.evaluation is not None else stage
@@ -361,11 +363,11 @@ class GroupScheduler:
         return self._prompt_tokens(opened.problem) + self._limits(opened).max_response_tokens
 
     def _places(self, need: int) -> int:
-        """How many rollouts of this size the eligible engines have room for."""
+        """How many rollouts of this need fit on the eligible engines."""
         return sum(engine.places(need) for engine in self._eligible())
 
     def _engine_for(self, item: Waiting) -> str | None:
-        """The placement's choice among the eligible engines on which the rollout fits; None when there is none."""
+        """The placement's choice among the eligible engines with room; None when there is none."""
         fitting = [
             EngineRoom(e.load.generator, e.room, len(e.rollouts), e.groups[item.request.group])
             for e in self._eligible()

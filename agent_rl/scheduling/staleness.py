@@ -1,23 +1,25 @@
-"""Which groups make which step: the one place that closes steps and decides about stale groups.
+"""Decides which groups make up which step. This is the only place that closes steps and handles stale groups.
 
-Symbols: v is the version the learner trains at (the step brings v to v + 1); o the oldest policy version among a group's
-tokens, which the version its engines served at opening bounds from below; S the staleness budget `max_staleness`. A group
+Symbols. v: the version at which the learner trains (the step brings v to v + 1). o: the oldest policy version among a
+group's tokens, at least the version its engines served at opening. S: the staleness budget `max_staleness`. A group
 trained at v has staleness v - o.
 
-A group must be trained by version o + S, and g = groups_per_step groups are trained at each. So this must hold before the step at v
-is closed, and is the whole rule: for each version d >= v, at most (d - v + 1) * g of the groups not yet trained are due by d.
+A group must be trained by version o + S. Each step trains g = groups_per_step groups. So before the step at v is
+closed, this must hold, and it is the whole rule: for each version d >= v, at most (d - v + 1) * g untrained groups are
+due by d.
 
-Opening keeps it. Openings are bounded by ``counted groups opened < (S + served + 1) * g`` (scheduling.py), where ``served <= v`` is
-the oldest version an engine serves. A new group is due by served + S at the earliest; v * g groups are trained already, so at most
-(served + S - v + 1) * g are left in all.
+Opening keeps the rule. Openings are bounded by ``counted groups opened < (S + served + 1) * g`` (scheduler.py), where
+``served <= v`` is the oldest version that an engine serves. A new group is due at served + S or later. v * g groups are
+already trained, so at most (served + S - v + 1) * g are left.
 
-Closing keeps it, because it takes the oldest groups first, if it waits where it must. For each d, either all g groups taken are
-due by d, which is what the bound falls by; or every decided group due by d is taken, and what is left due by d is open. If that
-is more than (d - v) * g, ``wait`` does not close the step before some of it is decided, which ends since decided groups are taken
-first. Hence no group is ever trained beyond S. (For S = 1 this only says that an open group due now is waited for.)
+Closing keeps the rule, because it takes the oldest groups first and waits where needed. For each d there are two cases.
+Either all g groups taken are due by d, and the bound falls by g as well. Or all decided groups due by d are taken, and
+the rest due by d are open. If the rest are more than (d - v) * g, ``wait`` does not close the step until some are
+decided. The wait ends, because decided groups are taken first. So no group is trained beyond S. (For S = 1: the step
+waits for each open group that is due now.)
 
-The other choices: ``drop`` closes the step and drops such open groups instead; ``train_corrected`` closes it and trains them
-whenever they are ready, leaving the gap to the loss's correction.
+The other choices: ``drop`` closes the step and drops such open groups. ``train_corrected`` closes it and trains them
+when they are ready; the loss then corrects for the gap.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A closed step: version trained at, groups to train (oldest first), all groups it decided, open groups it drops."""
+    """A closed step: its version, groups to train (oldest first), all groups it decided, open groups it drops."""
 
     version: int
     trained: tuple[str, ...]
@@ -47,10 +49,10 @@ class _Decided:
 
 @dataclass(slots=True)
 class StepAssembler:
-    """Takes the groups of one RL stage as they open and are decided; closes steps. Deterministic, no clock.
+    """Takes the groups of one RL stage as they open and are decided, and closes steps. Deterministic, no clock.
 
-    ``version`` is the version of the next step to close. Groups without signal (equal rewards, too few rollouts) count
-    towards a step unless ``refill``; then they only count once ``max_refill`` times as many groups as a step has were decided.
+    ``version`` is the version of the next step. Groups without signal (equal rewards, too few rollouts) count towards a
+    step unless ``refill``. With ``refill`` they only count once ``max_refill`` times the groups of a step were decided.
     """
 
     version: int
@@ -62,15 +64,15 @@ class StepAssembler:
     _open: dict[str, int] = field(default_factory=dict)
     _waiting: list[_Decided] = field(default_factory=list)
     surplus: int = 0
-    """Opened groups that closed steps and drops left uncounted."""
+    """Opened groups that do not count: dropped ones, and those that closed steps took beyond their number."""
     _order: int = 0
 
     def opened(self, group: str, oldest: int) -> None:
-        """A group is open; its tokens will be no older than version ``oldest``."""
+        """A group was opened. Its tokens will be of version ``oldest`` or newer."""
         self._open[group] = oldest
 
     def decided(self, group: str, oldest: int, *, signal: bool) -> None:
-        """A group has left the open ones: to be trained when it carries signal, else only to be counted."""
+        """A group was decided: with signal it is trained, otherwise it is only counted."""
         self._open.pop(group, None)
         self._order += 1
         self._waiting.append(_Decided(group, oldest, signal, self._order))
@@ -82,28 +84,28 @@ class StepAssembler:
 
     @property
     def uncounted(self) -> int:
-        """How many opened groups no step counts, so that as many more may be opened; may fall when a short step closes."""
+        """Opened groups that no step counts: as many more may be opened. May fall when a short step closes."""
         replaced = sum(not item.signal for item in self._waiting) if self.refill else 0
         return self.surplus + replaced
 
     @property
     def waiting(self) -> int:
-        """Groups decided and not yet in a step."""
+        """Number of decided groups that are not in a step yet."""
         return len(self._waiting)
 
     @property
     def open_groups(self) -> int:
-        """Groups opened and not decided."""
+        """Number of groups opened and not decided."""
         return len(self._open)
 
     def waits_for(self) -> tuple[str, ...]:
-        """The open groups that hold the next step back, oldest first, when it is otherwise complete."""
+        """The open groups that alone hold back the next step, oldest first; empty when others are missing too."""
         if self.on_stale != "wait" or not self._complete():
             return ()
         return self._overdue()
 
     def close(self) -> Step | None:
-        """Close the next step if it is complete and the staleness rule permits; call until None after each event."""
+        """Close the next step if it is complete and the staleness rule permits. Call it until None after each event."""
         if not self._complete():
             return None
         overdue = self._overdue()
@@ -135,9 +137,9 @@ class StepAssembler:
         return with_signal >= self.groups_per_step or len(self._waiting) >= self.max_refill * self.groups_per_step
 
     def _overdue(self) -> tuple[str, ...]:
-        """Open groups that this step would leave too many of to be trained in time, oldest first."""
+        """Open groups that could not be trained in time if this step closed now, oldest first."""
         taken = {item.group for item in self._oldest()}
-        # Groups that are only to be counted take places of a step like others, unless they are replaced.
+        # Groups that are only counted take places of a step like others, unless they are replaced.
         left = [i.oldest for i in self._waiting if i.group not in taken and (i.signal or not self.refill)]
         open_groups = sorted((oldest, group) for group, oldest in self._open.items())
         late: list[str] = []
@@ -152,7 +154,7 @@ class StepAssembler:
         return tuple(late)
 
     def _oldest(self) -> list[_Decided]:
-        """What this step takes: the oldest groups first; with refill the replaced ones leave along with those they made room for."""
+        """The groups of this step, oldest first. With refill, replaced groups leave along with their replacements."""
         ranked = sorted(self._waiting, key=lambda item: (item.oldest, item.order))
         if not self.refill:
             return ranked[: self.groups_per_step]

@@ -292,7 +292,7 @@ def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
         serve(tmp_path, main, isolation="strong")
     message = run.user_mistake(caught.value)
     assert message is not None
-    assert 'isolation = "strong" can\'t be had on this host: unshare: Operation not permitted' in message
+    assert 'isolation = "strong" is not available on this host: unshare: Operation not permitted' in message
     assert 'isolation = "filtered"' in message
 
 
@@ -316,7 +316,7 @@ def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_wh
     message = run.user_mistake(caught.value)
     assert message is not None
     assert message.startswith(
-        'control_groups = "required" can\'t be had on this host: memory: no mounted hierarchy has this controller; pids: '
+        'control_groups = "required" is not available on this host: memory: no mounted hierarchy has this controller; pids: '
     )
 
 

@@ -1,12 +1,12 @@
-"""Continuous batching, synchronous: which sequence is computed in which step, and what becomes of it.
+"""Continuous batching, synchronous: decides which sequence is computed in which step.
 
-A sequence takes a *slot* (its state, in arrays) and a *row* (its KV cache) when it is admitted, and keeps both between
-its turns until it is released, cancelled, or evicted because room is short. Rows are kept in this order::
+An admitted sequence gets a *slot* (its state, in arrays) and a *row* (its KV cache). It keeps both between its turns
+until it is released, cancelled, or evicted for lack of room. The order of the rows is::
 
     [ decoding ........ | prefilled in this step .... | pending, parked between turns, free ....... ]
       0                   self._decoding
 
-so that decoding reads a slice of the cache. Every step computes one token for each decoding sequence and, in the same
+so that decoding reads a slice of the cache. Each step computes one token for every decoding sequence and, in the same
 forward pass, all new tokens of the sequences that join.
 """
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from agent_rl.messages import Policy
 
 PREFILL_TOKENS = 2048
-"""New tokens a step may prefill (one sequence may always): bounds how long decoding sequences wait for a step."""
+"""The most new tokens to prefill in a step (a single sequence may have more). Bounds the time of a step."""
 PREFILL_SHARE = 1 / 8
-"""A step with a prefill costs a fixed sum more: sequences wait to join until they are this share of those decoding,"""
+"""A step with a prefill has a fixed extra cost: sequences wait to join until they are this share of those decoding,"""
 PREFILL_WAIT_STEPS = 8
-"""or until the first has waited so many steps."""
+"""or until the first one has waited this many steps."""
 HEADROOM_STEPS = 16
-"""A sequence is admitted when all running ones could go on for so many tokens: else it would soon preempt, or be."""
+"""A sequence is admitted when all running ones have room for this many tokens; else preemption would follow soon."""
 
 
 class Decoder:
-    """Holds the sequences of one model and moves them on, step by step. Not thread-safe: one thread owns it."""
+    """Holds the sequences of one model and computes them step by step. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -77,26 +77,26 @@ class Decoder:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step would compute anything."""
         return bool(self._turns or self._waiting)
 
     @property
     def running(self) -> int:
-        """Turns that hold a slot."""
+        """Number of turns with a slot."""
         return len(self._turns)
 
     @property
     def waiting(self) -> int:
-        """Turns that wait for room."""
+        """Number of turns that wait for room."""
         return len(self._waiting)
 
     @property
     def kv_tokens_used(self) -> int:
-        """Tokens whose keys and values are held, of parked sequences too."""
+        """Number of cached tokens, those of parked sequences included."""
         return int(self._sequences.held.sum())
 
     def submit(self, turn: SequenceTurn) -> None:
-        """Take a turn in; of a parked sequence, what agrees with its tokens is kept. No other turn of it is live."""
+        """Add a turn; no other of its sequence may be live. The matching part of a parked sequence's cache is kept."""
         slot = self._parked.pop(turn.rollout, None)
         if slot is None:
             self._waiting.append(turn)
@@ -106,20 +106,20 @@ class Decoder:
             self._pending.append(slot)
 
     def cancel(self, turn: SequenceTurn) -> None:
-        """Forget a turn and the KV cache of its rollout, also when the turn has ended meanwhile."""
+        """Drop a turn and its rollout's KV cache, also when the turn has already ended."""
         if turn in self._waiting:
             self._waiting.remove(turn)
         else:
             self.release(turn.rollout)
 
     def release(self, rollout: str) -> None:
-        """Forget a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
+        """Drop a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
         slot = self._slots.get(rollout)
         if slot is not None:
             self._drop(slot)
 
     def replace_weights(self, weights: Mapping[str, Tensor], policy: Policy) -> None:
-        """Serve other weights from the next token on."""
+        """Use new weights from the next token on."""
         self.model.replace_weights(weights)
         self.policy = policy
         if self._kv_on_update == "recompute":
@@ -130,7 +130,7 @@ class Decoder:
             self._decoding = 0
 
     def step(self) -> list[tuple[SequenceTurn, TurnResult]]:
-        """One forward pass; returns the turns it ended."""
+        """Compute one forward pass. Returns the turns that ended."""
         self._admit()
         joining = self._choose_joining()
         self._make_room()
@@ -155,7 +155,7 @@ class Decoder:
         return [self._finish(slot, finish) for slot, finish in ended]
 
     def _admit(self) -> None:
-        """Give waiting turns a slot, in order, while there is room; parked sequences make way, the oldest first."""
+        """Give waiting turns a slot, in order, while there is room. Evict the oldest parked sequences for them."""
         total = self._sequences.total
         while self._waiting:
             turn = self._waiting[0]
@@ -185,7 +185,7 @@ class Decoder:
         return self._pending[: max(1, int(np.searchsorted(new_tokens, PREFILL_TOKENS, side="right")))]
 
     def _make_room(self) -> None:
-        """Evict, then preempt the newest turns, until all tokens known can be held. The oldest turn always fits."""
+        """Evict parked sequences, then preempt the newest turns, until all tokens fit. The oldest turn always fits."""
         total = self._sequences.total
         while total.sum() > self.kv_tokens:
             if self._parked:
@@ -203,7 +203,7 @@ class Decoder:
         self.preempted += 1
 
     def _place(self, computed: list[int], shared: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """Move those who join to the rows after the decoding ones, as ``pack`` wants them; returns the step's slots."""
+        """Move joining sequences to the rows after the decoding ones, as ``pack`` needs. Returns the step's slots."""
         new_tokens = self._sequences.total - self._sequences.held
         joining = sorted(computed, key=lambda slot: -new_tokens[slot]) + [slot for slot, _ in shared]
         for offset, slot in enumerate(joining):
@@ -213,7 +213,7 @@ class Decoder:
         return self._slot_in_row[: self._decoding + len(joining)].copy()
 
     def _move(self, slot: int, row: int) -> None:
-        """Bring a sequence to ``row``; the one that was there takes its row."""
+        """Move a sequence to ``row``, in exchange with the sequence there."""
         old = int(self._row_of_slot[slot])
         if old == row:
             return
@@ -224,13 +224,13 @@ class Decoder:
         self._row_of_slot[slot], self._row_of_slot[other] = row, old
 
     def _stop_decoding(self, slot: int) -> None:
-        """Take a sequence out of the decoding rows, if it is in them; the last of these takes its row."""
+        """Remove a sequence from the decoding rows, if it is there. The last decoding row takes its place."""
         if self._row_of_slot[slot] < self._decoding:
             self._decoding -= 1
             self._move(slot, self._decoding)
 
     def _drop(self, slot: int) -> None:
-        """Forget everything about a slot: it is free."""
+        """Clear a slot."""
         rollout = self._sequences.rollouts[slot]
         self._sequences.clear(slot)
         self._stop_decoding(slot)

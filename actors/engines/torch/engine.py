@@ -1,7 +1,7 @@
 """The engine in the process: continuous batching over a Hugging Face model on torch, in one thread of its own.
 
-The trio thread and the decoding thread share nothing but a queue of commands (trio to decoder), callbacks with whole
-turns (decoder to trio, at most one a step), and immutable values. Trio's event loop, and with it heartbeats, goes on
+The trio thread and the decoding thread share a queue of commands (trio to decoder), callbacks with complete turns
+(decoder to trio, at most one for each step), and immutable values. So trio's event loop and its heartbeats continue
 while torch computes.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What the loaded model allows, for the checks on the trio side."""
+    """Limits of the loaded model, for checks in the trio thread."""
 
     longest: int
     max_length: int
@@ -78,7 +78,7 @@ _Command: TypeAlias = _Submit | _Cancel | _Release | _Replace | _Stop
 
 @dataclass(eq=False, slots=True)
 class _Reply:
-    """What a task of the trio thread waits for; touched in that thread only."""
+    """The reply that a trio task waits for. Only the trio thread touches it."""
 
     event: trio.Event = field(default_factory=trio.Event)
     result: TurnResult | None = None
@@ -98,17 +98,17 @@ class _Reply:
 class TorchEngine:
     """Engine for decoder-only Hugging Face models with standard attention, on CPU or one GPU.
 
-    ``max_rollouts`` sequences are held at once, ``kv_tokens`` tokens of KV cache in all (None: as many as
-    ``max_rollouts`` sequences of the model's full length can need). Rows of the cache are padded to the longest sequence
-    held so far, so memory is ``max_rollouts`` times that length: meant for small models and short sequences. A sequence
-    preempted for want of room is computed again later, which changes none of its tokens.
+    ``max_rollouts`` sequences are held at once, with ``kv_tokens`` tokens of KV cache in all (None: enough for
+    ``max_rollouts`` sequences of full length). All rows of the cache are as long as the longest sequence so far, so
+    memory is ``max_rollouts`` times this length. The engine is meant for small models and short sequences. A sequence
+    preempted for lack of room is computed again later, with the same tokens.
 
-    ``kv_on_update`` says what new weights do to sequences in flight: "keep" goes on over the keys and values of the old
-    weights, "recompute" prefills them anew. ``threads`` is torch's number of threads in the decoding thread; "float32"
-    agrees with a plain forward pass to about 1e-5 in log-probability, "bfloat16" to about 1e-1.
+    ``kv_on_update``: after new weights, "keep" continues with the old keys and values of sequences in flight,
+    "recompute" prefills them again. ``threads``: torch's threads in the decoding thread. "float32" agrees with a plain
+    forward pass to about 1e-5 in log-probability, "bfloat16" to about 1e-1.
 
-    A rollout's tokens depend on its seed, not on which others share the batch, up to rounding: torch's sums may differ
-    in the last bit from one batch size to another.
+    A rollout's tokens depend on its seed and not on the rest of the batch, up to rounding: torch's sums may differ in
+    the last bit between batch sizes.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TorchEngine:
 
     @property
     def longest(self) -> int:
-        """Tokens a sequence may have; 0 before the model is loaded."""
+        """The most tokens of a sequence; 0 before the model is loaded."""
         return self._longest
 
     @property
@@ -178,10 +178,10 @@ class TorchEngine:
                 reply.set(error=reason)
 
     async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write one turn. Cancelling the call aborts the request and frees what its rollout held.
+        """Write one turn. Cancelling the call aborts the request and frees the rollout's cache.
 
-        Raises EngineError when the sequence can never fit, when a token is not in the vocabulary, when the rollout has
-        a turn in flight already, and when the engine does not run (any more).
+        Raises EngineError when the sequence can never fit, a token is not in the vocabulary, the rollout already has a
+        turn in flight, or the engine does not run.
         """
         tokens = np.asarray(request.tokens, np.int64)
         self._check(request, tokens)
@@ -202,9 +202,9 @@ class TorchEngine:
         return result
 
     def release(self, rollout: str) -> None:
-        """The rollout has ended: forget its KV cache. Unknown names are ignored.
+        """The rollout has ended: drop its KV cache. Unknown names are ignored.
 
-        Raises ValueError while a turn of it is in flight: that one is to be cancelled.
+        Raises ValueError while a turn of the rollout is in flight; cancel that turn instead.
         """
         if rollout in self._turns:
             raise ValueError(f"{rollout} has a turn in flight: cancel it instead")
@@ -212,14 +212,14 @@ class TorchEngine:
 
     @property
     def ranks(self) -> int:
-        """Weights are sent into this process."""
+        """1: weights are sent into this process."""
         return 1
 
     async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
-        """Swap in weights, of a safetensors file or sent, between two decode steps; requests in flight go on under the new policy.
+        """Load weights from a safetensors file or a transfer between two decode steps. Requests in flight continue.
 
-        Raises EngineError when the file is not whole, when the weights do not fit the model in names, shapes or dtypes, or
-        when the engine does not run, and TransferError when they do not come; it keeps serving the old weights then.
+        Raises EngineError when the file is incomplete, the weights do not fit the model in names, shapes or dtypes, or
+        the engine does not run, and TransferError when a transfer fails. The engine then keeps serving the old weights.
         """
         specs = self._running().specs
         weights = await trio.to_thread.run_sync(self._read, source, specs, abandon_on_cancel=True)
@@ -278,13 +278,13 @@ class TorchEngine:
 
     def _deliver(self, ended: list[tuple[SequenceTurn, TurnResult]]) -> None:
         for turn, result in ended:
-            if turn in self._replies:  # else its call was cancelled meanwhile
+            if turn in self._replies:  # else its call was cancelled
                 self._replies[turn].set(result)
 
-    # What follows runs in the decoding thread.
+    # The methods below run in the decoding thread.
 
     def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> Exception | None:
-        """Returns rather than raises what it died of: the nursery would wrap it in a group."""
+        """Returns the fatal error instead of raising it: the nursery would wrap it in a group."""
         try:
             with suppress(trio.RunFinishedError), torch.inference_mode():
                 torch.set_num_threads(self._threads)

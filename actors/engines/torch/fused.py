@@ -1,8 +1,8 @@
-"""The forward pass of a Llama-like decoder in few torch calls, over the weights of a Hugging Face model.
+"""The forward pass of a Llama-like decoder in few torch calls, with the weights of a Hugging Face model.
 
-A decode step of a small model is so little arithmetic that its time goes into calls: Python's, torch's, and the handing over of
-the interpreter's lock that comes with each. Here query, key and value are one product, so are gate and up, rotations come
-from a table, and no module is called. What is computed is the same as in transformers' own forward pass.
+A decode step of a small model has little arithmetic. Most time goes into calls of Python and torch, and into passing on
+the interpreter's lock at each call. Here query, key and value are one product, and so are gate and up. Rotations come
+from a table, and no module is called. The result is the same as that of transformers' own forward pass.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotary embedding whose angles do not depend on how long the sequence is."""
+"""Rotary embeddings whose angles do not depend on the length of the sequence."""
 
 
 def can_fuse(model: nn.Module) -> bool:
-    """Whether this module computes what ``model`` computes."""
+    """Whether this module can compute ``model``."""
     config: Any = model.config
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     return (
@@ -37,11 +37,11 @@ def can_fuse(model: nn.Module) -> bool:
 
 
 class Projection:
-    """Linear layers of one input as one product: [n, in_features] -> [n, sum of out_features].
+    """Linear layers with one input as one product: [n, in_features] -> [n, sum of out_features].
 
-    ``one_dnn`` computes float32 on CPU by oneDNN, from a copy of the weights in the order it wants (torch's own product goes to MKL,
-    which leaves half of an AMD processor's vector width unused, and reordering takes up to half of the time of a small batch).
-    Elsewhere the layers' parameters become parts of one tensor, and nothing is held twice.
+    ``one_dnn`` uses oneDNN for float32 on CPU, with a reordered copy of the weights. (torch's default is MKL. MKL
+    leaves half of an AMD processor's vector width unused, and reordering takes up to half of the time of a small
+    batch.) In other cases the layers' parameters become parts of one tensor, without a copy.
     """
 
     def __init__(self, *layers: nn.Linear, one_dnn: bool) -> None:
@@ -51,7 +51,7 @@ class Projection:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take up new values of the layers' parameters."""
+        """Read changed values of the layers' parameters."""
         if self._one_dnn:
             weight, self._bias = self._whole("weight"), self._whole("bias")
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - as torch's own compiler does
@@ -64,7 +64,7 @@ class Projection:
         return functional.linear(inputs, self._weight, self._bias)
 
     def _whole(self, name: str) -> Any:
-        """The layers' weights or biases as one tensor; None when they have none."""
+        """The weights or biases of the layers as one tensor; None when they have none."""
         parts = [getattr(layer, name) for layer in self._layers]
         if len(parts) == 1 or parts[0] is None:
             return parts[0]
@@ -76,7 +76,7 @@ class Projection:
 
 
 class _Layer:
-    """One decoder layer's parameters."""
+    """The parameters of one decoder layer."""
 
     def __init__(self, layer: Any, *, one_dnn: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -89,7 +89,7 @@ class _Layer:
         self.scaling: float = attention.scaling
         self._norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.qk_norm: Tensor | None = None
-        """[heads + kv_heads, head_dim]: what normalized queries and keys are multiplied by, if they are normalized."""
+        """[heads + kv_heads, head_dim]: the factors of normalized queries and keys; None without normalization."""
 
     def refresh(self, heads: int, kv_heads: int) -> None:
         for projection in (self.qkv, self.output, self.gate_up, self.down):
@@ -100,7 +100,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Computes logits; reads the model's parameters, which stay where they are. ``refresh`` after they have changed."""
+    """Computes logits from the model's own parameters. Call ``refresh`` after the parameters have changed."""
 
     def __init__(self, model: Any, *, kv_heads: int, head_dim: int, max_length: int, one_dnn: bool) -> None:
         decoder, config = model.model, model.config
@@ -117,11 +117,11 @@ class FusedDecoder:
         half = head_dim // 2
         signed = torch.cat([-sines[0, :, :half], sines[0, :, half:]], dim=-1)
         self._rotations = torch.stack([cosines[0], signed], dim=1)[:, :, None]
-        """[max_length, 2, 1, head_dim]: cosines, and sines with the sign that each half gets."""
+        """[max_length, 2, 1, head_dim]: cosines, and sines with the sign for each half."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Take up new values of the model's parameters."""
+        """Read changed values of the model's parameters."""
         self._head.refresh()
         for layer in self._layers:
             layer.refresh(self._heads, self._kv_heads)

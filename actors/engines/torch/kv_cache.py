@@ -1,8 +1,8 @@
-"""The KV cache of the torch engine: one contiguous block, a row per sequence, and the attention that reads it.
+"""The KV cache of the torch engine (one contiguous block with a row for each sequence), and the attention over it.
 
-Rows ``[0, decoding)`` hold the sequences of a decode step, so attention reads slices of the cache and gathers nothing;
-whoever calls keeps those rows dense by swapping. All tokens of a step, whatever their sequence, go through the model as
-one packed row ``[1, n]``: linear layers see no padding, and only attention knows which token belongs to which sequence.
+Rows ``[0, decoding)`` hold the sequences of a decode step, so attention reads slices of the cache without gathering.
+The caller keeps these rows dense by swapping. All tokens of a step go through the model as one packed row ``[1, n]``:
+linear layers see no padding, and only attention knows which token belongs to which sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ATTENTION = "agent_rl_contiguous_kv"
-"""The name the attention function has in transformers' registry. No mask function belongs to it: a Step is the mask."""
+"""The attention function's name in transformers' registry. It needs no mask function: a ForwardStep is the mask."""
 
 _MINIMUM_LENGTH = 64
 
@@ -27,8 +27,8 @@ _MINIMUM_LENGTH = 64
 class KVCache:
     """Keys and values of ``rows`` sequences, in one tensor [layers, 2, rows, kv_heads, length, head_dim].
 
-    ``length`` grows by doubling up to ``max_length`` as sequences need it. What a row holds beyond its sequence is
-    stale but finite, so that a weight of 0 in attention cancels it.
+    ``length`` doubles up to ``max_length`` as sequences grow. Values in a row beyond its sequence are stale but finite,
+    so that an attention weight of 0 cancels them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KVCache:
     ) -> None:
         self.kv_heads = kv_heads
         self.row_elements = 2 * kv_heads * head_dim
-        """Keys and values of one token in one layer."""
+        """Number of values (keys and values) of one token in one layer."""
         self.max_length = max_length
         self.length = min(_MINIMUM_LENGTH, max_length)
         self._data = torch.zeros(layers, 2, rows, kv_heads, self.length, head_dim, dtype=dtype, device=device)
@@ -59,12 +59,12 @@ class KVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where the cache lies."""
+        """The device of the cache."""
         return self._data.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the cache holds."""
+        """The dtype of the cache."""
         return self._data.dtype
 
     def reserve(self, length: int) -> None:
@@ -78,7 +78,7 @@ class KVCache:
         self._data = grown
 
     def swap(self, first: int, second: int, first_held: int, second_held: int) -> None:
-        """Exchange two rows that hold so many tokens; 0 says that a row's content is not needed."""
+        """Exchange two rows with the given numbers of tokens. 0: the row's content is not needed."""
         if not first_held:
             self._data[:, :, first, :, :second_held] = self._data[:, :, second, :, :second_held]
             return
@@ -89,13 +89,13 @@ class KVCache:
         self._data[:, :, second, :, :first_held] = saved
 
     def copy(self, source: int, target: int, held: int) -> None:
-        """Give row ``target`` the first ``held`` tokens of row ``source``."""
+        """Copy the first ``held`` tokens of row ``source`` to row ``target``."""
         self._data[:, :, target, :, :held] = self._data[:, :, source, :, :held]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Consecutive cache rows whose sequences get more than one token in this step, padded to the longest of them.
+    """Consecutive cache rows whose sequences get several tokens in this step, padded to the longest of them.
 
     With p sequences, s new tokens at most, and keys up to l: ``gather`` [p * s] indexes the step's tokens (padding
     repeats one), ``bias`` [p, 1, s, l] is 0 or -inf, and ``scatter`` [m] indexes the p * s positions that are tokens.
@@ -112,10 +112,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """Which sequences the n tokens of one forward pass belong to, and where their keys and values are put.
+    """The sequences of the n tokens of one forward pass, and the places for their keys and values.
 
-    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write``
-    [n * kv_heads] indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
+    The first ``decoding`` tokens belong to rows 0, 1, ...; those of ``prefills`` follow in order. ``write`` [n *
+    kv_heads] indexes the cache's flattened (row, head, position); ``bias`` [decoding * kv_heads, 1, l] is 0 or -inf.
     ``spans`` (first row, row behind the last, length) divide the decoding rows, each as long as the longest in it.
     """
 
@@ -128,12 +128,12 @@ class ForwardStep:
 
 
 def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Take ``query`` [n, heads, head_dim] of the whole step; returns [m, heads, head_dim] of the part's tokens."""
+    """Attention of the part's tokens. ``query`` [n, heads, head_dim]: the whole step; returns [m, heads, head_dim]."""
     heads, head_dim = query.shape[1:]
     kv_heads = keys.shape[1]
     share = heads // kv_heads
     rows = slice(part.first_row, part.first_row + part.sequences)
-    # The query heads that share a KV head become more queries of it, so keys and values are never repeated.
+    # Query heads that share a KV head become further queries of this head, so keys and values are not repeated.
     padded = query[part.gather].view(part.sequences, part.new_tokens, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
     bias = part.bias[:, :, None].expand(-1, -1, share, -1, -1)
     out = torch.nn.functional.scaled_dot_product_attention(
@@ -148,10 +148,10 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
 
 
 def attend(step: ForwardStep, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Put the step's keys and values into the cache, and attend.
+    """Store the step's keys and values in the cache, and compute attention.
 
-    ``query`` [n, heads, head_dim], ``key`` and ``value`` [n, kv_heads, head_dim], with any padding behind the step's tokens; returns
-    [n, heads, head_dim], 0 for padding.
+    ``query`` [n, heads, head_dim], ``key`` and ``value`` [n, kv_heads, head_dim], with padding after the step's tokens.
+    Returns [n, heads, head_dim], 0 for padding.
     """
     cache, decoding = step.cache, step.decoding
     heads, head_dim = query.shape[1:]
@@ -182,17 +182,16 @@ def contiguous_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - a Step is the mask
+    attention_mask: Tensor | None,  # noqa: ARG001 - a ForwardStep is the mask
     scaling: float,
     *,
     kv_step: ForwardStep,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one packed step, in the signature transformers asks for.
+    """Attention of one packed step, with the signature of transformers' attention functions.
 
-    ``query`` [1, heads, n, head_dim], ``key`` and ``value`` [1, kv_heads, n, head_dim]; returns
-    [1, n, heads, head_dim].
-    Raises EngineError for what it does not compute: sliding windows, soft caps, sinks.
+    ``query`` [1, heads, n, head_dim], ``key`` and ``value`` [1, kv_heads, n, head_dim]; returns [1, n, heads,
+    head_dim]. Raises EngineError for features that it does not support: sliding windows, soft caps, sinks.
     """
     for unsupported in ("sliding_window", "softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:

@@ -1,4 +1,4 @@
-"""The torch engine's model: loaded from a Hugging Face directory, its weights replaced in place, all or none."""
+"""The torch engine's model: loaded from a Hugging Face directory; new weights replace all tensors in place, or none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of the model; ``aliases`` are all names it goes by (tied weights), its own included."""
+    """One tensor of the model. ``aliases`` are all its names (tied weights have several)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class TensorSpec:
 
 
 def _use_one_dnn(model: nn.Module) -> None:
-    """Let oneDNN compute the plain linear layers; parameters, and their names, stay as they are."""
+    """Let oneDNN compute the plain linear layers. Parameters and their names do not change."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = OneDnnLinear
@@ -45,7 +45,7 @@ def _use_one_dnn(model: nn.Module) -> None:
 class CausalModel:
     """A decoder-only Hugging Face model whose attention reads this package's KV cache.
 
-    Llama-like ones are computed by a `FusedDecoder`, all others by their own modules.
+    A `FusedDecoder` computes Llama-like models. Other models are computed by their own modules.
     """
 
     def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
@@ -55,10 +55,10 @@ class CausalModel:
         except (
             torch.OutOfMemoryError,
             MemoryError,
-        ) as error:  # a process that has just died may still hold what is missing
+        ) as error:  # a process that has just died may still hold memory
             remedy = "serve a smaller model, or free memory on the device"
             raise EngineError(f"no memory on {device} for the model {path}: {error}; {remedy}") from error
-        except Exception as error:  # transformers raises what it likes of a model it cannot make
+        except Exception as error:  # transformers raises arbitrary errors for models it cannot load
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
             remedy = "name a model that this transformers can load, or save it again"
             raise ModelError(f"cannot load a model from {path}: {reason}; {remedy}") from error
@@ -115,7 +115,7 @@ class CausalModel:
         return logits
 
     def replace_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy what ``read_weights`` returned into the model, in place."""
+        """Copy the result of ``read_weights`` into the model, in place."""
         for name, tensor in weights.items():
             self._tensors[name].copy_(tensor)
         if self._fused is not None:
@@ -123,10 +123,10 @@ class CausalModel:
 
 
 def read_weights(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
-    """Read a safetensors file that must hold exactly the tensors ``specs`` describes; of tied names one is enough.
+    """Read a safetensors file with exactly the tensors of ``specs``. Of tied names, one is enough.
 
-    Raises EngineError, naming the file and the first faults, when anything is missing, unknown, or of another shape or
-    dtype, or when the file is not whole.
+    Raises EngineError with the file's name and the first faults when a tensor is missing, unknown, or of another shape
+    or dtype, or when the file is incomplete.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -139,14 +139,14 @@ def read_weights(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Tenso
 
 
 def check_offer(offer: TransferOffer, specs: Mapping[str, TensorSpec]) -> None:
-    """Raise EngineError unless the tensors that are offered are those of ``specs``."""
+    """Raise EngineError unless the offered tensors are those of ``specs``."""
     dtypes = [getattr(torch, name, None) for name in offer.dtypes]
     given = dict(zip(offer.names, zip(offer.shapes, dtypes, strict=True), strict=True))
-    _check(given, specs, "what is to be sent")
+    _check(given, specs, "the offered policy")
 
 
 def check_ties(weights: Mapping[str, Tensor], specs: Mapping[str, TensorSpec], source: str) -> None:
-    """Raise EngineError when tensors that are one in the model differ."""
+    """Raise EngineError when tied tensors differ."""
     for name, spec in specs.items():
         for alias in (spec.aliases - {name}) & weights.keys():
             if name in weights and not torch.equal(weights[name], weights[alias]):

@@ -1,4 +1,4 @@
-"""Laying out one step: the tokens of all its sequences in one packed row, and the index arrays attention needs."""
+"""The layout of one step: the tokens of all its sequences in one packed row, and the index arrays for attention."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from actors.engines.torch.sequences import Sequences
 
 SPAN_ELEMENTS = 1 << 15
-"""128 KiB in float32: some 10 us to read on a processor, about what it takes to call another few operations."""
+"""128 KiB in float32: a CPU reads them in about 10 us, about the cost of a few more torch calls."""
 _SPAN_ROWS = 4
 _WASTE = 2
-"""Sequences are padded together while the longest has at most so many times the new tokens of the shortest."""
+"""Sequences are padded together while the longest has at most this many times the new tokens of the shortest."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (each sequence's last
-    token), all int64, the three with padding behind, to ``rounded`` lengths; ``write`` [n * kv_heads] int64, ``bias``,
-    ``spans`` and ``prefills`` as in Step. ``count`` is n.
+    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (the last token of each
+    sequence), all int64 and padded at the end to ``rounded`` lengths; ``write`` [n * kv_heads] int64; ``bias``,
+    ``spans`` and ``prefills`` as in ForwardStep. ``count`` is n.
     """
 
     count: int
@@ -41,19 +41,19 @@ class PackedStep:
 
 
 def rounded(count: int) -> int:
-    """The next number of five significant bits: at most a sixteenth more.
+    """The next number with five significant bits: at most a sixteenth more.
 
-    oneDNN makes a kernel for each number of rows it has not seen lately, which takes longer than to use it: on CPU a step of some
-    hundred tokens took half as long again while numbers of tokens were arbitrary.
+    oneDNN makes a kernel for each new number of rows, which takes longer than to use it. With arbitrary numbers of
+    tokens, a step of some hundred tokens on CPU took half as long again.
     """
     unit = 1 << max(0, (count - 1).bit_length() - 5)
     return -(-count // unit) * unit
 
 
 def share_prompts(sequences: Sequences, joining: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Of the slots that join, which to compute, and (slot, computed slot) for those that hold the same tokens.
+    """Split joining slots into slots to compute, and (slot, computed slot) pairs for slots with the same tokens.
 
-    A group's rollouts share their prompt; a sequence of which something is held already is computed.
+    The rollouts of a group share their prompt. A sequence with cached tokens is always computed.
     """
     computed: list[int] = []
     shared: list[tuple[int, int]] = []
@@ -73,8 +73,8 @@ def pack(
 ) -> PackedStep:
     """Lay out the sequences of rows 0, 1, ... (``slots``, in row order).
 
-    The first ``decoding`` have one new token each; those to prefill follow, sorted by their number of new tokens, the
-    most first; the last are ``shared_rows``, (row, row that computes the same).
+    The first ``decoding`` sequences have one new token each. Those to prefill follow, with the most new tokens first.
+    The last are ``shared_rows``: (row, row that computes the same).
     """
     held, total = sequences.held[slots], sequences.total[slots]
     rows = np.arange(len(slots))
@@ -117,7 +117,7 @@ def pack(
 
 
 def _parts(new_tokens: NDArray[np.int64], first: int) -> list[tuple[int, int]]:
-    """Split the rows from ``first`` on into runs (first, last) of similar numbers of new tokens."""
+    """Split the rows from ``first`` on into runs (first, last) with similar numbers of new tokens."""
     parts = []
     for row in range(first, len(new_tokens) + 1):
         if row > first and (row == len(new_tokens) or new_tokens[first] > _WASTE * new_tokens[row]):
@@ -150,10 +150,11 @@ def _prefill(
 
 
 def spans(lengths: NDArray[np.int64], elements: int) -> tuple[tuple[int, int, int], ...]:
-    """Divide decoding rows that attend to so many tokens into runs (first, behind the last, longest), in their order.
+    """Split decoding rows, by the tokens they attend to, into runs (first, behind the last, longest), in order.
 
-    A run's padding costs less than reading ``SPAN_ELEMENTS`` of keys and values, which is what a run more would cost. A token of
-    a layer has ``elements`` of them; 0: all rows are one run, as suits a GPU. Rows lie by length where they joined together.
+    A run's padding costs less than reading ``SPAN_ELEMENTS`` of keys and values, the cost of a further run.
+    ``elements``: size of a token in a layer; 0 makes all rows one run, as suits a GPU. Rows that joined together are in
+    order of length.
     """
     if not elements or not len(lengths):
         return ((0, len(lengths), int(lengths.max())),) if len(lengths) else ()
@@ -171,7 +172,7 @@ def spans(lengths: NDArray[np.int64], elements: int) -> tuple[tuple[int, int, in
 
 
 def _decode_bias(held: NDArray[np.int64], cache: KVCache) -> Tensor:
-    """[rows * kv_heads, 1, l]: each row's new token sees the ``held`` ones before it and itself."""
+    """[rows * kv_heads, 1, l]: each row's new token attends to the ``held`` tokens before it and to itself."""
     visible = np.arange(int(held.max()) + 1) <= held[:, None]
     bias = np.where(visible, np.float32(0.0), np.float32(-np.inf)).repeat(cache.kv_heads, axis=0)
     return _tensor(bias[:, None], cache).to(cache.dtype)

@@ -1,4 +1,4 @@
-"""Sampling a token for each row of a batch: a draw depends on the row's seed and position, not on its neighbours."""
+"""Samples a token for each row of a batch. A draw depends on the row's seed and position, not on other rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _BITS = 23
-"""Uniforms of 23 bits: ``u * total`` then rounds to below ``total`` in float32, so a draw never falls off the end."""
+"""Uniforms of 23 bits: ``u * total`` in float32 then stays below ``total``, so a draw never exceeds the last token."""
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -26,7 +26,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """A uniform number in [0, 1) for each (seed, position): shapes [n], [n] -> [n]. A hash, without state."""
+    """A uniform number in [0, 1) for each (seed, position): [n], [n] -> [n]. A hash, without state."""
     counters = positions.astype(np.uint64) * _INCREMENT
     mixed = _mix(_mix(seeds + _INCREMENT) + counters)
     return ((mixed >> np.uint64(64 - _BITS)).astype(np.float32)) * np.float32(2.0**-_BITS)

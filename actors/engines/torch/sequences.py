@@ -1,4 +1,4 @@
-"""The state of the sequences an engine holds, as arrays over slots, so that a step handles all of them at once."""
+"""The state of an engine's sequences as arrays over slots, so that a step handles all sequences at once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SEED_MASK = 2**64 - 1
 
 @dataclass(eq=False, slots=True)
 class SequenceTurn:
-    """A turn on its way. ``tokens`` [n] is all of the sequence known so far; ``number`` counts turns as they came.
+    """A turn in progress. ``tokens`` [n] are all known tokens of the sequence; ``number`` counts turns by arrival.
 
-    ``logprobs`` and ``policies`` belong to the tokens written before a preemption.
+    ``logprobs`` and ``policies`` belong to the tokens that were written before a preemption.
     """
 
     request: TurnRequest
@@ -33,12 +33,12 @@ class SequenceTurn:
 
     @property
     def rollout(self) -> str:
-        """The sequence's name."""
+        """The name of the sequence."""
         return self.request.rollout
 
 
 class Sequences:
-    """Arrays over ``slots`` slots. Tokens of a sequence: ``held`` are in the KV cache, ``total`` are known.
+    """Arrays over ``slots`` slots. ``held`` tokens of a sequence are in the KV cache, ``total`` tokens are known.
 
     A decoding sequence has ``total == held + 1``; a free slot has ``total == held == 0``.
     """
@@ -57,13 +57,13 @@ class Sequences:
         self._policies = np.zeros((slots, 64, 2), np.int32)
 
     def admit(self, slot: int, turn: SequenceTurn) -> None:
-        """A sequence enters a free slot; nothing of it is in the cache."""
+        """Put a sequence without cached tokens into a free slot."""
         self.rollouts[slot] = turn.rollout
         self.held[slot] = 0
         self._set(slot, turn)
 
     def resume(self, slot: int, turn: SequenceTurn) -> None:
-        """A parked sequence goes on: keep what is held of it, as far as it agrees. One token is always computed."""
+        """Continue a parked sequence: keep the cached tokens that match. At least one token is always computed."""
         comparable = min(int(self.held[slot]), len(turn.tokens) - 1)
         differ = np.flatnonzero(self.tokens[slot, :comparable] != turn.tokens[:comparable])
         self.held[slot] = differ[0] if len(differ) else comparable
@@ -97,7 +97,7 @@ class Sequences:
     def append(
         self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32], policy: Policy
     ) -> list[tuple[int, Literal["stop", "length"]]]:
-        """Add a sampled token to each of ``slots``, whose known tokens are all in the cache now; returns who ended."""
+        """Add a sampled token to each of ``slots``, whose known tokens are now cached. Returns the ended ones."""
         total = self.total[slots]
         self.held[slots] = total
         self.tokens[slots, total] = tokens
@@ -109,7 +109,7 @@ class Sequences:
         return [(int(slots[i]), "stop" if stopped[i] else "length") for i in ended]
 
     def result(self, slot: int, finish: Literal["stop", "length"]) -> TurnResult:
-        """What the turn in ``slot`` wrote."""
+        """The result of the turn in ``slot``."""
         written = slice(int(self._start[slot]), int(self.total[slot]))
         return TurnResult(
             tokens=self.tokens[slot, written].astype(np.int32),
@@ -119,17 +119,17 @@ class Sequences:
         )
 
     def save(self, slot: int, turn: SequenceTurn) -> None:
-        """Put what ``slot`` wrote into its turn, to be admitted again later."""
+        """Store the tokens of ``slot`` in its turn, which is admitted again later."""
         start, total = int(self._start[slot]), int(self.total[slot])
         turn.tokens = self.tokens[slot, :total].copy()
         turn.logprobs = self._logprobs[slot, start:total].copy()
         turn.policies = self._policies[slot, start:total].copy()
 
     def park(self, slot: int) -> None:
-        """The turn has ended: what counts is what the cache holds."""
+        """The turn has ended: only the cached tokens stay known."""
         self.total[slot] = self.held[slot]
 
     def clear(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         self.rollouts[slot] = ""
         self.held[slot] = self.total[slot] = 0

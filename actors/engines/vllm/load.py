@@ -15,20 +15,20 @@ class VllmLoad:
     def __init__(self, kv_tokens: int, max_rollouts: int) -> None:
         self._figures = EngineFigures(kv_tokens_total=kv_tokens, max_rollouts=max_rollouts)
         self._stepping_since: float | None = None
-        """When the last step with more to do was seen: between such steps the engine works."""
+        """When a step was last seen that left more to do. The engine is busy between such steps."""
 
     def has_room(self, kv_tokens: int) -> None:
-        """So many tokens the cache really holds."""
+        """Set the real capacity of the cache, in tokens."""
         self._figures = replace(self._figures, kv_tokens_total=kv_tokens)
 
     def with_unseen(self, in_flight: int) -> EngineFigures:
-        """The figures, when so many requests are in flight; those vLLM has not seen yet count as waiting."""
+        """The figures with ``in_flight`` requests. Requests that vLLM has not seen yet count as waiting."""
         figures = self._figures
         unseen = in_flight - figures.running - figures.waiting
         return replace(figures, waiting=figures.waiting + unseen) if unseen > 0 else figures
 
     def observe(self, scheduler: Any, iteration: Any) -> None:
-        """Statistics of one of vLLM's steps."""
+        """Take in the statistics of one of vLLM's steps."""
         figures = self._figures
         if scheduler is not None:
             figures = replace(
@@ -51,7 +51,7 @@ class VllmLoad:
         self._figures = figures
 
     def logger(self) -> Any:
-        """A class of stat loggers that takes the place of vLLM's Prometheus exporter, which measures every token for nobody here."""
+        """A stat logger class for vLLM, instead of its Prometheus exporter, which measures every token."""
         from vllm.v1.metrics.loggers import PrometheusStatLogger
 
         observe = self.observe
@@ -64,9 +64,9 @@ class VllmLoad:
                 observe(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None:
-                """Nothing to say."""
+                """No effect."""
 
             def record_sleep_state(self, *_: Any, **__: Any) -> None:
-                """Never put to sleep."""
+                """No effect: the engine never sleeps."""
 
         return Statistics

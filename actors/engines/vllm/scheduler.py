@@ -1,9 +1,9 @@
-"""What runs inside vLLM's engine process: its own scheduler, whose outputs travel in bundles.
+"""Runs inside vLLM's engine process: vLLM's own scheduler, with outputs sent in bundles.
 
-vLLM sends every request's token and log-probability to the caller's process with every step, though a turn is wanted whole: with
-hundreds of requests that takes both processes more time than scheduling does. Here a turn's outputs are kept until it ends, or
-there are BUNDLE of them. A pause sends all that is kept before it is complete, so that the weight version which vLLM notes for
-each message is that of all its tokens.
+vLLM sends the token and log-probability of every request to the caller's process at each step. Here only complete turns
+are needed, and with hundreds of requests this traffic takes both processes more time than scheduling. So outputs are
+kept until the turn ends or BUNDLE of them have come. A pause first sends all kept outputs: vLLM notes one weight
+version for each message, and it must be the version of all its tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 BUNDLE = 32
-"""Outputs of a request that are kept, at most: a rollout's progress is told this often."""
+"""The most outputs of a request that are kept before they are sent."""
 
 
 def scheduler(*, vllm_config: Any, **arguments: Any) -> Scheduler:
-    """VLLM's ``scheduler_cls``: the scheduler that vLLM would have taken itself, with bundles."""
+    """VLLM's ``scheduler_cls``: the scheduler that vLLM would choose, with bundles."""
     made = _BundlingAsyncScheduler if vllm_config.scheduler_config.async_scheduling else _BundlingScheduler
     return made(vllm_config=vllm_config, **arguments)
 
@@ -37,7 +37,7 @@ class _Bundling(Scheduler):  # type: ignore[misc]
         self._kept: dict[str, list[EngineCoreOutput]] = {}
 
     def update_from_output(self, *arguments: Any, **named: Any) -> dict[int, EngineCoreOutputs]:
-        """The step's outputs, less those kept, and with those kept before of each request that is told of."""
+        """The step's outputs without those that are kept, and with those kept earlier of the requests that are sent."""
         found: dict[int, EngineCoreOutputs] = super().update_from_output(*arguments, **named)
         for outputs in found.values():
             outputs.outputs = self._to_tell(outputs.outputs)
@@ -48,7 +48,7 @@ class _Bundling(Scheduler):  # type: ignore[misc]
         return found
 
     def _to_tell(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Gone through with every step, for every request in it: what it does for most of them is to append."""
+        """Choose the outputs to send. Runs for every request at each step, so it mostly appends to a list."""
         told = []
         for output in outputs:
             kept = self._kept.get(output.request_id)
@@ -64,14 +64,14 @@ class _Bundling(Scheduler):  # type: ignore[misc]
         return told
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
-        """What is kept of requests that end from outside is of no use to anybody."""
+        """Drop the kept outputs of requests that are aborted."""
         finished: list[Any] = super().finish_requests(request_ids, finished_status)
         for request in finished:
             self._kept.pop(request.request_id, None)
         return finished
 
     def has_requests(self) -> bool:
-        """Also while outputs are kept in a pause: one more step, of no tokens, sends them."""
+        """True also while outputs are kept during a pause: one more step without tokens sends them."""
         return bool(super().has_requests()) or (self.pause_state is PauseState.PAUSED_ALL and bool(self._kept))
 
 
@@ -89,7 +89,7 @@ def _is_wanted_whole(request: Any) -> bool:
 
 
 def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """One output of all the tokens; what it says besides is the last one's, and of the prompt what the first said."""
+    """One output with all tokens. Prompt data comes from the first output, everything else from the last."""
     last = outputs[-1]
     if len(outputs) == 1:
         return last

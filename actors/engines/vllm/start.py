@@ -1,4 +1,4 @@
-"""What vLLM is started with: its engine arguments, its environment, and a directory for the sockets of its processes."""
+"""How vLLM is started: its engine arguments, its environment, and a directory for its sockets."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ WORKER = "actors.engines.vllm.worker.PublishedWeightsLoader"
 SCHEDULER = "actors.engines.vllm.scheduler.scheduler"
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""The first in GiB; what the cache really takes is set in blocks. Without the second a CPU's worker has a process of its own."""
+"""The first is in GiB; the cache's size is set in blocks. Without the second, a CPU worker gets its own process."""
 CPU_STEP_TOKENS = 8192
-"""Tokens of one of vLLM's steps, at most."""
+"""The most tokens of one of vLLM's steps."""
 SOCKETS = "VLLM_RPC_BASE_PATH"
-"""vLLM's variable for where its sockets are."""
+"""vLLM's variable for the directory of its sockets."""
 LONGEST_DIRECTORY = 107 - len("/01234567-0123-0123-0123-012345678901")
-"""Bytes: what a socket's path may have on Linux, less the name that vLLM gives it."""
+"""In bytes: the longest path of a socket on Linux, less the name that vLLM appends."""
 
 
 @dataclass(frozen=True)
 class VllmStart:
-    """See `actors.engines.vllm.engine.VllmEngine`. ``engine_arguments`` are the topology's, and go before all others."""
+    """See `actors.engines.vllm.engine.VllmEngine`. ``engine_arguments``: the topology's, which override all others."""
 
     model_path: Path
     max_rollouts: int
@@ -39,18 +39,18 @@ class VllmStart:
 
     @property
     def model_length(self) -> int:
-        """Tokens a sequence of the model may have."""
+        """The most tokens of a sequence of the model."""
         from transformers import AutoConfig
 
         return int(AutoConfig.from_pretrained(self.model_path).get_text_config().max_position_embeddings)
 
     def environment(self) -> dict[str, str]:
-        """Variables that vLLM is started with, unless they are set already."""
+        """Variables for vLLM, unless they are already set."""
         of_cpu = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(self.threads)}
         return ENVIRONMENT | (of_cpu if self.device == "cpu" else {})
 
     def arguments(self) -> dict[str, Any]:
-        """VLLM's engine arguments: what the engine interface needs, what suits the device, and over them those of the topology."""
+        """VLLM's engine arguments: those of the engine interface and the device, overridden by the topology's."""
         arguments: dict[str, Any] = {
             "model": str(self.model_path),
             "dtype": self.dtype,
@@ -65,22 +65,22 @@ class VllmStart:
             "seed": 0,
         }
         if self.device == "cpu":
-            # A prompt computed in pieces would have vLLM take back random numbers, which CPU generators cannot.
+            # For a prompt computed in parts vLLM would rewind the random generator, which CPU generators cannot.
             tokens = max(CPU_STEP_TOKENS, self.model_length)
             arguments |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
-            # In the engine's own process: a worker of its own would wait for it in a busy loop, on one core more. (The
-            # engine stays a process beside this one: the variable above is heeded by this choice alone.)
+            # In the engine's own process: a separate worker would wait for it in a busy loop, on one more core. (The
+            # engine still has its own process: of the two, the variable above only affects the worker.)
             arguments["distributed_executor_backend"] = "uni"
         if self.kv_tokens is not None:
             blocks = self.kv_tokens // self.block_size
-            arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM keeps one for itself
-            # vLLM wants room for one sequence of the longest length there may be.
+            arguments["num_gpu_blocks_override"] = blocks + 1  # vLLM reserves one block
+            # vLLM requires room for one sequence of the greatest length.
             arguments["max_model_len"] = min(self.model_length, blocks * self.block_size)
         return {**arguments, **self.engine_arguments}
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """The variables, set; and a directory for sockets, of which vLLM itself leaves every one behind."""
+        """Set the variables, and make a directory for sockets, because vLLM removes none of its sockets."""
         for name, value in self.environment().items():
             os.environ.setdefault(name, value)
         directory, claim = claimed_directory("vllm")
@@ -93,4 +93,4 @@ class VllmStart:
             if ours:
                 del os.environ[SOCKETS]
             claim.release()
-            sweep_one(directory)  # where a process still listens, the next sweep does it
+            sweep_one(directory)  # if a process still listens there, the next sweep removes it

@@ -1,4 +1,4 @@
-"""Whether published weights fit a model: those in a safetensors file, read from its header alone, and those to be sent."""
+"""Checks whether published weights fit a model: safetensors files by their header, and offered transfers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from actors.engines.base import EngineError
 from agent_rl.messages import TransferOffer
 
 FileSpecs: TypeAlias = Mapping[str, tuple[tuple[int, ...], str]]
-"""Shape and dtype (by safetensors' name) of every tensor of a model."""
+"""Shape and dtype (safetensors' name) of every tensor of a model."""
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
-"""Torch's names of dtypes to safetensors'."""
+"""safetensors' names of torch's dtypes."""
 
 TIED = "lm_head.weight"
-"""May be left out of a file, when the model's own files leave it out: it is the embedding."""
+"""A file may leave this tensor out if the model's own files do: it is tied to the embedding."""
 
 
 def read_specs(path: Path) -> FileSpecs:
-    """The tensors of one file. Raises EngineError when it is missing or not whole."""
+    """The tensors of one file. Raises EngineError when the file is missing or incomplete."""
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -51,7 +51,7 @@ def check_offer(offer: TransferOffer, specs: FileSpecs) -> None:
     """Raise EngineError, with the first faults, unless exactly the tensors of ``specs`` are offered."""
     dtypes = [DTYPES.get(name, name) for name in offer.dtypes]
     given = dict(zip(offer.names, zip(map(tuple, offer.shapes), dtypes, strict=True), strict=True))
-    _check(given, specs, "what is to be sent")
+    _check(given, specs, "the offered policy")
 
 
 def _check(given: FileSpecs, specs: FileSpecs, source: str) -> None:

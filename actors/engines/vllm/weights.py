@@ -1,6 +1,6 @@
-"""How new weights get into vLLM: paused between two steps, all workers or none, and under a new version. In the asyncio thread.
+"""Loads weights into vLLM: between two steps, into all workers or none, under a new version. In the asyncio thread.
 
-Sent ones are received by every worker whole before any of them loads: a transfer that fails leaves all with the old ones.
+In a transfer, every worker receives all tensors before any worker loads them. If it fails, all keep the old weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from agent_rl.messages import TransferOffer
 
 TRANSFER_SECONDS = 600.0
-"""How long a whole transfer may take. Its own deadlines are shorter: what passes this one hangs in the collective library."""
+"""Seconds for a whole transfer. The transfer's own deadlines are shorter: a longer one hangs in the library."""
 
 
 class VllmWeights:
-    """The weights of an engine's workers: a whole policy's, or not known to be, and then no token is written with them."""
+    """The weights of an engine's workers. After a failed load they may be mixed, and no token is written with them."""
 
     def __init__(self, *, clear_cache: bool = True) -> None:
-        """``clear_cache`` drops what requests in flight and the prefix cache hold of the weights before."""
+        """``clear_cache``: an update drops the keys and values of requests in flight and of the prefix cache."""
         self._whole = True
         self._clear_cache = clear_cache
 
@@ -37,20 +37,20 @@ class VllmWeights:
         await self._load(llm, "agent_rl_load_file", str(path), version)
 
     async def load_sent(self, llm: AsyncLLM, offer: TransferOffer, version: str) -> None:
-        """Have every worker receive the tensors of an offer, then load them. Raises TransferError when not all came to all."""
+        """Have every worker receive an offer's tensors, then load them. Raises TransferError if a worker lacks one."""
         await llm.pause_generation(mode="keep", clear_cache=self._clear_cache)
         try:
             await asyncio.wait_for(llm.collective_rpc("agent_rl_receive", args=(asdict(offer),)), TRANSFER_SECONDS)
         except TimeoutError as error:
-            raise EngineError(f"weights by {offer.backend} did not come to an end in {TRANSFER_SECONDS:g} s") from error
-        except Exception as error:  # vLLM has exceptions of its own for those of its workers
+            raise EngineError(f"weights by {offer.backend} did not arrive within {TRANSFER_SECONDS:g} s") from error
+        except Exception as error:  # vLLM wraps the errors of its workers in its own classes
             if self._whole:
                 await llm.resume_generation()
             raise TransferError(str(error)) from error
         await self._load(llm, "agent_rl_load_received", offer.key, version)
 
     async def _load(self, llm: AsyncLLM, method: str, argument: str, version: str) -> None:
-        """Names the version and resumes only when every worker has loaded; until then the engine stays paused."""
+        """Load in every worker, then set the version and resume. Until then, or on failure, the engine stays paused."""
         self._whole = False
         await llm.collective_rpc(method, args=(argument,))
         self._whole = True

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes: taking up published weights into the model that is being served."""
+"""Runs inside vLLM's worker processes: loads published weights into the served model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PublishedWeightsLoader:
-    """Mixed into vLLM's worker (``worker_extension_cls``); called by ``collective_rpc`` while generation is paused."""
+    """Mixed into vLLM's worker (``worker_extension_cls``). ``collective_rpc`` calls it while generation is paused."""
 
     model_runner: Any
     vllm_config: Any
@@ -24,31 +24,31 @@ class PublishedWeightsLoader:
     device: Any
 
     agent_rl_received: tuple[str, dict[str, Tensor]] = "", {}
-    """What came of the last transfer, under its key, until it is loaded."""
+    """The key and tensors of the last transfer, until they are loaded."""
 
     def agent_rl_load_file(self, path: str) -> None:
-        """Read a whole safetensors file, under the names of the Hugging Face model, into every rank's part of the model."""
+        """Load a whole safetensors file with the names of the Hugging Face model; each rank takes its part."""
         self._agent_rl_load(_tensors(path))
 
     def agent_rl_receive(self, offer: dict[str, Any]) -> None:
-        """Receive all tensors of a transfer, and keep them beside the model. Raises TransferError when not all came."""
+        """Receive all tensors of a transfer; keep them beside the model. Raises TransferError when one is missing."""
         self.agent_rl_received = "", {}
         parallel = self.vllm_config.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + self.rank
         self.agent_rl_received = offer["key"], receive(TransferOffer(**offer), rank, str(self.device))
 
     def agent_rl_load_received(self, key: str) -> None:
-        """Load what came of that transfer, which came to all ranks."""
+        """Load the tensors of the transfer ``key``, which all ranks have received."""
         (received, tensors), self.agent_rl_received = self.agent_rl_received, ("", {})
         if received != key:
-            raise ValueError(f"what was received is of transfer {received!r}, not of {key!r}")
+            raise ValueError(f"the received weights are of transfer {received!r}, not of {key!r}")
         self._agent_rl_load(tensors.items())
 
     def _agent_rl_load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         self.model_runner.reload_weights(weights_iterator=iter(tensors))
         model = self.model_runner.get_model()
         for module in model.modules():
-            # On CPU a linear layer computes from a packed copy of its weight; tied ones are not packed anew by vLLM.
+            # On CPU a linear layer uses a packed copy of its weight. vLLM does not repack tied weights.
             if getattr(module, "cpu_linear", None) is not None and getattr(module, "weight", None) is not None:
                 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 

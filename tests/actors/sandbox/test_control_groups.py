@@ -140,7 +140,7 @@ def test_a_user_who_was_delegated_no_group_goes_on_without_or_is_refused_when_th
     assert done.returncode == 0, done.stderr
     without, refused, _ = done.stdout.split("\n")
     assert without == f"{{}} {len(CONTROLLERS)}"
-    assert refused.startswith('REFUSED control_groups = "required" can\'t be had on this host: memory: ')
+    assert refused.startswith('REFUSED control_groups = "required" is not available on this host: memory: ')
     assert "; pids: " in refused
     assert 'accept less with control_groups = "host" or "off"' in refused
 

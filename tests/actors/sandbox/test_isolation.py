@@ -82,7 +82,7 @@ def test_where_namespaces_are_forbidden_the_next_level_is_taken_and_said() -> No
 
 def test_a_level_that_was_asked_for_and_cannot_be_had_is_refused_with_its_remedy() -> None:
     said = run_script(UNSHARE[platform.machine()], "strong")
-    assert said.startswith('REFUSED isolation = "strong" can\'t be had on this host: [Errno 1] unshare')
+    assert said.startswith('REFUSED isolation = "strong" is not available on this host: [Errno 1] unshare')
     assert 'accept less with isolation = "host" or isolation = "filtered" or isolation = "limits"' in said
 
 
