@@ -77,7 +77,7 @@ class Largest(Environment):
         return [{"role": "user", "content": problem.text}]
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement:
-        right = transcript.texts[-1].strip() == ANSWER.format(problem.answer)
+        right = "".join(transcript.texts[-1:]).strip() == ANSWER.format(problem.answer)
         return Judgement(float(right), right, {}, format_penalty=0.0, note="")
 
 

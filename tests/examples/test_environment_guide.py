@@ -1,0 +1,69 @@
+"""The guide to writing an environment: its code does what it says."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.contract import EnvironmentContract
+from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.environments.load import mixed_tasks
+from agent_rl.messages import Transcript
+
+GUIDE = (Path(__file__).parent.parent.parent / "docs" / "write_an_environment.md").read_text()
+FILES = dict(re.findall(r"^```python\n# (\S+)\.py\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL))
+TABLES = re.findall(r"^```toml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The guide's files, importable."""
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+class Here:
+    async def in_thread(self, work: Any) -> Any:
+        return work()
+
+
+def test_the_guides_environments_judge(modules: Any) -> None:
+    assert set(FILES) == {"capitals", "lookups", "test_capitals"}
+    capitals = modules("capitals").Capitals(seed=0, base=Path())
+    problem = capitals.problems().evaluation(0)
+    assert capitals.judge_at_once(problem, Transcript(("It is Paris.",))).reward == 1.0
+    assert not capitals.judge_at_once(problem, Transcript(("Paris?", "It is Rome."))).success
+    lookups = modules("lookups").Lookups(seed=0, base=Path())
+    context: Any = Here()
+    found = trio.run(lookups.judge, problem, Transcript(("Paris",)), context)
+    assert (found.success, found.parts) == (True, {"calls": 0.0})
+    assert lookups.tools[0].call_here({"country": "Italy"}, b"").value == "Rome"
+
+
+def test_the_guides_test_passes(modules: Any, tmp_path: Path) -> None:
+    derived = modules("test_capitals").TestCapitals
+    assert derived.environment is modules("capitals").Capitals
+    names = [name for name in dir(EnvironmentContract) if name.startswith("test_")]
+    assert names
+    for name in names:
+        getattr(derived(), name)(tmp_path)
+
+
+def test_the_guides_tables_are_entries(modules: Any) -> None:
+    one, several = (
+        [EnvironmentEntry.model_validate(each) for each in tomllib.loads(text)["environments"]] for text in TABLES
+    )
+    assert mixed_tasks(one, seed=0, base=Path()).evaluation_count == 2
+    tasks = mixed_tasks(several, seed=0, base=Path())
+    assert [tasks.problem(0, number).environment for number in range(8)].count("with_tool") == 2
