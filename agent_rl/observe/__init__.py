@@ -1,1 +1,1 @@
-"""What people and programs see of a run: live table, metrics, silence, report."""
+"""What people and programs see of a run: live table, metrics, notices of silent actors, report."""

@@ -1,6 +1,6 @@
-"""What a run is doing, for people: a table on a terminal, plain lines elsewhere.
+"""Shows people the state of a run: a table on a terminal, plain lines elsewhere.
 
-``LiveView`` holds what was last heard and draws it; it knows neither clock nor screen. The displays put it on one.
+``LiveView`` holds the newest statuses and renders them. It uses neither clock nor screen. The displays show it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 DASH = "-"
 LATE_SECONDS = 3.0
-"""An actor says how it is twice a second: one not heard for so long is late."""
+"""Actors report twice a second. An actor without a report for this long is shown as late."""
 
 OWN_FIGURES = (
     ("queue", "queue"),
@@ -43,7 +43,7 @@ OWN_FIGURES = (
     ("seconds_per_step", "s/step"),
     ("rejected_frames", "rejected frames"),
 )
-"""The figures shown on an actor's own line: name in `agent_rl.figures`, and what people call it."""
+"""The figures in an actor's line: the name in `agent_rl.figures`, and the label."""
 
 
 @dataclass
@@ -65,15 +65,15 @@ class LiveView:
         self.started = now
         self._actors = {actor: _ActorLine() for actor in actors}
         self.silences: Mapping[str, str] = {}
-        """Actors that are silent, each with how long and who waits for it; shown as their state."""
+        """Silent actors, with how long they are silent and who waits for them. Shown as their state."""
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """An actor says how it is; actors of other hosts appear as they are heard."""
+        """Take in a status. Actors of other hosts appear with their first status."""
         line = self._actors.setdefault(status.actor, _ActorLine())
         line.said, line.detail, line.heard_at, line.figures = status.state, status.detail, now, status.figures
 
     def process(self, actor: str, state: str) -> None:
-        """The supervisor says how an actor's process is: starting, restarting, stopping, stopped, ..."""
+        """The supervisor reports the state of an actor's process: starting, restarting, stopping, stopped, ..."""
         line = self._actors.setdefault(actor, _ActorLine())
         line.process = state
         if state == "restarting":
@@ -82,7 +82,7 @@ class LiveView:
             line.said, line.heard_at, line.figures = "", None, ActorFigures()
 
     def milestone(self) -> int | None:
-        """The stage: where a new plain line is due."""
+        """The stage. A plain line is due when it changes."""
         return self._learner.stage
 
     def line(self, now: float) -> str:
@@ -92,7 +92,7 @@ class LiveView:
         return f"[{duration(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
 
     def figures(self) -> list[tuple[str, str]]:
-        """The figures of the whole run, each with its label, the most important first; what nobody has reported is a dash."""
+        """The figures of the whole run with labels, the most important first. Figures without a report are a dash."""
         learner, step, steps = self._learner, *self.progress()
         per_step, success = learner.seconds_per_step, learner.success
         left = max(0, steps - step) * per_step if _known(per_step) and _known(step) and _known(steps) else None
@@ -124,7 +124,7 @@ class LiveView:
         ]
 
     def render(self, now: float, width: int) -> RenderableType:
-        """The live table, no wider than ``width``: the run above, an actor a line or two below."""
+        """The live table, at most ``width`` wide: the run above, one or two lines for each actor below."""
         title = f"{self.name}, {duration(now - self.started)}"
         rows = [self._row(actor, line, now) for actor, line in self._actors.items()]
         return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *actor_lines(rows, width)])
@@ -135,7 +135,7 @@ class LiveView:
         known = numbers(line.figures)
         own = {name: name.replace("_", " ") for name in line.figures.extra} | dict(OWN_FIGURES)
         figures = [f"{label} {_number(known[name])}" for name, label in own.items() if name in known]
-        if line.detail and line.said != "failed":  # then the state says it
+        if line.detail and line.said != "failed":  # for a failed actor the state shows the detail
             figures.insert(0, line.detail)
         ago = None if line.heard_at is None else now - line.heard_at
         heard = DASH if ago is None else f"{ago:.0f} s ago"
@@ -143,12 +143,12 @@ class LiveView:
         return ActorRow(actor, word, said if mark else "", heard, line.restarts, figures or [DASH], late=late)
 
     def unusual(self) -> list[tuple[str, str]]:
-        """Actors that are not simply running."""
+        """Actors in another state than running."""
         states = [(actor, self.silences.get(actor) or _state(line)) for actor, line in self._actors.items()]
         return [(actor, state) for actor, state in states if state != "running"]
 
     def progress(self) -> tuple[int | None, int | None]:
-        """Steps done, and steps of the stage; of an evaluate stage, rollouts judged, and rollouts."""
+        """Steps done and steps of the stage; for an evaluate stage, rollouts judged and all rollouts."""
         if self._learner.steps is not None:
             return self._learner.step, self._learner.steps
         judging = [each for each in self._of(lambda figures: figures.filter) if each.rollouts_to_judge is not None]
@@ -159,7 +159,7 @@ class LiveView:
         return next(iter(self._of(lambda figures: figures.learner)), LearnerFigures(stages=len(self._stages)))
 
     def _of(self, role: Callable[[ActorFigures], T | None]) -> list[T]:
-        """The figures of the actors that play a role."""
+        """The figures of one role, from each of its actors."""
         return [found for line in self._actors.values() if (found := role(line.figures)) is not None]
 
     def _stage(self) -> str:
@@ -173,13 +173,13 @@ class LiveView:
 
 
 class Display(Protocol):
-    """Where the run is shown."""
+    """A place that shows the run."""
 
     def refresh(self, now: float) -> None:
-        """Show the view as it is."""
+        """Show the present view."""
 
     def notice(self, text: str) -> None:
-        """Say something once."""
+        """Show a text once."""
 
     def __enter__(self) -> Self: ...
 
@@ -189,7 +189,7 @@ class Display(Protocol):
 
 
 class TerminalDisplay:
-    """The table, redrawn in place; notices scroll by above it. No thread: it is drawn when ``refresh`` is called."""
+    """The table, redrawn in place, with notices above it. It has no thread: ``refresh`` draws."""
 
     def __init__(self, view: LiveView, console: Console) -> None:
         self._view = view
@@ -250,7 +250,7 @@ class PlainDisplay:
 
 
 class SteadyConsole(Console):
-    """A console that raises when its reader has gone; rich's own ends the process."""
+    """A console that raises when its reader has gone. rich's own console would end the process."""
 
     def on_broken_pipe(self) -> None:
         """Called while the BrokenPipeError is handled."""
@@ -258,7 +258,7 @@ class SteadyConsole(Console):
 
 
 class SteadyDisplay:
-    """A display that falls silent for good when its output fails (a full disk, a closed pipe): no run ends for that.
+    """A display that stops for good when its output fails (full disk, closed pipe). The run continues.
 
     ``on_failure`` is called once, with the error.
     """
@@ -296,17 +296,17 @@ class SteadyDisplay:
 
 
 def make_display(view: LiveView, out: TextIO, on_failure: Callable[[Exception], object] = lambda _: None) -> Display:
-    """The display that suits what ``out`` is; ``on_failure`` is told when it cannot be written to any more."""
+    """The display that suits ``out``. ``on_failure`` is called when writing fails."""
     console = SteadyConsole(file=out)
     display = TerminalDisplay(view, console) if console.is_terminal else PlainDisplay(view, out)
     return SteadyDisplay(display, on_failure)
 
 
 def summary_table(summary: Mapping[str, object]) -> Table:
-    """A finished run's figures, one a line; a share with its interval (``_low``, ``_high``) and its number as one."""
+    """A finished run's figures, one on each line. A share has its interval (``_low``, ``_high``) and number."""
     table = Table("figure", "value", title="summary", title_justify="left")
     for name, value in summary.items():
-        if isinstance(value, list) or name in {"stopped", "checkpoint"}:  # for below the table
+        if isinstance(value, list) or name in {"stopped", "checkpoint"}:  # shown below the table
             continue
         whole = (name.removesuffix("_low"), name.removesuffix("_high"), f"success_{name.removeprefix('problems_')}")
         if any(share != name and share in summary for share in whole):
@@ -334,19 +334,19 @@ def _figure(value: object) -> str:
 
 
 def _state(line: _ActorLine) -> str:
-    """The process' state until the actor speaks for itself, and again once it is being stopped."""
+    """The process' state before the first status and while it is being stopped; else the actor's own state."""
     state = line.said if line.said and line.process in {"starting", "restarting"} else line.process
     return f"{state}: {line.detail}" if line.said == "failed" and line.detail else state
 
 
 def _sum(values: Iterable[float]) -> float | None:
-    """None of nothing."""
+    """The sum; None for no values."""
     found = list(values)
     return sum(found) if found else None
 
 
 def _known(value: float | None) -> TypeGuard[float]:
-    """NaN and infinity are no figures."""
+    """Whether the value is a finite number."""
     return value is not None and math.isfinite(value)
 
 

@@ -1,8 +1,8 @@
-"""How the live table fits a terminal: pure, from cells and a width to lines that are no wider.
+"""Fits the live table to a terminal. Pure: from cells and a width to lines of at most this width.
 
-The run's figures stand in as many columns as fit, the most important first. Of the actors' columns the least important are left
-out where it is narrow, and what is unusual in them moves into the state. Nothing is ever cut within a word or a number unless it is
-alone wider than its column; then it goes on in the next line.
+The run's figures are in as many columns as fit, the most important first. On a narrow terminal, the least important
+columns of actors are left out, and unusual values of these columns appear in the state. A word or number is only broken
+if it is wider than its column; it then continues in the next line.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rich.text import Text
 GAP = 2
 """Blank columns between cells."""
 NARROWEST = 20
-"""Narrower terminals are drawn as if they were so wide."""
+"""Narrower terminals are treated as this wide."""
 WIDE, MEDIUM = 120, 100
-"""From these widths on there is a column for when an actor was heard, and one for its restarts."""
+"""From these widths on, there is a column for the age of the status, and a column for restarts."""
 STATE_WIDTH = 22
 NAME_SHARE = 3
-"""An actor's name takes at most the width divided by this."""
+"""The divisor of the width that bounds an actor's name."""
 FIGURE_LINES = 2
-"""Lines of figures of an actor, where there is no room for all columns: what comes after is left out."""
+"""Lines of figures of an actor without room for all columns. Further figures are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
-    """What is shown of an actor. ``said`` is prose that explains the state, ``figures`` are the most important first."""
+    """The cells of an actor. ``said`` is prose that explains the state; ``figures`` come most important first."""
 
     name: str
     state: str
@@ -37,11 +37,11 @@ class ActorRow:
     restarts: int
     figures: Sequence[str]
     late: bool = False
-    """Whether it was last heard longer ago than it should be."""
+    """Whether the last status is older than it should be."""
 
 
 def flow(parts: Sequence[str], separator: str, width: int) -> list[str]:
-    """Lines no wider than ``width`` with as many parts as fit on each; only a part that is wider alone is broken."""
+    """Lines of at most ``width`` with as many parts as fit on each. Only a part wider than a line is broken."""
     lines: list[str] = []
     for index, part in enumerate(parts):
         ending = separator.rstrip() if index < len(parts) - 1 else ""
@@ -59,7 +59,7 @@ def flow(parts: Sequence[str], separator: str, width: int) -> list[str]:
 
 
 def figure_lines(title: str, figures: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """The run's figures below its title, each with its label, in aligned columns."""
+    """The run's title and, below it, figures with labels in aligned columns."""
     width = max(width, NARROWEST)
     cells = [f"{label} {value}" for label, value in figures]
     count = next(n for n in range(len(cells), 0, -1) if n == 1 or sum(_widths(cells, n)) + GAP * (n - 1) <= width)
@@ -85,7 +85,7 @@ def _widths(cells: Sequence[str], count: int) -> list[int]:
 
 
 def actor_lines(actors: Sequence[ActorRow], width: int) -> list[Text]:
-    """A header, and a line an actor, or several."""
+    """A header, and one or more lines for each actor."""
     width = max(width, NARROWEST)
     titles = ["actor", "state", *(["heard"] if width >= WIDE else []), *(["restarts"] if width >= MEDIUM else [])]
     rows = [_columns(actor, width) for actor in actors]
@@ -111,7 +111,7 @@ def actor_lines(actors: Sequence[ActorRow], width: int) -> list[Text]:
 
 
 def _columns(actor: ActorRow, width: int) -> list[str]:
-    """The cells left of the figures; what has no column of its own is said in the state when it is unusual."""
+    """The cells left of the figures. Unusual values without a column appear in the state."""
     beside = []
     if width < MEDIUM and actor.restarts:
         beside.append(f"{actor.restarts} restart{'' if actor.restarts == 1 else 's'}")

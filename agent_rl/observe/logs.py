@@ -21,7 +21,7 @@ def log_directory(run_directory: Path) -> Path:
 
 
 class _LineLogger:
-    """What structlog hands finished lines to, whatever their level."""
+    """Receives finished lines from structlog, of every level."""
 
     def __init__(self, lines: LossyLines) -> None:
         self._lines = lines
@@ -37,10 +37,10 @@ class _LineLogger:
 def open_log(
     run_directory: Path, name: str, *, limit: float = math.inf, level: int = logging.INFO, **bound: Any
 ) -> Iterator[structlog.typing.FilteringBoundLogger]:
-    """A logger that appends JSON lines to ``<run>/logs/<name>.jsonl``, each with ``bound`` in it; of ``limit`` bytes, see `LossyLines`.
+    """A logger that appends JSON lines with the fields ``bound`` to ``<run>/logs/<name>.jsonl``, up to ``limit`` bytes.
 
-    Times are UTC in ISO 8601; an exception's traceback is structured (``exception``). Nothing global is configured. Lines that
-    the disk does not take are left out; the next that it takes is preceded by one that says how many.
+    Times are UTC in ISO 8601. Tracebacks are structured (``exception``). Nothing global is configured. Lines that the disk
+    refuses are left out, and the next written line is preceded by their number (see `LossyLines`).
     """
     directory = log_directory(run_directory)
     with writing(directory):

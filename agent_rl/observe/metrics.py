@@ -1,11 +1,11 @@
-"""What actors count, and the text in which Prometheus reads it: pure.
+"""The counters of actors, and their text for Prometheus. Pure.
 
 ::
 
     Actor.metrics --> ActorStatus.metrics --> MetricsBoard.observe ... MetricsBoard.text --> GET /metrics
 
-The live figures of every actor are there too, as gauges. All names begin with ``agent_rl_``; all samples say which actor they
-are of. ``prometheus_client`` writes the text, in the exposition format 0.0.4.
+The text also has the live figures of every actor, as gauges. All names begin with ``agent_rl_``, and every sample has
+the actor's name. ``prometheus_client`` writes the text, in exposition format 0.0.4.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PREFIX = "agent_rl_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of the buckets of a time."""
+"""Upper bounds of the buckets of durations, in seconds."""
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -36,12 +36,12 @@ def counter(name: str, value: float, help_text: str, **labels: str) -> Metric:
 
 
 def gauge(name: str, value: float, help_text: str, **labels: str) -> Metric:
-    """A value of this moment."""
+    """A present value."""
     return Metric(name, "gauge", help_text, (float(value),), labels)
 
 
 class Histogram:
-    """How often values fell between bounds, in constant memory."""
+    """Counts values between bounds, in constant memory."""
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = tuple(bounds)
@@ -49,12 +49,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value; a bound belongs to the bucket it ends."""
+        """Count a value. A value equal to a bound belongs to the bucket that ends there."""
         self._counts[bisect.bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def metric(self, name: str, help_text: str, **labels: str) -> Metric:
-        """As it stands now."""
+        """The present counts as a metric."""
         return Metric(name, "histogram", help_text, (*map(float, self._counts), self._sum), labels, self._bounds)
 
 
@@ -65,12 +65,12 @@ class MetricsBoard:
         self._seen: dict[str, tuple[ActorStatus, float]] = {}
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """An actor says how it is."""
+        """Take in an actor's status."""
         self._seen[status.actor] = status, now
 
     def text(self, now: float) -> str:
-        """Everything known: one family after the other, as the format asks for."""
-        from prometheus_client import generate_latest  # takes long to import, and few runs are scraped
+        """All metrics, grouped by family as the format requires."""
+        from prometheus_client import generate_latest  # slow to import, and few runs are scraped
 
         families = _Families()
         for status, heard_at in self._seen.values():
@@ -80,18 +80,18 @@ class MetricsBoard:
 
 
 class _Families:
-    """What one scrape collects. No sample is there twice, and no name with two kinds: either would void the whole scrape."""
+    """The families of one scrape. A repeated sample or a name with two kinds would void it and is left out."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
         self._samples: set[tuple[object, ...]] = set()
 
     def collect(self) -> Collection[Family]:
-        """As ``prometheus_client`` asks for it."""
+        """Called by ``prometheus_client``."""
         return self._families.values()
 
     def add(self, metric: Metric, labels: Mapping[str, str]) -> None:
-        """Add a metric; one that an actor of somebody's own has made wrongly is left out, so that the others are read."""
+        """Add a metric. A malformed one of a user's actor is left out, so that the others are read."""
         from prometheus_client.metrics_core import Metric as Family
 
         if len(metric.values) != (len(metric.bounds) + 2 if metric.kind == "histogram" else 1):
@@ -117,7 +117,7 @@ class _Families:
 
 
 def _metrics(status: ActorStatus, age: float) -> Iterator[Metric]:
-    """What is known of an actor: what it counts itself, its live figures, and what there is of every actor."""
+    """An actor's own metrics, its live figures, and the metrics that every actor has."""
     yield from status.metrics
     yield gauge("status_age_seconds", age, "Since the actor was last heard.")
     yield gauge("state", 1, "What the actor says it is doing.", state=status.state)

@@ -1,12 +1,13 @@
-"""Who has fallen silent, who waits for it and for what, and whether the run moves at all: decided from statuses.
+"""Decides from statuses which actors are silent, which actors wait for them, and whether the run moves at all.
 
 ::
 
     started, heard, forget --> Silence.tick --> [Notice("... is silent"), Notice("... is heard again"), Overdue(actor)]
     observe                --> Movement.tick --> [Notice("nothing has moved for ...")]
 
-An actor's status comes twice a second, also while it starts and while torch works in its thread. What is said of a silent
-one is what was seen: how long nothing came, what the kernel says of its process, and what the others say they wait for.
+An actor sends a status twice a second, also while it starts and while torch works in its thread. The notice about a
+silent actor holds observations only: the time without a status, the kernel's view of the process, and what other actors
+wait for.
 """
 
 from __future__ import annotations
@@ -19,33 +20,33 @@ from agent_rl.figures import numbers
 from agent_rl.messages import ActorStatus
 
 SILENT_SECONDS = 5.0
-"""So long without a status, ten times their interval, is silence."""
+"""An actor without a status for this long (ten intervals) is silent."""
 NAMED_SECONDS = 7.5
-"""A silent actor is named once somebody waits for it, and after this time even if nobody says so."""
+"""A silent actor is reported once another actor waits for it, and after this time in any case."""
 STARTING_SECONDS = 30.0
-"""A process may take so long to its first status: imports on a busy machine. One that is stopped is named as any other."""
+"""The time to the first status: imports on a busy machine are slow. A stopped process is reported like any other."""
 UNWATCHED_SECONDS = 1.5
-"""Longer gaps between ticks are the watcher's own: it was stopped, or its machine slept. They are nobody's silence."""
+"""A longer gap between ticks means that the supervisor or the machine stood still. It does not count as silence."""
 BUSY_SHARE = 0.2
-"""An actor whose role's work takes this share of the time moves, whatever its figures say."""
+"""An actor moves, whatever its figures, if its role's work takes this share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSeen:
-    """What the kernel says of a process: its state's letter (proc(5)), and its processor time so far in seconds."""
+    """The kernel's view of a process: the letter of its state (proc(5)), and its processor seconds so far."""
 
     state: str
     cpu_seconds: float
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped by a signal, or by a debugger."""
+        """Whether a signal or a debugger has stopped the process."""
         return self.state in {"T", "t"}
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """To be logged, and said once. ``actor`` is empty when it concerns the whole run."""
+    """A text to log and show once. ``actor`` is empty for the whole run."""
 
     text: str
     actor: str = ""
@@ -53,7 +54,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The actor has been silent longer than its entry allows: it is to be killed, and started again."""
+    """The actor was silent longer than its entry allows: the supervisor must kill and restart it."""
 
     actor: str
     text: str
@@ -62,9 +63,9 @@ class Overdue:
 @dataclass(slots=True)
 class _Watched:
     patience: float
-    """Seconds of silence after which it is overdue."""
+    """Seconds of silence after which the actor is overdue."""
     starting: str = ""
-    """In words, while the actor says that it starts, or nothing yet."""
+    """The phase, in words, while the actor starts or has sent nothing yet."""
     unheard: float = 0.0
     first_seen: ProcessSeen | None = None
     seen: ProcessSeen | None = None
@@ -78,7 +79,7 @@ class _Watched:
 class Silence:
     """Statuses in, notices out. ``now`` is seconds on any monotonic clock.
 
-    ``look`` says what the kernel knows of an actor's process, or None where it can't, as for another host's.
+    ``look`` returns the kernel's view of an actor's process, or None if it is unknown, as on another host.
     """
 
     def __init__(self, look: Callable[[str], ProcessSeen | None]) -> None:
@@ -88,17 +89,17 @@ class Silence:
         self._ticked: float | None = None
 
     def started(self, actor: str, patience: float) -> None:
-        """A process of this supervisor's was started; ``patience`` is how many seconds it may be silent."""
+        """A process of this supervisor was started. ``patience``: the seconds it may be silent."""
         self._watched[actor] = _Watched(patience, "since it was started")
         self._waiting_for.pop(actor, None)
 
     def forget(self, actor: str) -> None:
-        """The actor has ended, or is asked to: its silence means nothing."""
+        """The actor has ended or was asked to end: stop watching it."""
         self._watched.pop(actor, None)
         self._waiting_for.pop(actor, None)
 
     def heard(self, status: ActorStatus) -> list[Notice]:
-        """A status came. Actors of other hosts are watched from their first one on."""
+        """Take in a status. Actors of other hosts are watched from their first status on."""
         watched = self._watched.setdefault(status.actor, _Watched(math.inf))
         self._waiting_for[status.actor] = status.waiting_for
         named, seconds = watched.named, watched.unheard
@@ -108,7 +109,7 @@ class Silence:
         return [Notice(f"{status.actor} is heard again, after {seconds:.0f} s", status.actor)] if named else []
 
     def tick(self, now: float) -> list[Notice | Overdue]:
-        """Time has passed: who is to be named now, and who to be ended."""
+        """Time has passed: report silent actors, and those that are overdue."""
         passed = 0.0 if self._ticked is None else min(now - self._ticked, UNWATCHED_SECONDS)
         self._ticked = now
         decided: list[Notice | Overdue] = []
@@ -133,20 +134,20 @@ class Silence:
 
     @property
     def silent(self) -> dict[str, str]:
-        """The actors silent now, each with what there is to say of it."""
+        """The silent actors, each with its description."""
         return {actor: self.describe(actor) for actor, watched in self._watched.items() if watched.named}
 
     def state(self, actor: str) -> str:
-        """A silent actor's state for the table; empty for one that is heard."""
+        """A silent actor's state for the table; empty for other actors."""
         watched = self._watched.get(actor)
         return "" if watched is None or not watched.named else self._words(actor, watched)
 
     def describe(self, actor: str) -> str:
-        """How long the actor has been silent, what its process does, who waits for it and for what."""
+        """How long the actor has been silent, the state of its process, and which actors wait for it and for what."""
         return f"{actor} has been {self._words(actor, self._watched[actor])}"
 
     def waits_for(self, actor: str) -> list[str]:
-        """Who says it waits for the actor, and who for those in turn, nearest first."""
+        """The actors that report waiting for this actor, then those that wait for these, nearest first."""
         role = actor.rpartition(".")[0]
         found, roles = [], [role]
         for wanted in roles:
@@ -174,11 +175,11 @@ class Silence:
     def _words(self, actor: str, watched: _Watched) -> str:
         starting = f" {watched.starting}" if watched.starting else ""
         silent = f"silent for {watched.unheard:.0f} s{starting}{_process_words(watched)}"
-        return "; ".join([silent, *(self.waits_for(actor) or ["nobody says that it waits for it"])])
+        return "; ".join([silent, *(self.waits_for(actor) or ["no actor reports waiting for it"])])
 
 
 def _process_words(watched: _Watched) -> str:
-    """What was seen of the process, as a clause; empty when nothing was."""
+    """The observations of the process as a clause; empty without any."""
     first, last = watched.first_seen, watched.seen
     if first is None or last is None:
         return ""
@@ -196,9 +197,9 @@ class _Seen:
 
 @dataclass
 class Movement:
-    """Whether anything moves: a figure, a state, what somebody waits for, or an actor that says it is busy.
+    """Whether the run moves: a figure, a state or a wait changes, or an actor is busy.
 
-    ``patience`` is how many seconds without that are said to the user; the run goes on.
+    After ``patience`` seconds without movement the user is told. The run continues.
     """
 
     patience: float
@@ -208,7 +209,7 @@ class Movement:
     _named: bool = False
 
     def observe(self, status: ActorStatus, now: float) -> list[Notice]:
-        """A status came."""
+        """Take in a status."""
         before = self._seen.get(status.actor)
         self._seen[status.actor] = _Seen(status, now)
         if before is not None and not _moves(before, status, now):
@@ -218,7 +219,7 @@ class Movement:
         return [Notice(f"the run moves again, after {_minutes(stood)}")] if named else []
 
     def tick(self, now: float) -> list[Notice]:
-        """Time has passed."""
+        """Time has passed: report a run that does not move."""
         unwatched = max(0.0, now - (now if self._ticked is None else self._ticked) - UNWATCHED_SECONDS)
         self._ticked = now
         if self._moved is not None:
@@ -230,11 +231,11 @@ class Movement:
 
     @property
     def stands(self) -> bool:
-        """Whether nothing has moved for so long that it was said."""
+        """Whether the user was told that the run does not move."""
         return self._named
 
     def describe(self, now: float) -> str:
-        """How long nothing has moved, and what each actor says it waits for."""
+        """How long nothing has moved, and what each actor waits for."""
         said = [f"{actor} {_says(seen.status)}" for actor, seen in sorted(self._seen.items())]
         return f"nothing has moved for {_minutes(now - (self._moved or now))}: {'; '.join(said)}"
 
@@ -247,14 +248,14 @@ def _moves(before: _Seen, status: ActorStatus, now: float) -> bool:
 
 
 def _finite(status: ActorStatus) -> dict[str, float]:
-    """The figures that can be compared: NaN equals nothing, not even itself."""
+    """The finite figures. NaN cannot be compared: it does not equal itself."""
     return numbers(status.figures)
 
 
 def _says(status: ActorStatus) -> str:
     if status.waiting_for:
         return f"waits for {status.waiting_for}"
-    return "says of nothing that it waits for it" if status.state == "running" else f"is {status.state}"
+    return "reports no wait" if status.state == "running" else f"is {status.state}"
 
 
 def _minutes(seconds: float) -> str:
@@ -262,5 +263,5 @@ def _minutes(seconds: float) -> str:
 
 
 def final_words(silent: Mapping[str, str], standing: str) -> list[str]:
-    """What the exit message says of actors silent, and of a run that stood, when the run was ended."""
+    """The lines of the exit message about silent actors, and about a run that did not move."""
     return [f"at the end: {text}" for text in (*silent.values(), *([standing] if standing else []))]

@@ -104,7 +104,7 @@ def test_an_actor_nobody_waits_for_is_named_a_little_later_and_again_when_somebo
     run.go(20, "tool_executor.0")
     ((named, notice),) = run.said
     assert NAMED_SECONDS <= named - began < 10
-    assert notice.text.endswith("nobody says that it waits for it")
+    assert notice.text.endswith("no actor reports waiting for it")
     run.waits["rollout_generator.0"] = "tool_executor: 3 tool results"
     run.go(20, "tool_executor.0")
     assert len(run.said) == 2
@@ -133,7 +133,7 @@ def test_nothing_is_said_of_a_process_that_cannot_be_seen():
     run.silence = Silence(lambda actor: None)
     run.tick()
     run.go(10).go(10, "learner.0")
-    assert run.texts == ["learner.0 has been silent for 8 s; nobody says that it waits for it"]
+    assert run.texts == ["learner.0 has been silent for 8 s; no actor reports waiting for it"]
 
 
 def test_a_starting_process_is_given_time_unless_it_is_stopped():
@@ -231,7 +231,7 @@ def test_a_run_in_which_nothing_moves_is_named_once_with_all_waits():
     assert notice.actor == ""
     assert notice.text == (
         "nothing has moved for 3.0 minutes: kv_scheduler.0 is starting; learner.0 waits for roc_filter: step 3; "
-        "roc_filter.0 waits for kv_scheduler: groups; tool_executor.0 says of nothing that it waits for it"
+        "roc_filter.0 waits for kv_scheduler: groups; tool_executor.0 reports no wait"
     )
     assert movement.stands
     (moves,) = movement.observe(status("learner.0", waiting_for="roc_filter: step 4"), 2001.0)

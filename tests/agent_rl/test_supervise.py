@@ -839,7 +839,7 @@ def test_a_run_in_which_nothing_moves_says_who_waits_for_what(stage, capsys):
         await stage.await_news(1)
 
     assert supervise(stage, topology, during) == 0
-    assert said[0].endswith(" s: learner.0 says of nothing that it waits for it")
+    assert said[0].endswith(" s: learner.0 reports no wait")
     assert "at the end: nothing has moved for " in capsys.readouterr().out
 
 

@@ -1,7 +1,7 @@
 """Charts as inline SVG: lines with bands, stacks, lanes. Colours are classes, so that the page's style decides them.
 
-Every chart says its figures three times: drawn, in words for those who do not see it (``aria-label``), and exactly, a place
-at a time, in titles that pointers, fingers and arrow keys bring up (see page.SCRIPT).
+Every chart gives its figures three times: drawn; in words for readers who cannot see the drawing (``aria-label``); and
+exactly, for one place at a time, in titles that pointers, fingers and arrow keys open (see page.SCRIPT).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FONT = 11.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the drawing, in its own units; it is scaled to the width there is."""
+    """The size of a drawing in its own units. The page scales the drawing to its width."""
 
     width: float
     height: float
@@ -34,7 +34,7 @@ WIDE, NARROW = Size(920, 340, "wide"), Size(360, 300, "narrow")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve: a figure a place (NaN leaves a gap), and the band around it."""
+    """A curve with a band around it: one figure for each place (NaN leaves a gap)."""
 
     label: str
     values: Sequence[float]
@@ -60,7 +60,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What a chart of lines shows. ``starts`` and ``ends`` are the x of each place, ``titles`` what is said of it."""
+    """The content of a line chart. ``starts`` and ``ends`` are the x of each place, ``titles`` its text."""
 
     name: str
     lines: Sequence[Line]
@@ -72,7 +72,7 @@ class Plot:
     x_label: str = "RL step"
     x_high: float | None = None
     span: tuple[float, float] | None = None
-    """Of the y axis; None takes what the figures need."""
+    """The range of the y axis; None derives it from the figures."""
     marks: Sequence[Mark] = ()
     boundaries: Sequence[tuple[float, str]] = ()
     stacked: bool = False
@@ -98,7 +98,7 @@ def line_chart(plot: Plot, size: Size = SMALL) -> Markup:
         parts += [_band(line, centres, frame.y) for line in plot.lines if line.low is not None]
         parts += [_curve(line, centres, frame.y) for line in plot.lines]
     columns = hits(plot.starts, plot.ends, plot.titles, frame.x, frame.y)
-    marks = [_mark(mark, frame) for mark in plot.marks]  # above the columns, so that they can be pointed at themselves
+    marks = [_mark(mark, frame) for mark in plot.marks]  # above the columns, so that pointers reach the marks
     return svg(join(*parts, columns, *marks), size, describe(plot))
 
 
@@ -118,7 +118,7 @@ def describe(plot: Plot) -> str:
 
 
 def svg(content: Markup, size: Size, label: str) -> Markup:
-    """A drawing that fills the width it is given."""
+    """A drawing that fills the available width."""
     box = f"0 0 {number(size.width)} {number(size.height)}"
     class_ = f"drawing {size.name}".strip()
     return tag("svg", content, viewBox=box, class_=class_, role="img", aria_label=label)
@@ -154,7 +154,7 @@ def _frame(plot: Plot, size: Size) -> _Frame:
     above = 10.0 + (14.0 if plot.boundaries else 0.0)
     y = Scale(low, high, size.height - 34, above)
     x_high = plot.x_high if plot.x_high is not None else max(plot.ends, default=1.0)
-    room = 11.0 if plot.marks else 0.0  # for the sign at step 0, beside the axis' labels
+    room = 11.0 if plot.marks else 0.0  # for the mark at step 0, beside the labels of the axis
     x = Scale(min(0.0, *plot.starts, 0.0), max(x_high, 1e-9), left + room, size.width - (14 if big else 10))
     parts = []
     for mark, label in zip(y_marks, y_labels, strict=True):
@@ -180,7 +180,7 @@ def _boundaries(plot: Plot, x: Scale, y: Scale) -> list[Markup]:
         place = x(at)
         parts.append(tag("line", x1=place, x2=place, y1=y.start, y2=y.end, class_="boundary"))
         wide = 0.56 * FONT * len(label) + 6
-        if place >= taken and place + wide <= x.end + 4:  # labels that would lie on each other are left to the titles
+        if place >= taken and place + wide <= x.end + 4:  # labels that would overlap appear in the titles only
             parts.append(tag("text", label, x=place + 3, y=y.end - 4, class_="quiet"))
             taken = place + wide
     return parts
@@ -215,7 +215,7 @@ def _band(line: Line, centres: Sequence[float], y: Scale) -> Markup:
     for run in stretches(line.values):
         upper = [(centres[i], y(line.high[i])) for i in run]
         lower = [(centres[i], y(line.low[i])) for i in reversed(run)]
-        if len(run) == 1:  # one place alone has an interval too
+        if len(run) == 1:  # a single place has an interval too
             ((x, high),), ((_, low),) = upper, lower
             upper, lower = [(x - 2, high), (x + 2, high)], [(x + 2, low), (x - 2, low)]
         outlines.append(path([*upper, *lower]) + "Z")

@@ -1,4 +1,4 @@
-"""Markup as nested calls that escape: what is not markup made here comes out as text, whatever it holds."""
+"""Markup as nested calls that escape: every string that was not made as markup here appears as text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _INVISIBLE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}\ud800-\udfff\ufdd
 
 
 def visible(value: str) -> str:
-    """``value`` with everything that a page would not show, or that would change how it is read, made visible.
+    """``value`` with invisible characters, and those that change the direction of reading, replaced by visible ones.
 
-    Control characters become their pictures; characters that reorder text, and halves of surrogate pairs, their numbers.
+    Control characters become their pictures. Characters that reorder text, and surrogates, become their numbers.
     """
     return _INVISIBLE.sub(_picture, value)
 
@@ -24,12 +24,12 @@ def text(value: str) -> Markup:
 
 
 def join(*parts: str | None) -> Markup:
-    """Parts one after the other; those that are not markup are text."""
+    """Concatenate the parts; those that are not markup become text."""
     return Markup("").join(text(part) for part in parts if part)
 
 
 def tag(name: str, /, *content: str | None, **attributes: str | float | None) -> Markup:
-    """An element. ``class_`` is ``class``, ``stroke_width`` is ``stroke-width``; an attribute that is None is left out."""
+    """An element. ``class_`` becomes ``class``, ``stroke_width`` becomes ``stroke-width``; None omits an attribute."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()

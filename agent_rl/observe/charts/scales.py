@@ -1,4 +1,4 @@
-"""From figures to places on a page, and to words: pure arithmetic."""
+"""Converts figures to positions on a page and to words. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NOTHING = "\u2013"
-"""What stands where there is no figure."""
+"""Shown in place of a missing figure."""
 NARROW_SPACE = "\u202f"
-"""Between a figure and its unit; no line is broken there."""
+"""Between a figure and its unit, without a line break."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The place of a figure; what lies outside stays at the edge."""
+        """The position of a figure. Figures outside the range are at the edge."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round figures (1, 2 or 5 times a power of ten) from ``low`` to ``high``: as many as fit, at most about ``count``."""
+    """Round figures (1, 2 or 5 times a power of ten) from ``low`` to ``high``, at most about ``count``."""
     if not high > low:
         return [low]
     raw = (high - low) / max(1, count)
@@ -39,7 +39,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def extent(values: Sequence[float]) -> tuple[float, float]:
-    """What an axis spans to show the figures: from 0 where none is negative, up to a round figure; never empty."""
+    """The range of an axis for the figures: from 0 unless one is negative, up to a round figure; never empty."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(0.0, *finite, 0.0), max(0.0, *finite, 0.0)
     if high == low:
@@ -50,7 +50,7 @@ def extent(values: Sequence[float]) -> tuple[float, float]:
 
 
 def bins(count: int, limit: int) -> list[range]:
-    """``count`` places in at most ``limit`` runs of neighbours, of one length but for the last."""
+    """``count`` places in at most ``limit`` runs of neighbours, of equal length except the last."""
     size = max(1, -(-count // limit))
     return [range(start, min(count, start + size)) for start in range(0, count, size)]
 
@@ -69,7 +69,7 @@ def spread(low: float, high: float) -> str:
 
 
 def compact(value: float) -> str:
-    """A figure for people: three digits that say something, thousands apart."""
+    """A figure for people: three significant digits, with separators of thousands."""
     if not math.isfinite(value):
         return NOTHING
     size = abs(value)
@@ -85,7 +85,7 @@ def compact(value: float) -> str:
 
 
 def axis_labels(marks: Sequence[float], *, share: bool) -> list[str]:
-    """The words at an axis' ticks: all with as many decimals as their distance needs."""
+    """The labels of an axis: all with as many decimals as the distance of the ticks needs."""
     if share:
         marks = [100 * mark for mark in marks]
     step = abs(marks[1] - marks[0]) if len(marks) > 1 else abs(marks[0]) or 1.0
@@ -113,14 +113,14 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A moment of a run: minutes and seconds, with hours before them where there are any."""
+    """A time since the start of a run: minutes and seconds, with hours if there are any."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def time_ticks(seconds: float, count: int) -> list[float]:
-    """Round moments from 0 to ``seconds``: multiples of seconds, minutes, hours or days that clocks know."""
+    """Round times from 0 to ``seconds``: multiples of seconds, minutes, hours or days as on a clock."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
     wanted = seconds / max(1, count)
     step = next((step for step in steps if step >= wanted), math.ceil(wanted / 86400) * 86400)

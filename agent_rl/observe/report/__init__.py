@@ -14,20 +14,21 @@ FILE = "report.html"
 
 
 def make_report(directory: Path, decode: Decode) -> str:
-    """The report as HTML; ``decode`` reads a message that the journal stores. Raises ReportError when there is no run."""
+    """The report as HTML. ``decode`` reads a message as stored by the journal. Raises ReportError without a run."""
     return _made(directory, decode)[0]
 
 
 def _made(directory: Path, decode: Decode) -> tuple[str, str]:
-    """The report, and why the journal could not be read for it; empty when it could."""
+    """The report, and why the journal could not be read; empty when it could."""
     records = read_records(directory)
     return page(records, read_samples(directory, records, decode)), records.journal_fault
 
 
 def write_report(directory: Path, decode: Decode) -> Path:
-    """Write ``report.html`` into the run directory, whole or not at all; its path.
+    """Write ``report.html`` into the run directory, completely or not at all. Returns its path.
 
-    Raises OSError, and ReportError: there is no run; or the journal cannot be read, and the report says so and shows the rest.
+    Raises OSError. Raises ReportError when there is no run, or when the journal cannot be read; in the second case the
+    report is written with the rest.
     """
     path = directory / FILE
     made, journal_fault = _made(directory, decode)

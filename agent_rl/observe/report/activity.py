@@ -1,7 +1,7 @@
-"""Who worked, who waited for whom: the timeline's rows on one axis of running time, and their shares.
+"""Which actor worked and which waited for which: the timeline's rows on one axis of running time, and the shares.
 
-A run that was continued has gaps on the wall clock; they are left out of the axis, and marked. Rows are in the order they were
-written in, whatever the clock said.
+A continued run has gaps on the wall clock. The axis leaves them out and marks them. Rows keep their order in the file,
+whatever their clock says.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from agent_rl.observe.report.records import Row, figure
 
 GAP_SECONDS = 5.0
-"""Rows follow each other at once; more than this between them is a time in which the run was not running."""
+"""A longer time between two rows means that the run was not running."""
 ROLES = ("learner", "rollout_generator", "tool_executor", "roc_filter", "kv_scheduler")
-"""The order in which people look at them; each has the colour of its place."""
+"""The roles in the order of display. The place gives the colour."""
 MOST_LANES = 12
-"""More actors than this are shown by role, as the mean of its replicas."""
+"""With more actors than this, lanes show roles, as means of their replicas."""
 
 
 @dataclass(slots=True)
@@ -28,22 +28,22 @@ class Share:
     cpu: float = 0.0
     waiting: dict[str, float] = field(default_factory=dict)
     words: dict[str, float] = field(default_factory=dict)
-    """Waiting by what the actor said it waits for, numbers left out."""
+    """Waiting by what the actor said it waits for, without numbers."""
 
     @property
     def waiting_in_all(self) -> float:
-        """For whomever."""
+        """All waiting, for any role."""
         return sum(self.waiting.values())
 
     def reasons(self) -> list[tuple[str, float]]:
-        """What it waited for most, at most four reasons of a thousandth of its time each."""
+        """The main reasons for waiting: at most four, each at least a thousandth of the time."""
         longest = sorted(self.words.items(), key=lambda item: -item[1])[:4]
         return [(words, part) for words, part in longest if part >= 0.001]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From ``start`` to ``end`` in seconds of running time; actors by name."""
+    """Seconds ``start`` to ``end`` of running time, with the actors by name."""
 
     start: float
     end: float
@@ -52,21 +52,21 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The whole run. ``cores`` None where it was not recorded."""
+    """The whole run. ``cores``: None where it was not recorded."""
 
     spans: tuple[Span, ...]
     gaps: tuple[float, ...]
-    """Where, in seconds of running time, the run was started again."""
+    """The restarts of the run, in seconds of running time."""
     cores: int | None
     _walls: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
-        """How long the run ran."""
+        """Running time of the run in seconds."""
         return self.spans[-1].end if self.spans else 0.0
 
     def place(self, wall: float) -> float | None:
-        """A moment of the wall clock in seconds of running time; None when it is not known."""
+        """A wall clock time in seconds of running time; None when unknown."""
         if not self.spans or not math.isfinite(wall):
             return None
         for span, ended in zip(self.spans, self._walls, strict=True):
@@ -91,7 +91,7 @@ def activity(rows: Sequence[Row]) -> Activity:
     ended = -math.inf
     for row in rows:
         seconds, wall = figure(row, "seconds"), figure(row, "wall")
-        if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # before: somebody set the clock back
+        if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # negative: the clock was set back
             gaps.append(at)
         actors: dict[str, list[Share]] = {}
         for name, said in row["actors"].items():
@@ -111,7 +111,7 @@ def activity(rows: Sequence[Row]) -> Activity:
 
 
 def binned(spans: Sequence[Span], count: int) -> list[Span]:
-    """The same time in ``count`` equal spans, or in those there are when they are fewer; no span reaches over an end."""
+    """The same time in ``count`` equal spans (or as many as exist). No span crosses the end of another."""
     if len(spans) <= count:
         return list(spans)
     width = spans[-1].end / count
@@ -128,7 +128,7 @@ def binned(spans: Sequence[Span], count: int) -> list[Span]:
 
 
 def totals(spans: Sequence[Span]) -> dict[str, Share]:
-    """Every actor's shares of the time it was heard of."""
+    """Every actor's shares of the time in which it reported."""
     of: dict[str, list[tuple[Share, float]]] = {}
     for span in spans:
         for name, share in span.actors.items():
@@ -137,7 +137,7 @@ def totals(spans: Sequence[Span]) -> dict[str, Share]:
 
 
 def load(spans: Sequence[Span]) -> float:
-    """Processor time of all actors together, in cores, over the time any was heard of; NaN when there was none."""
+    """Mean processor use of all actors together, in cores; NaN when nothing was reported."""
     heard = [span for span in spans if span.actors]
     seconds = sum(span.end - span.start for span in heard)
     spent = sum((span.end - span.start) * share.cpu for span in heard for share in span.actors.values())
@@ -145,7 +145,7 @@ def load(spans: Sequence[Span]) -> float:
 
 
 def supervised_losses(rows: Sequence[Row], stage: int) -> list[tuple[float, float]]:
-    """(step, loss) of a supervised stage, as its learner reported them about once a second."""
+    """(step, loss) of a supervised stage, from the learner's reports about once a second."""
     found: dict[float, float] = {}
     for figures in _figures(rows):
         step, loss = figure(figures, "step"), figure(figures, "loss")

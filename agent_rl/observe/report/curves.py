@@ -1,4 +1,4 @@
-"""The run's figures as plots: which curves there are, and how thousands of steps become a few hundred places."""
+"""The run's figures as plots. Thousands of steps become a few hundred places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_rl.observe.charts.scales import bins, compact, percent, spread
 from agent_rl.observe.report.records import Fate, Records, Row, figure
 
 PLACES = 160
-"""Places of a chart: more than a phone can tell apart, fewer than a thousand steps."""
+"""Places of a chart: more than a phone can show separately, and few enough for a small page."""
 
 FATES = {
     "trained": ("trained", 1),
@@ -27,19 +27,19 @@ FATES = {
     "stage_boundary": ("dropped: its stage ended", 7),
     "open": ("open", 6),
 }
-"""What became of a group, in words, with its colour."""
+"""The fates of groups in words, with colours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart with the words around it."""
+    """A chart with its texts."""
 
     plot: Plot
     note: str
 
 
 def learning_curve(records: Records) -> Plot:
-    """Success on training problems, step by step, and on held-out ones, where it was evaluated."""
+    """Success by step on training problems, and on held-out problems where they were evaluated."""
     places = bins(len(records.steps), PLACES)
     shares, lows, highs, titles = [], [], [], []
     for place in places:
@@ -81,7 +81,7 @@ def learning_curve(records: Records) -> Plot:
 
 
 def successes(records: Records, steps: range) -> tuple[float, int]:
-    """Right rollouts and all rollouts of some steps."""
+    """Numbers of right rollouts and of all rollouts in some steps."""
     right, trials = 0.0, 0
     for row in records.steps[steps.start : steps.stop]:
         rollouts, share = figure(row, "rollouts"), figure(row, "success")
@@ -92,7 +92,7 @@ def successes(records: Records, steps: range) -> tuple[float, int]:
 
 
 def panels(records: Records) -> list[Panel]:
-    """The smaller charts, in the order people ask for them."""
+    """The smaller charts, in order of interest."""
     steps = records.steps
     rewards = [figure(row, "reward") for row in steps]
     kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
@@ -126,7 +126,7 @@ def panels(records: Records) -> list[Panel]:
 
 
 def _nested(held: Row, label: str, key: str) -> float:
-    """A figure of an object in a row, or (with ``key``) of an object in that."""
+    """A figure of an object in a row, or (with ``key``) of an object inside that object."""
     inner = held.get(label)
     return figure(held, label) if not key else figure(inner, key) if isinstance(inner, dict) else math.nan
 
@@ -227,7 +227,7 @@ def boundaries(records: Records) -> list[tuple[float, str]]:
 
 
 def fate_totals(fates: Sequence[Fate]) -> list[tuple[str, str, int, int]]:
-    """(fate, words, colour, count) of every fate that occurred, commonest kinds first as FATES orders them."""
+    """(fate, words, colour, count) of every fate that occurred, in the order of FATES."""
     counts: dict[str, int] = {}
     for each in fates:
         counts[each.fate] = counts.get(each.fate, 0) + each.count
@@ -236,7 +236,7 @@ def fate_totals(fates: Sequence[Fate]) -> list[tuple[str, str, int, int]]:
 
 
 def fate_plot(records: Records) -> Plot | None:
-    """Groups by fate, step by step; None when no step decided any."""
+    """Groups by fate and step; None when no step decided any group."""
     at = {
         int(figure(row, "version")) - 1: index for index, row in enumerate(records.steps) if figure(row, "version") > 0
     }

@@ -1,4 +1,4 @@
-"""What was reached, in how long, with which load: sentences that say no more than the figures do."""
+"""The result of a run, its time and its load, in sentences that claim no more than the figures show."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent_rl.observe.report.curves import successes
 from agent_rl.observe.report.records import WAYS, Evaluation, Rate, Records, figure
 
 STEPS_COMPARED = 10
-"""Without evaluations the first and the last steps are compared, so many of them together."""
+"""Without evaluations, the first and last steps are compared; this many steps each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One sentence, the ones that qualify it, and whether the run is at its end."""
+    """The main sentence, further details, and whether the run has ended."""
 
     sentence: str
     details: tuple[str, ...]
@@ -58,7 +58,7 @@ def headline(records: Records, activity: Activity) -> Headline:
 
 
 def state(records: Records) -> str:
-    """Where the run stands."""
+    """How far the run has come."""
     if records.stage is None or not records.stages:
         return "How far the run came is not recorded."
     if records.finished:
@@ -127,7 +127,7 @@ def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
 
 
 def _of(*rates: Rate) -> str:
-    """How many trials, and what the brackets are."""
+    """Number of trials, and the meaning of the brackets."""
     trials = sorted({rate.trials for rate in rates if rate.trials is not None})
     n = f"n = {' and '.join(f'{count:,}' for count in trials)}, " if trials else ""
     return f"; {n}95{NARROW_SPACE}% intervals in brackets"

@@ -1,4 +1,4 @@
-"""The timeline, drawn: a lane an actor, filled by how busy it was, and above that by whom it waited for."""
+"""The timeline as a drawing: a lane for each actor, filled by its busy share, and above by the roles it waited for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRIP = 18.0
 
 @dataclass(frozen=True, slots=True)
 class StageSpan:
-    """When a stage was at work, in seconds of running time."""
+    """The time of a stage, in seconds of running time."""
 
     name: str
     start: float

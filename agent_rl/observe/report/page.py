@@ -1,12 +1,12 @@
-"""The page: one HTML string that needs nothing else.
+"""The page: one HTML string without external resources.
 
 ::
 
     read_records, read_samples --> Records, Samples --> page --> templates/report.html
     (the run directory)            (pure from here on)
 
-Templates show what this module computes. Jinja escapes every value; `visible` shows what a page would hide. Nothing but the style
-and the script of this package may act, by a content security policy that names their hashes.
+Templates show what this module computes. Jinja escapes every value, and `visible` shows hidden characters. A content
+security policy names the hashes of this package's style and script, so that nothing else can act.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from agent_rl.rollout.parsing import cut_middle
 
 LONGEST_PIECE = 6000
 TRANSCRIPT_BYTES = 1_200_000
-"""Transcripts stop here: a page of more than a few megabytes is no use on a phone."""
+"""Limit of all transcripts: a page of more than a few megabytes is of no use on a phone."""
 OUTCOME_COLOURS = {(True,): "gain", (False,): "loss", (False, True): "gain", (True, False): "loss"}
-"""Of outcomes that say something for or against the training."""
+"""Colours of outcomes that speak for or against the training."""
 CURVE_NOTE = (
-    "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem, which resemble each "
+    "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem and resemble each "
     "other: the step's true interval is wider than the band. Held-out problems are asked once each way."
 )
 FATE_NOTE = (
@@ -58,27 +58,27 @@ FATE_NOTE = (
 
 
 class Room:
-    """How many bytes of transcripts the page may still take."""
+    """The bytes left for transcripts."""
 
     def __init__(self) -> None:
         self._left = TRANSCRIPT_BYTES
         self.left_out = 0
 
     def takes(self, transcript: str) -> bool:
-        """Whether there is room for one more; what is left out is counted."""
+        """Whether there is room for one more. Counts the transcripts that are left out."""
         self._left -= len(transcript.encode())
         self.left_out += self._left < 0
         return self._left >= 0
 
 
 class Figure(NamedTuple):
-    """A chart with the words around it. ``legend`` is (label, colour, line, sign, area or waiting)."""
+    """A chart with its texts. ``legend`` is (label, colour, line, sign, area or waiting)."""
 
     title: str
     legend: Sequence[tuple[str, int, str]]
     drawing: Markup
     said: str
-    """Below the chart, until a place of it is pointed at."""
+    """The text below the chart while no place is pointed at."""
     note: str
 
 
@@ -113,7 +113,7 @@ def page(records: Records, samples: Samples) -> str:
     )
 
 
-# Templates -------------------------------------------------------------------------------------------------------------
+# Templates
 
 
 def _source(name: str) -> str:
@@ -122,7 +122,7 @@ def _source(name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Templates in which a line end and the spaces around it are nothing: text keeps the spaces that it is written with."""
+    """Templates in which line ends, with the spaces around them, are dropped. Other spaces are kept."""
     environment = Environment(
         loader=FunctionLoader(lambda name: "".join(line.strip() for line in _source(name).splitlines())),
         autoescape=True,
@@ -146,7 +146,7 @@ def _hash(source: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
-# What they show --------------------------------------------------------------------------------------------------------
+# The content of the templates
 
 
 def _tiles(records: Records, active: Activity) -> list[tuple[str, str, str]]:
@@ -217,7 +217,7 @@ def _timeline(records: Records, active: Activity) -> Figure | None:
         ],
         drawing=join(*(lane_chart(active, _stage_spans(records, active), size) for size in WIDTHS)),
         said="Point at the timeline to read what happened when.",
-        note="Filled: doing what the actor is for. Striped: idle, and in the colour of whom it waits for. The rest is neither. "
+        note="Filled: at work in its role. Striped: idle, in the colour of the role it waits for. The rest is neither. "
         f"Below, processor time of all actors with their children.{gaps}",
     )
 

@@ -1,4 +1,4 @@
-"""What a run directory says of its run, read so that nothing in it can break the report: what is wrong becomes a note."""
+"""Reads a run directory for the report. Faulty content becomes a note and never breaks the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A share of trials, in [0, 1], with its 95 % interval; ``trials`` None where an older run did not write it."""
+    """A share of trials in [0, 1] with its 95 % interval. ``trials`` is None in older runs, which did not write it."""
 
     share: float
     low: float
@@ -42,7 +42,7 @@ class Rate:
 
     @property
     def known(self) -> bool:
-        """Whether there is a figure at all."""
+        """Whether there is a figure."""
         return all(map(math.isfinite, (self.share, self.low, self.high)))
 
 
@@ -67,7 +67,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """How many training groups of a step ended so; ``step`` is the version, None for what no step decided."""
+    """Number of training groups of a step with this fate. ``step``: the version, None if no step decided them."""
 
     step: int | None
     fate: str
@@ -76,7 +76,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
-    """When a stage was left, on the wall clock (NaN in runs that did not write it), and with which figures."""
+    """When a stage ended, on the wall clock (NaN in runs that did not write it), and its figures."""
 
     stage: int
     wall: float
@@ -85,15 +85,15 @@ class StageEnd:
 
 @dataclass(slots=True)
 class Records:
-    """Everything but the trajectories. ``steps`` are in order, each with its figures by name; NaN where one is missing."""
+    """All records except the trajectories. ``steps`` are in order, with figures by name; NaN for missing ones."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     stage: int | None = None
-    """Where the run stands: an index of ``stages``, or their number when it is finished."""
+    """The current stage: an index of ``stages``, or their number when the run is finished."""
     stopped: str = ""
-    """Why the run was stopped before its end, when something was wrong."""
+    """Why the run was stopped early because of a fault."""
     seconds: float = math.nan
     steps: list[Row] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -108,12 +108,12 @@ class Records:
 
     @property
     def finished(self) -> bool:
-        """Whether the recipe was walked to its end."""
+        """Whether the recipe was completed."""
         return self.stage is not None and bool(self.stages) and self.stage >= len(self.stages)
 
 
 def read_records(directory: Path) -> Records:
-    """Read a run directory. Raises ReportError when it is none."""
+    """Read a run directory. Raises ReportError when it is not one."""
     if not directory.is_dir():
         raise ReportError(f"there is no run directory {directory}")
     if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
@@ -143,7 +143,7 @@ def read_records(directory: Path) -> Records:
 
 
 def figure(row: Row, name: str) -> float:
-    """A figure of a row; NaN when it is missing, no finite number, or one beyond drawing."""
+    """A figure of a row; NaN when it is missing, not finite, or too large to draw."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
@@ -151,13 +151,13 @@ def figure(row: Row, name: str) -> float:
 
 
 def _older_rows(path: Path, notes: list[str]) -> list[Row]:
-    """The rows of the file before it, when it grew so long that there is one."""
+    """The rows of the previous file, if the file grew so long that there is one."""
     before = older(path)
     return _rows(before, notes) if before.exists() else []
 
 
 def _rows(path: Path, notes: list[str]) -> list[Row]:
-    """The rows of a file of JSON lines; lines that are none are left out, and said to be."""
+    """The rows of a file of JSON lines. Invalid lines are left out and noted."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
@@ -204,14 +204,14 @@ def _read_metrics(directory: Path, records: Records) -> None:
         times.append(figure(row, "seconds"))
         match row.get("kind"):
             case "step" if math.isfinite(figure(row, "version")):
-                by_version[figure(row, "version")] = row  # the last word counts, should a crash have repeated one
+                by_version[figure(row, "version")] = row  # the last row counts, in case a crash has repeated one
             case "evaluation":
                 evaluations.append((len(by_version), row))
             case "stage":
                 stage = figure(row, "stage")
                 if math.isfinite(stage):
                     records.ends.append(StageEnd(int(stage), figure(row, "wall"), _numbers(row)))
-    times.append(60.0 * figure(_summary(directory), "minutes"))  # later than the last row: until the filter stopped
+    times.append(60.0 * figure(_summary(directory), "minutes"))  # until the filter stopped, after the last row
     records.seconds = max((time for time in times if math.isfinite(time)), default=math.nan)
     records.steps = [by_version[version] for version in sorted(by_version)]
     versions = sorted(by_version)
@@ -253,7 +253,7 @@ def _numbers(row: Row) -> dict[str, float]:
 
 
 def _note_missing_figures(records: Records) -> None:
-    """Say which figures are NaN or infinite somewhere."""
+    """Note the figures that are NaN or infinite in some step."""
     odd: Counter[str] = Counter()
     for row in records.steps:
         odd.update(name for name, value in row.items() if isinstance(value, float) and math.isnan(figure(row, name)))

@@ -1,7 +1,7 @@
-"""Trajectories for people to read, chosen by rule rather than by taste, and cut into what the model wrote and what it was told.
+"""Trajectories for people to read, chosen by fixed rules, and split into the model's text and the text it was given.
 
-The rules: held-out problems in the order they were asked, a few of each outcome (wrong before and right after, ...), with
-the numbers of all; and the groups the journal kept of the first and the last RL step.
+The rules: held-out problems in the order of asking, a few for each outcome (wrong before and right after, ...), with
+the counts of all outcomes; and the groups of the first and last RL step that the journal kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent_rl.records.opening import JOURNAL, read_journal
 from agent_rl.rollout.parsing import CLOSING, OPENING
 
 Decode = Callable[[bytes], Any]
-"""A message as the journal stores it, to the message; raises ValueError for what is none."""
+"""Decodes a message as the journal stores it. Raises ValueError for an invalid one."""
 TokensToText = Callable[[Sequence[int]], str]
 
 PAIRS_PER_OUTCOME = 2
@@ -35,7 +35,7 @@ LONG = 1500
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive tokens of one origin: ``model`` or ``tool``; versions are those of the policies that were at work."""
+    """Consecutive tokens of one origin: ``model`` or ``tool``. The versions are those of the sampling policies."""
 
     origin: str
     text: str
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One trajectory with what became of it; ``kept`` None where nothing was selected (evaluations)."""
+    """One trajectory with its result. ``kept`` is None where nothing was selected (evaluations)."""
 
     reward: float | None
     status: str
@@ -62,18 +62,18 @@ class Rollout:
 
     @property
     def short(self) -> bool:
-        """Whether it can be read at a glance; the transcript of a longer one is closed until it is asked for."""
+        """Whether the rollout is short. The transcript of a longer one is closed until it is opened."""
         return sum(len(piece.text) for piece in self.pieces) <= LONG
 
     @property
     def unread(self) -> list[ToolCallRecord]:
-        """Calls of the last turn whose results the model did not read."""
+        """Calls of the last turn, whose results the model did not read."""
         turns = sum(piece.origin == "model" for piece in self.pieces)
         ended = self.pieces and self.pieces[-1].origin == "model"
         return [record for record in self.calls if record.turn == turns] if ended else []
 
     def parts(self) -> Iterator[tuple[Piece, Sequence[Any]]]:
-        """Every piece with its parts: of a turn of the model texts and `Call`, of the rest (response, its call's record or None)."""
+        """Every piece with its parts: for the model texts and `Call`s, else (response, record of its call or None)."""
         turn = 0
         records: list[ToolCallRecord] = []
         for piece in self.pieces:
@@ -96,12 +96,12 @@ OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
         (True, False): "right before, wrong after",
     },
 }
-"""What may come of a held-out problem, by the number of evaluations and whether it was right in each."""
+"""The outcomes of a held-out problem, by whether it was right in each evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A held-out problem, and what the model made of it in each evaluation; None where no trajectory is stored."""
+    """A held-out problem with the rollout of each evaluation; None where no trajectory is stored."""
 
     problem: Problem
     outcome: tuple[bool, ...]
@@ -110,7 +110,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The evaluations of the same held-out problems, one or two; ``counts`` by outcome."""
+    """One or two evaluations of the same held-out problems; ``counts`` by outcome."""
 
     names: tuple[str, ...]
     way: str
@@ -131,7 +131,7 @@ class SampleGroup:
 
 @dataclass(slots=True)
 class Samples:
-    """What there is to read."""
+    """The trajectories to show."""
 
     comparison: Comparison | None = None
     first: list[SampleGroup] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Samples:
 
 
 def read_samples(directory: Path, records: Records, decode: Decode) -> Samples:
-    """The samples of a run directory. What cannot be read is noted."""
+    """The samples of a run directory. Unreadable content is noted."""
     samples = Samples()
     if not (directory / JOURNAL).is_file():
         return samples
@@ -180,11 +180,11 @@ def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
     return None
 
 
-# Before and after ------------------------------------------------------------------------------------------------------
+# Before and after
 
 
 def _compare(journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None) -> Comparison | None:
-    """The first and the last complete evaluation, greedy if both have it; one alone is shown by itself."""
+    """The first and the last complete evaluation, greedy if both have it. A single one is shown alone."""
     done = sorted(stage for stage in journal.evaluations() if stage < len(records.stages))
     ends = sorted({done[0], done[-1]}) if done else []
     for way in reversed(WAYS):
@@ -210,7 +210,7 @@ def _compare(journal: Journal, records: Records, decode: Decode, to_text: Tokens
 
 
 def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[tuple[str, int], GroupOpened]:
-    """The evaluation's groups by problem, in the order they were asked; a problem may come more than once."""
+    """The evaluation's groups by problem, in the order of asking. A problem may occur several times."""
     found: dict[tuple[str, int], GroupOpened] = {}
     times: Counter[str] = Counter()
     for row in journal.groups(stage=stage, states=("evaluated",)):
@@ -228,7 +228,7 @@ def _only_rollout(journal: Journal, group: str, decode: Decode, to_text: TokensT
     return rollout_of(decode(stored[-1].payload), stored[-1].reward, to_text)
 
 
-# The first and the last RL step ----------------------------------------------------------------------------------------
+# The first and the last RL step
 
 
 def _ends(
@@ -265,13 +265,13 @@ def _sample_group(
     return SampleGroup(stage, step, opened.problem, row.reason or row.state, rollouts)
 
 
-# Trajectories ----------------------------------------------------------------------------------------------------------
+# Trajectories
 
 
 def rollout_of(
     trajectory: Trajectory, reward: float | None, to_text: TokensToText | None, *, kept: bool | None = None
 ) -> Rollout:
-    """A trajectory as people read it; without a tokenizer it is the model's text alone."""
+    """A trajectory as text. Without a tokenizer, only the model's text."""
     versions = trajectory.policies[:, 1]
     if to_text is None:
         ends = (int(versions.min()), int(versions.max())) if len(versions) else (0, 0)
@@ -284,7 +284,7 @@ def rollout_of(
 
 
 def split(trajectory: Trajectory, to_text: TokensToText) -> tuple[Piece, ...]:
-    """The response in runs of tokens that the model wrote and that it was given, by the loss mask."""
+    """Split the response by the loss mask into runs of tokens: written by the model, or given to it."""
     mask = np.asarray(trajectory.loss_mask) > 0
     if not len(mask):
         return ()
@@ -302,7 +302,7 @@ _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 
 
 def responses(told: str) -> list[str]:
-    """The tool responses in what the model was given between two turns; all of it, when it is framed otherwise."""
+    """The tool responses in a text between two turns; the whole text when it is not framed as expected."""
     return _RESPONSE.findall(told) or [told.strip()]
 
 
@@ -315,7 +315,7 @@ class Call:
 
 
 def calls_in(written: str) -> list[str | Call]:
-    """What the model wrote, with the whole calls in it taken apart; what is no whole call stays text, to the letter."""
+    """Split the model's text into calls and text. Incomplete calls stay text, unchanged."""
     parts: list[str | Call] = []
     done = 0
     start = written.find(OPENING)

@@ -1,1 +1,1 @@
-"""Where a run's figures go beside its own files: TensorBoard, Weights & Biases, or a tracker of your own."""
+"""Further places for a run's figures: TensorBoard, Weights & Biases, or your own tracker."""

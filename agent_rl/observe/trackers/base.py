@@ -1,4 +1,4 @@
-"""What a tracker is, and which figures it gets of a row of ``metrics.jsonl``."""
+"""The interface of trackers, and the figures of a row of ``metrics.jsonl`` that they get."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ UNTRACKED = frozenset({"kind", "stage", "step", "version", "wall", "environments
 
 
 class Tracker(Protocol):
-    """Takes a run's figures somewhere. A topology names its class: ``run.trackers = ["my_tracker:MyTracker"]``.
+    """Sends a run's figures somewhere. A topology names its class: ``run.trackers = ["my_tracker:MyTracker"]``.
 
-    It is made and called in a process of its own, so it may block, raise or die: the run goes on. What was not recorded when it
-    fails is recorded after the next start. A row may come twice, when the process died in between.
+    A tracker has its own process, so it may block, raise or die, and the run continues. Rows that it missed are
+    recorded after the next start. A row may come twice if the process died in between.
     """
 
     def __init__(self, *, directory: Path, run: str, identity: str) -> None:
-        """``directory`` is the run's, ``run`` its name. ``identity`` is the same after each restart, and no other run's."""
+        """``directory`` and ``run``: the run's directory and name. ``identity`` is unique, and stays after restarts."""
 
     def record(self, version: int, figures: Mapping[str, float]) -> None:
-        """Figures at a policy version. The versions of training steps rise; an evaluation's may lie before the last step."""
+        """Record figures at a policy version. Versions of steps rise; an evaluation's may be before the last step."""
 
     def close(self) -> None:
-        """Everything was recorded, for now."""
+        """All rows so far are recorded; the run has ended for now."""
 
 
 def require(package: str) -> None:
-    """Raise ModuleNotFoundError where a package is not installed; it is imported in the tracker's process alone."""
+    """Raise ModuleNotFoundError when a package is not installed. Only the tracker's process imports it."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def tracked(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """The policy version of a row and its finite figures, under ``train/`` and ``evaluation/``; None for other rows.
+    """The policy version and the finite figures of a row, under ``train/`` and ``evaluation/``; None for other rows.
 
-    Figures of one environment are named with it: ``train/maths/success``.
+    Figures of an environment have its name: ``train/maths/success``.
     """
     place = {"step": "train", "evaluation": "evaluation"}.get(row.get("kind", ""))
     version = row.get("version")

@@ -1,4 +1,4 @@
-"""What every tracker promises, as tests: derive from `TrackerContract`, name the class and read back what it kept."""
+"""The contract of trackers, as tests: derive from `TrackerContract`, name the class, and read back what it recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrackerContract(ABC):
 
     @abstractmethod
     def read(self, directory: Path) -> Kept:
-        """What was kept of the run in ``directory``."""
+        """The recorded figures of the run in ``directory``."""
 
     def make(self, directory: Path) -> Any:
         """The tracker, as the supervisor makes it at each start of the run."""
@@ -37,7 +37,7 @@ class TrackerContract(ABC):
         assert kept["evaluation/success_after_greedy"] == [(2, 1.0)]
 
     def test_a_restart_goes_on_in_the_same_run(self, tmp_path: Path) -> None:
-        """Also of a tracker that was not closed, as when its machine loses power."""
+        """Also for a tracker that was not closed, as after a power failure."""
         first = self.make(tmp_path)
         first.record(1, {"train/success": 0.25})
         first.close()

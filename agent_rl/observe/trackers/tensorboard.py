@@ -11,7 +11,7 @@ require("tensorboardX")
 
 
 class TensorBoardTracker:
-    """A restart adds a file beside the others, which TensorBoard shows as one run."""
+    """A restart adds a file. TensorBoard shows all files as one run."""
 
     def __init__(self, *, directory: Path, run: str, identity: str) -> None:
         from tensorboardX import SummaryWriter
@@ -24,7 +24,7 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(folder), filename_suffix=f".{starts}")
 
     def record(self, version: int, figures: Mapping[str, float]) -> None:
-        """Write a scalar for each figure, and bring them to the file."""
+        """Write a scalar for each figure, and flush the file."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, version)
         self._writer.flush()

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its own environment variables say where to: WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ..."""
+"""Weights & Biases, configured by its environment variables: WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEP = "policy_version"
 
 
 class WandbTracker:
-    """A restart continues the run. Offline, ``wandb sync RUN/wandb/offline-run-*`` uploads what each start wrote."""
+    """A restart continues the run. Offline, ``wandb sync RUN/wandb/offline-run-*`` uploads the files of each start."""
 
     def __init__(self, *, directory: Path, run: str, identity: str) -> None:
         import wandb
@@ -24,11 +24,11 @@ class WandbTracker:
         self._run.define_metric("*", step_metric=STEP)
 
     def record(self, version: int, figures: Mapping[str, float]) -> None:
-        """Log the figures at the version, which is a figure too: an evaluation's may lie before the last step."""
+        """Log the figures with the version, itself a figure: an evaluation's may be before the last step."""
         self._run.log({**figures, STEP: version})
 
     def close(self) -> None:
-        """Finish the run for now, and wait for the service of wandb's that writes it."""
+        """Finish the run for now, and wait for wandb's service, which writes the run."""
         import wandb
 
         self._run.finish()
