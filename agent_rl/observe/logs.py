@@ -39,8 +39,8 @@ def open_log(
 ) -> Iterator[structlog.typing.FilteringBoundLogger]:
     """A logger that appends JSON lines with the fields ``bound`` to ``<run>/logs/<name>.jsonl``, up to ``limit`` bytes.
 
-    Times are UTC in ISO 8601. Tracebacks are structured (``exception``). Nothing global is configured. Lines that the disk
-    refuses are left out, and the next written line is preceded by their number (see `LossyLines`).
+    Times are UTC in ISO 8601. Tracebacks are structured (``exception``). Nothing global is configured. Lines that the
+    disk refuses are left out, and the next written line is preceded by their number (see `LossyLines`).
     """
     directory = log_directory(run_directory)
     with writing(directory):
