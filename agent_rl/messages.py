@@ -51,7 +51,10 @@ ToolOutcome: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, order=True)
 class Policy:
-    """Which weights: each restore raises the epoch, each published update the version; the order is lexicographic."""
+    """The weights that wrote a token. Each restore raises the epoch, each published update the version.
+
+    The order is lexicographic.
+    """
 
     epoch: int
     version: int
@@ -59,9 +62,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One task: what the model is asked, and the ground truth its answer is held against, where there is one.
+    """One task: the text that the model reads and, where there is one, the ground truth ``answer``.
 
-    ``environment`` is the name of the environment that the problem is of, and ``payload`` what that needs beside the text, as JSON.
+    ``environment`` names the problem's environment. ``payload`` is JSON that the environment needs beside the text.
     """
 
     id: str
@@ -73,7 +76,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a rollout is drawn, and where it ends.
+    """How tokens are sampled, and the limits at which a rollout ends.
 
     ``temperature`` 0 means greedy. ``max_response_tokens`` counts everything after the prompt, tool responses included.
     """
@@ -85,7 +88,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of the recipe: an evaluate stage, or within an rl stage the one that ``within`` counts from 1."""
+    """One evaluation of the recipe: an evaluate stage, or evaluation number ``within`` (from 1) within an rl stage."""
 
     stage: int
     within: int | None = None
@@ -93,11 +96,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class GroupOpened:
-    """A group exists from here on; the journal knows it before any of its rollouts is requested.
+    """A new group. The journal stores the group before the scheduler requests any of its rollouts.
 
-    ``evaluation`` is None for a group to train. ``number`` counts the groups of the stage from 0, those of evaluations within an
-    rl stage by themselves; group id, task and seeds are functions of run seed, stage, evaluation and number.
-    ``policy`` is the oldest policy an engine served at opening: a lower bound for every token of the group.
+    ``evaluation`` is None for a training group. ``number`` counts the groups of the stage from 0; evaluations within an
+    rl stage have their own count. Group id, task and seeds are functions of run seed, stage, evaluation and number.
+    ``policy`` is the oldest policy that an engine served at opening: a lower bound for every token of the group.
     """
 
     group: str
@@ -127,9 +130,9 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class GroupsUnwanted:
-    """Groups nobody wants any more: their rollouts in flight, at whichever generator, are to be cancelled.
+    """Groups that were dropped: every generator cancels their rollouts in flight.
 
-    A name leaves the list once none of its rollouts is in flight.
+    A group leaves the list once none of its rollouts is in flight.
     """
 
     groups: tuple[str, ...]
@@ -137,10 +140,10 @@ class GroupsUnwanted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
-    """One tool call of a trajectory: what was called after which turn (from 1), what became of it, and what the model read.
+    """One tool call of a trajectory, after turn ``turn`` (from 1).
 
-    ``outcome`` is the executor's, never read off a text. ``cut`` says that the result was longer than ``response``, which is what
-    the model was shown. A malformed call has neither a tool nor arguments.
+    The executor reports ``outcome``; no code parses it from a text. ``response`` is the text that the model read, and
+    ``cut`` says that the result was longer. A malformed call has neither a tool nor arguments.
     """
 
     turn: int
@@ -173,18 +176,18 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All turns, for people and for counts; an answer is read from ``texts``, since it stands in one turn."""
+        """All turns, for people and for counts. To extract an answer, use ``texts``: an answer is within one turn."""
         return "\n".join(self.texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What an environment says of a rollout, once and for all.
+    """An environment's judgement of a rollout, made once.
 
-    ``reward`` is what advantages are made of; ``success`` is what evaluations count and RoC's classes are; ``parts`` are named
-    summands or figures of the reward, for people; ``format_penalty`` is RoC's p_format, from 0 to 1; ``note`` says in words how it
-    was judged; ``answer`` is what the rollout answered, where there is such a thing, in a form in which answers that count as the same
-    are the same text: maj@k votes by it.
+    Advantages are computed from ``reward``. Evaluations count ``success``, and RoC's two classes are by ``success``.
+    ``parts`` are named summands or figures of the reward, for people. ``format_penalty`` is RoC's p_format, from 0 to
+    1. ``note`` says in words how the rollout was judged. ``answer`` is the rollout's answer, where it gave one; maj@k
+    counts equal texts, so equivalent answers must be the same text.
     """
 
     reward: float
@@ -199,11 +202,11 @@ class Judgement:
 class Trajectory:
     """One rollout from prompt to end, token in and token out.
 
-    Shapes, with p prompt tokens and n response tokens (the model's and the tools'):
-    ``prompt_tokens`` [p]; ``tokens`` [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural
-    logarithm under the distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch,
-    version) that sampled the token, or that was current when a tool's or the environment's token was appended.
-    ``judgement`` is None where an executor is to judge, and of a rollout that came to nothing.
+    Shapes, with p prompt tokens and n response tokens (the model's and the tools'): ``prompt_tokens`` [p]; ``tokens``
+    [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural logarithm under the
+    distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch, version) that
+    sampled the token, or that was current when a tool's or the environment's token was appended. ``judgement`` is None
+    where an executor has to judge, and for a rollout without a result.
     """
 
     rollout: str
@@ -236,9 +239,9 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine holds now, in tokens of KV cache and numbers of rollouts.
+    """The current load of an engine, in tokens of KV cache and numbers of rollouts.
 
-    ``policy`` is the one served. ``incarnation`` changes when the generator's process is a new one.
+    The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``.
     """
 
     generator: str
@@ -255,10 +258,10 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Run a tool of the environment that ``problem`` is of. ``arguments`` is the JSON object the model wrote.
+    """Run a tool of the problem's environment. ``arguments`` is the JSON object that the model wrote.
 
-    ``state`` is the snapshot that the rollout's last call of a tool with state left; empty before the first. ``seed`` is the
-    rollout's. ``ends`` says that the rollout is over: nothing is run, and nothing of it kept.
+    ``state`` is the snapshot from the rollout's last call of a stateful tool; empty before the first. ``seed`` is the
+    rollout's seed. ``ends`` says that the rollout is over: the executor runs nothing and forgets the rollout.
     """
 
     call: str
@@ -275,8 +278,8 @@ class ToolCall:
 class ToolResult:
     """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code.
 
-    ``state`` is the snapshot for the rollout's next call of the tool; None leaves it as it was. ``note`` is what the model is told of that
-    state in any case.
+    ``state`` is the snapshot for the rollout's next call of the tool; None keeps the previous snapshot. ``note`` is a
+    text about that state, which the model always reads.
     """
 
     call: str
@@ -292,9 +295,9 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ObserveTurn:
-    """Answer the last turn of a rollout, which called no tool, as the problem's environment does.
+    """Let the problem's environment answer the last turn of a rollout, which called no tool.
 
-    ``state`` is the snapshot that came with the answer before, empty at first: any executor can go on from it.
+    ``state`` is the snapshot of the previous answer, empty at first. Any executor can continue from the snapshot.
     """
 
     rollout: str
@@ -306,9 +309,9 @@ class ObserveTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnObserved:
-    """What the environment answers, and the snapshot to come back with the next turn. ``done``: the rollout ends here.
+    """The environment's answer, and the snapshot to send with the next turn. ``done`` ends the rollout.
 
-    ``fault`` says why there is no answer: what the environment did wrong, with file and line.
+    ``fault`` says why there is no answer: the environment's error, with file and line.
     """
 
     messages: tuple[EnvironmentMessage, ...] = ()
@@ -329,9 +332,10 @@ class JudgementWanted:
 
 @dataclass(frozen=True, slots=True)
 class JudgementReply:
-    """The judgement; or None, and then ``fault`` says what is wrong with the environment, or ``unavailable`` why nothing was judged.
+    """The judgement, or None with a reason.
 
-    What was unavailable is asked again; a fault is the environment's, with file and line where they are known.
+    ``fault`` says what is wrong with the environment, with file and line where they are known. ``unavailable`` says why
+    the executor could not judge; then the filter asks again.
     """
 
     rollout: str
@@ -345,7 +349,7 @@ class JudgementReply:
 class TrainingGroup:
     """A decided group with signal: the kept trajectories and their rewards [kept], float32.
 
-    Their transcripts are empty: what is trained on is tokens.
+    Their transcripts are empty, since training needs only the tokens.
     """
 
     group: str
@@ -380,9 +384,9 @@ class EvaluationReady:
 class GroupsProgress:
     """The filter's state of the current stage, for the scheduler.
 
-    ``uncounted`` is how many decided groups a step did not count (replaced ones), net of what short steps forgave: the
-    scheduler may open that many more. ``retries`` are rollouts to be sampled again; ``dropped_groups`` are groups that may
-    still have rollouts in flight, which nobody wants.
+    ``uncounted`` is the number of decided groups that no step counted (replaced groups), less those that short steps
+    forgave: the scheduler may open that many more. ``retries`` are rollouts to sample again. ``dropped_groups`` may
+    still have rollouts in flight, which the scheduler cancels.
     """
 
     stage: int
@@ -394,7 +398,7 @@ class GroupsProgress:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Sample ``sample`` of ``group`` again, as attempt number ``attempt``; number and evaluation are those of its GroupOpened."""
+    """Sample ``sample`` of ``group`` again, as attempt ``attempt``; number and evaluation are as in its GroupOpened."""
 
     group: str
     sample: int
@@ -405,10 +409,11 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPublished:
-    """The newest policy, where its weights are, and where the learner stands in the recipe.
+    """The newest policy, where its weights are, and the learner's position in the recipe.
 
-    ``uri`` names an immutable safetensors file; the schemes ``nccl`` and ``gloo`` say that weights are sent to who asks for them
-    (TransferWanted). Where generators fetch the file over a link, ``size`` is its bytes and ``checksum`` its CRC-32 (else 0). ``stage`` indexes the recipe's stages (their number when the recipe is
+    ``uri`` names an immutable safetensors file. With the schemes ``nccl`` and ``gloo`` the learner sends the weights on
+    request (TransferWanted). Where generators fetch the file over a link, ``size`` is its size in bytes and
+    ``checksum`` its CRC-32 (else 0). ``stage`` indexes the recipe's stages (the number of stages when the recipe is
     done); ``stage_version`` is the version at which the stage began.
     """
 
@@ -422,7 +427,7 @@ class PolicyPublished:
 
 @dataclass(frozen=True, slots=True)
 class WeightsWanted:
-    """A part of a published policy's file, from byte ``offset`` on, for a generator that shares no disk with the learner."""
+    """Send a part of a policy's file, from byte ``offset`` on, to a generator that shares no disk with the learner."""
 
     policy: Policy
     offset: int
@@ -430,7 +435,7 @@ class WeightsWanted:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPart:
-    """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes of the part] is empty when the file is not kept any more."""
+    """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes] is empty when the file was removed."""
 
     offset: int
     checksum: int
@@ -439,7 +444,7 @@ class WeightsPart:
 
 @dataclass(frozen=True, slots=True)
 class TransferWanted:
-    """A published policy's weights, sent into the ``ranks`` processes of an engine."""
+    """Send a published policy's weights into the ``ranks`` processes of an engine."""
 
     policy: Policy
     ranks: int
@@ -447,10 +452,10 @@ class TransferWanted:
 
 @dataclass(frozen=True, slots=True)
 class TransferOffer:
-    """Where the learner waits for the ``ranks`` processes, and the tensors it broadcasts there, in this order.
+    """Where the learner waits for the ``ranks`` processes, and the tensors that it broadcasts there, in this order.
 
-    ``port`` 0: the policy is not kept any more. ``key`` keeps processes of other transfers out; ``backend`` and ``dtypes`` are
-    torch's names.
+    ``port`` 0 means that the learner no longer has the policy. ``key`` keeps processes of other transfers out.
+    ``backend`` and ``dtypes`` are torch's names.
     """
 
     backend: str
@@ -465,12 +470,13 @@ class TransferOffer:
 
 @dataclass(frozen=True, slots=True)
 class StageEntered:
-    """The learner is in ``stage`` at ``version``: replay what was decided from there on; drop what other stages left.
+    """The learner is in ``stage`` at ``version``: replay groups decided from ``version`` on, drop other stages' groups.
 
-    ``stage_version`` is the version the stage began at. ``restored`` says that the learner's process is a new one: the filter
-    then raises the epoch. ``left`` is the stage just left, None when there was none. ``run`` and ``last_step`` are
-    what the checkpoint it goes on from says of the journal: the run's id, and the version of the last step recorded (-1: none).
-    The filter stops the run when its journal is of another run, or older. ``run`` is empty when there is no checkpoint.
+    The stage began at ``stage_version``. ``restored`` says that the learner's process is new: the filter then raises
+    the epoch. ``left`` is the stage just left, None when there was none. ``run`` and ``last_step`` come from the
+    learner's checkpoint: the run's id, and the version of the last step that the journal had recorded (-1: none).
+    ``run`` is empty when there is no checkpoint. The filter stops the run when its journal belongs to another run, or
+    is older.
     """
 
     stage: int
@@ -484,7 +490,10 @@ class StageEntered:
 
 @dataclass(frozen=True, slots=True)
 class StageRecorded:
-    """The filter is in the stage too; ``epoch`` is the one in force, ``run`` the id of the run, which checkpoints hold."""
+    """The filter has entered the stage.
+
+    ``epoch`` is the current epoch; ``run`` is the run's id, which checkpoints store.
+    """
 
     epoch: int
     run: str = ""
@@ -492,7 +501,7 @@ class StageRecorded:
 
 @dataclass(frozen=True, slots=True)
 class StepTrained:
-    """A step is done: ``groups`` were trained, in order; ``figures`` are the learner's."""
+    """The learner trained ``groups`` in this order; ``figures`` are the learner's figures of the step."""
 
     stage: int
     version: int
@@ -502,7 +511,10 @@ class StepTrained:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is durable; ``oldest_version`` is that of the oldest one kept: no replay starts before it."""
+    """A checkpoint is durable.
+
+    No replay starts before ``oldest_version``, the version of the oldest checkpoint kept.
+    """
 
     path: str
     version: int
@@ -511,19 +523,19 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The journal has it."""
+    """The journal has stored the step or the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedGroups:
-    """Asked by a scheduler that enters a stage or starts: what is open, and how far is the stage."""
+    """A scheduler that starts or enters a stage asks which groups are open, and how many were opened."""
 
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedGroup:
-    """An open group and the samples it still lacks, with the attempt each is at."""
+    """An open group and the samples that it still lacks, each with its attempt."""
 
     opened: GroupOpened
     missing: tuple[Retry, ...]
@@ -531,7 +543,10 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupsUnfinished:
-    """The answer: every number below ``opened`` has been opened in this stage, and below ``interim_opened`` of its evaluations."""
+    """The open groups of a stage.
+
+    Every number below ``opened`` has been opened in this stage, and below ``interim_opened`` for its evaluations.
+    """
 
     stage: int
     opened: int
@@ -541,9 +556,10 @@ class GroupsUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One counter (it only grows while the process lives), gauge or histogram of an actor.
+    """One counter (which only grows while the process lives), gauge or histogram of an actor.
 
-    ``values`` is the value alone; of a histogram the counts of its buckets [len(bounds) + 1], not cumulative, and then the sum.
+    ``values`` holds one value. For a histogram, ``values`` holds the counts of its buckets [len(bounds) + 1], not
+    cumulative, and then the sum.
     """
 
     name: str
@@ -556,12 +572,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """What an actor is doing, for the live table and the timeline.
+    """The state of an actor, for the live table and the timeline.
 
-    ``state`` is one word; ``detail`` may say more, also why it ended. ``waiting_for`` names the role and the thing an idle
-    actor waits for, as in ``"roc_filter: step 13"``; empty while it works. Seconds are totals since the process started:
-    of doing what the role is for (see ``Actor.busy_seconds``), and of processor time with that of its children.
-    ``metrics`` is what else it counts, for Prometheus alone.
+    ``state`` is one word; ``detail`` may say more, also why the actor ended. ``waiting_for`` names the role and the
+    thing that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while the actor works. Seconds are totals
+    since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
+    processor time, children included. ``metrics`` are further counts, for Prometheus only.
     """
 
     actor: str
@@ -577,9 +593,9 @@ class ActorStatus:
 
 @dataclass(frozen=True, slots=True)
 class Incarnations:
-    """From each supervisor to those of other hosts: which incarnation each of its actors has, by node.
+    """The incarnation of each actor, by node: each supervisor sends its actors' to the supervisors of other hosts.
 
-    Peers refuse a process that claims a higher one.
+    Peers refuse a process that claims a higher incarnation.
     """
 
     incarnations: dict[str, int]
@@ -587,9 +603,9 @@ class Incarnations:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """From the learner's host to the supervisors of the others: once ``ending``, they stop their actors too.
+    """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
 
-    ``exit_code`` is what the whole run ends with.
+    ``exit_code`` is the exit code of the whole run.
     """
 
     ending: bool

@@ -15,7 +15,7 @@ from agent_rl.evaluation.problems import prompt_of
 from agent_rl.files.reading_json import read_json
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.models.model_files import ModelFiles, Unreadable
-from agent_rl.records.checkpoint_files import state_file
+from agent_rl.records.checkpoint_files import STATE_FILE
 from agent_rl.rollout.chat_templates import OURS
 
 EVALUATOR = "actors.evaluator:Evaluator"
@@ -70,13 +70,13 @@ def model_of(named: str | Path, told: Callable[[str], object] = lambda _: None) 
 
 
 def _refuse_cut(model: Path) -> None:
-    """Refuse a checkpoint whose weights are not as long as they were written; to read all of them takes minutes."""
-    state = state_file(model)
+    """Refuse a checkpoint whose weight files have another size than when written. Checksums would take minutes."""
+    state = model / STATE_FILE
     try:
         written = dict(read_json(state)["files"])
         sizes = {model / name: int(size) for name, (size, _) in written.items() if name.startswith("model")}
     except FileNotFoundError:
-        return  # a model that is no checkpoint of ours
+        return  # a model that no run has saved
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "name another checkpoint, or remove the file if the model is whole"
         raise EvaluationError(f"{state} cannot be read ({error}); {remedy}") from error

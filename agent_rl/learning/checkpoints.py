@@ -1,18 +1,18 @@
-"""Checkpoints on disk: a Hugging Face directory, and beside the model a folder with what training needs to go on exactly.
+"""Checkpoints on disk: a Hugging Face directory, with a folder ``training`` from which training continues exactly.
 
 ::
 
     config.json, model*.safetensors, tokenizer   as `from_pretrained` and vLLM load them; adapters merged
-    training/state.json                          position, step counts, what the learner adds; size and checksum of every other file
-    training/adapter.safetensors                 of a model trained by adapters, these alone
+    training/state.json                          position, step counts, the learner's data; every file's size and checksum
+    training/adapter.safetensors                 the adapters, of a model trained by adapters
     training/rank-0/optimizer*.safetensors       moments and float32 master weights, in files of at most `SHARD_BYTES`
     training/rank-0/rng.safetensors              states of torch's random generators
 
-Loaders of models take every ``*.safetensors`` of the folder they are given for weights, so nothing else lies there. A process of
-a sharded optimizer has its own ``rank-N``; there is one today. Checkpoints of earlier versions, which kept everything in one folder
-and the state in ``trainer.json``, are read as well.
+Model loaders read every ``*.safetensors`` of the top folder as weights, so no other tensors are there. Each process of
+a sharded optimizer would have its own ``rank-N``; today there is one.
 
-A checkpoint appears whole or not at all, and is flushed to disk before it appears. `verify` reads all of it again.
+A checkpoint is written completely or not at all, and flushed to disk before it gets its name. `verify` reads every
+file.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def save_checkpoint(
     tokenizer: Any,
     extra: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint. ``extra`` is kept beside the position, as JSON.
+    """Write a checkpoint. ``extra`` is stored as JSON beside the position.
 
-    Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
+    Raises TrainingStoppedError and writes nothing when weights or moments are not finite.
     """
     from safetensors.torch import save_file
 
@@ -80,14 +80,14 @@ def save_checkpoint(
         _flushed(partial / STATE_FILE)
         for folder in (partial / RANK, partial / "training", partial):
             _flush_names(folder)
-        remove(directory)  # what is left of a directory that is no whole checkpoint
+        remove(directory)  # an incomplete checkpoint of this name
     _flush_names(directory.parent)
 
 
 def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer) -> tuple[Position, dict[str, Any]]:
-    """Take up weights, moments and random states; the position, and what was kept beside it.
+    """Restore weights, moments and random states; return the position and the extra data.
 
-    Raises CheckpointError, having changed nothing, when a file is missing or not what was written.
+    Raises CheckpointError when a file is missing or changed since it was written; then nothing was restored.
     """
     from safetensors.torch import load_file
 
@@ -95,7 +95,7 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
     tensors = {path: path.name for path in map(directory.joinpath, state["files"]) if path.suffix == ".safetensors"}
 
     def read(kind: str) -> dict[str, Tensor]:
-        """All tensors in files whose names begin so, wherever the checkpoint's version puts them."""
+        """All tensors in the files whose names begin with ``kind``."""
         return {
             key: value
             for path, name in tensors.items()
@@ -109,7 +109,7 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
         model.load({name: weights[name] for name in names})
         optimizer.load(moments, state["optimizer_steps"])
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{directory} is not of the model that the topology names: {error}") from error
+        raise CheckpointError(f"{directory} holds another model than the topology names: {error}") from error
     _restore_rng(read("rng"))
     return position_of(state), state["extra"]
 
@@ -119,7 +119,7 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> None:
-    """In as few files of at most `SHARD_BYTES` as their order allows; a larger tensor has one of its own."""
+    """Write tensors, in their order, to files of at most `SHARD_BYTES`; a larger tensor has its own file."""
     from safetensors.torch import save_file
 
     shards: list[dict[str, Tensor]] = [{}]
@@ -157,14 +157,14 @@ def _restore_rng(states: Mapping[str, Tensor]) -> None:
 
 
 def _flushed(path: Path) -> tuple[int, int]:
-    """Size and checksum of a file, once it is on the disk."""
+    """Flush a file to the disk; return its size and checksum."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return file_checksum(path)
 
 
 def _flush_names(directory: Path) -> None:
-    """Make the names in a directory durable, as `os.fsync` of a file does not."""
+    """Make the names in a directory durable; `os.fsync` of a file does not do that."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -130,7 +130,7 @@ class PolicyModel:
         hidden: Tensor = output
         return hidden
 
-    # Weights -----------------------------------------------------------------------------------------------------------
+    # Weights ----------------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors by their own names, adapters merged, of tied ones the first: as engines load them."""

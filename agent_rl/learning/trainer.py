@@ -95,7 +95,7 @@ class Trainer:
         self._mismatch_tokens = mismatch_tokens
         self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
 
-    # Supervised --------------------------------------------------------------------------------------------------------
+    # Supervised -------------------------------------------------------------------------------------------------------
 
     def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> SupervisedFigures:
         """One supervised step on (tokens, loss mask) pairs: mean cross-entropy over the masked-in tokens.
@@ -125,7 +125,7 @@ class Trainer:
         norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
         return SupervisedFigures(loss=loss_sum, gradient_norm=norm, tokens=total)
 
-    # Reinforcement -----------------------------------------------------------------------------------------------------
+    # Reinforcement ----------------------------------------------------------------------------------------------------
 
     def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> TrainingFigures:
         """One step of GRPO-RoC on the kept groups, in the given order.
@@ -249,7 +249,7 @@ class Trainer:
         mask = _stack([s.mask for s in batch]).to(self.device) > 0
         return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy
 
-    # Weights and checkpoints -------------------------------------------------------------------------------------------
+    # Weights and checkpoints ------------------------------------------------------------------------------------------
 
     def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Tensor]:
         """The weights, under the model's own names, as those of ``version``: training may go on meanwhile.

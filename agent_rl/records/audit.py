@@ -11,7 +11,7 @@ from agent_rl.records.opening import read_journal
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The balance of a run: opened = trained + dropped by reason + open (ready counts as open until it is trained)."""
+    """The balance of a run: opened = trained + dropped by reason + open. A ready group counts as open until trained."""
 
     opened: int
     trained: int
@@ -28,7 +28,7 @@ class Audit:
 
     @property
     def balanced(self) -> bool:
-        """Whether every group is accounted for exactly once and no rule is broken."""
+        """Whether every group is counted exactly once and no rule is broken."""
         return not self.faults and self.opened == self.trained + sum(self.dropped.values()) + self.open
 
     def figures(self) -> dict[str, float]:
@@ -46,13 +46,15 @@ class Audit:
         lost = sum(self.dropped.values())
         sign = "=" if self.opened == self.trained + lost + self.open else "!="
         lines = [
-            f"training groups: {self.opened} opened {sign} {self.trained} trained + {lost} dropped ({dropped}) + {self.open} open",
-            f"steps: {self.steps}, of which {self.empty_steps} without a group to train and {self.skipped_steps} skipped as not finite",
+            f"training groups: {self.opened} opened {sign} {self.trained} trained "
+            + f"+ {lost} dropped ({dropped}) + {self.open} open",
+            f"steps: {self.steps}, of which {self.empty_steps} without a group to train "
+            + f"and {self.skipped_steps} skipped as not finite",
             f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]
         if self.left:
             lines.append(
-                f"trajectories: those of {self.left} groups have left the journal, as run.keep_trajectories says"
+                f"trajectories: those of {self.left} groups were removed from the journal (see run.keep_trajectories)"
             )
         lines += [f"FAULT {fault}" for fault in self.faults]
         lines.append("balanced" if self.balanced else "NOT BALANCED")

@@ -1,4 +1,7 @@
-"""What the files of a checkpoint say: how far it is, and whether each file is what was written. Read without torch."""
+"""Read and verify the files of a checkpoint: its position, and whether each file is as it was written.
+
+No torch needed.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 STATE_FILE = "training/state.json"
-OLD_STATE_FILE = "trainer.json"
 _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the stage, the version it began at, the version (RL steps) reached; in a supervised stage its steps so far."""
+    """A position in the recipe: the stage, the version at its start, the version (RL steps) reached.
+
+    ``step`` counts the steps so far in a supervised stage.
+    """
 
     stage: int
     stage_version: int
@@ -25,29 +30,28 @@ class Position:
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be gone on from; the message names the file and what is wrong with it."""
+    """A checkpoint cannot be used; the message names the file and the fault."""
 
 
 def read_position(directory: Path) -> Position | None:
-    """The position of a checkpoint; None when the folder is not a whole one."""
+    """The position of a checkpoint; None when the folder holds no complete checkpoint."""
     found = read_state(directory)
     return None if found is None else found[0]
 
 
 def read_state(directory: Path) -> tuple[Position, dict[str, Any]] | None:
-    """The position of a checkpoint and what is kept beside it; None when the folder is not a whole one."""
+    """The position of a checkpoint and its extra data; None when the folder holds no complete checkpoint."""
     try:
-        state = _read_state(state_file(directory))
+        state = _read_state(directory / STATE_FILE)
         return position_of(state), dict(state.get("extra", {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Raises OSError, and ValueError when it is not what was written; states of earlier versions have no checksum."""
+    """Raises OSError, and ValueError or KeyError when the file changed since it was written."""
     state: dict[str, Any] = json.loads(path.read_text())
-    written = state.pop("checksum", None)
-    if written not in {None, checksum_of_state(state)}:
+    if state.pop("checksum") != checksum_of_state(state):
         raise ValueError("it is not what was written: its checksum differs")
     return state
 
@@ -57,15 +61,9 @@ def checksum_of_state(state: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(state).encode())
 
 
-def state_file(directory: Path) -> Path:
-    """The file that says what a checkpoint consists of; a Hugging Face model that no run has saved lacks it."""
-    old = directory / OLD_STATE_FILE
-    return old if old.is_file() else directory / STATE_FILE
-
-
 def verify(directory: Path) -> dict[str, Any]:
-    """What the state file holds. Raises CheckpointError when a file is missing, cut, or not what was written."""
-    path = state_file(directory)
+    """The content of the state file. Raises CheckpointError when a file is missing, truncated or changed."""
+    path = directory / STATE_FILE
     try:
         state = _read_state(path)
         files = dict(state["files"])
@@ -84,7 +82,7 @@ def verify(directory: Path) -> dict[str, Any]:
 
 
 def position_of(state: Mapping[str, Any]) -> Position:
-    """The position that a state file holds."""
+    """The position in a state file's content."""
     return Position(state["stage"], state["stage_version"], state["version"], state.get("step", 0))
 
 

@@ -1,9 +1,8 @@
-"""Continuing a run: what its topology said before, and what of it may have changed since.
+"""Continuing a run: which settings must be the same as at its first start.
 
-The run directory keeps the topology of its first start. The seed, the model, the environments, the size of groups and steps, and the
-stages already named are what journal and checkpoints were made with: another value would continue something else under
-the same name, so it is refused. Everything else (lengths of stages, limits, hosts, actors and their settings) may change, and
-stages may be appended.
+The run directory keeps those settings of the first start: the seed, the model, the environments, the size of groups and
+steps, and the stages already named. Journal and checkpoints depend on them, so another value is refused. Everything
+else (lengths of stages, limits, hosts, actors and their settings) may change, and stages may be appended.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FILE = "topology.json"
 
 
 def made_with(topology: Topology) -> dict[str, Any]:
-    """What must stay as it is, by the keys of the file."""
+    """The settings that must not change, by their keys in the topology."""
     whole = topology.model_dump(mode="json")
     algorithm = whole["algorithm"]
     kept: dict[str, Any] = {"run.seed": whole["run"]["seed"]}
@@ -37,19 +36,19 @@ def made_with(topology: Topology) -> dict[str, Any]:
 
 
 def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What the run of a file was made with and is different now, with the remedy; None when nothing is."""
+    """A message that lists the settings that changed, with the remedy; None when none changed."""
     changed = [key for key, value in before.items() if now.get(key) != value]
     if not changed:
         return None
     lines = [f"{key}: {_shown(before[key])} then, {_shown(now.get(key))} now" for key in changed]
     remedy = "undo these changes to continue it, or set another run.directory to start a new run"
-    return "\n  ".join([f"{path} holds a run that was started otherwise:", *lines, remedy])
+    return "\n  ".join([f"{path} holds a run that was started with other settings:", *lines, remedy])
 
 
 def remember(topology: Topology, directory: Path) -> None:
-    """Keep the topology of a run's first start; hold a later start against it.
+    """Store the settings of a run's first start; compare those of a later start with them.
 
-    Raises RunRefused, naming every key that may not have changed, with both values and the remedy.
+    Raises RunRefused, which names every setting that must not change, with both values and the remedy.
     """
     path = directory / FILE
     now = made_with(topology)
@@ -72,9 +71,10 @@ def remember(topology: Topology, directory: Path) -> None:
 
 
 def write_resolved(topology: Topology, directory: Path, host: str, command: str) -> Path:
-    """Keep the topology as this start of the run has it: what actors read, whatever becomes of the files. Raises DiskError.
+    """Store the resolved topology of this start.
 
-    ``host`` is the first of those that the writing supervisor starts, ``command`` what starts the run again.
+    Actors read this copy, so later edits of the user's files have no effect. ``host`` is the first host that the
+    calling supervisor starts; ``command`` starts the run again. Raises DiskError.
     """
     path = directory / f"topology.{host}.toml"
     text = f"# What the actors of this run read; made by: {command}\n\n{resolved_text(topology)}"

@@ -1,4 +1,4 @@
-"""What every back end of the journal must fulfil, as a suite of tests for pytest: derive from it and say how a journal is opened.
+"""The contract of every back end of the journal, as a pytest suite: derive from it and define ``open``.
 
 ::
 
@@ -26,18 +26,18 @@ STATES = ("open", "ready", "trained", "evaluated", "dropped")
 
 @contextmanager
 def raises(words: str) -> Iterator[None]:
-    """The code within must raise a JournalError that says so."""
+    """The code within must raise a JournalError whose message contains ``words``."""
     try:
         yield
     except JournalError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = "nothing"
-    assert words in said, f"{said} does not say {words!r}"
+        message = "no error"
+    assert words in message, f"{message} does not contain {words!r}"
 
 
 def open_groups(journal: Journal, numbers: int | range, *, stage: int = 0, purpose: str = "train") -> list[str]:
-    """Groups with a rollout each."""
+    """Open groups with one rollout each; return their ids."""
     names = []
     for number in range(numbers) if isinstance(numbers, int) else numbers:
         names.append(f"s{stage}-g{number:06d}")
@@ -49,7 +49,7 @@ def open_groups(journal: Journal, numbers: int | range, *, stage: int = 0, purpo
 def train(
     journal: Journal, version: int, groups: Sequence[str], dropped: Sequence[str] = (), *, stage: int = 0
 ) -> None:
-    """Make a step of groups that were opened, and train it."""
+    """Close a step of open groups, and record it as trained."""
     for group in groups:
         journal.ready(group, [(0, 0)], [1.0], 0, 1)
     for group in dropped:
@@ -73,7 +73,7 @@ def forget(journal: Journal, *, keep: int = 0, pieces: int | None = None) -> int
 
 
 def readable(journal: Journal, groups: Sequence[str]) -> list[str]:
-    """Those of the groups whose trajectories are there, to the last byte."""
+    """The groups whose trajectories the journal still holds, each payload byte for byte."""
     found = []
     for group in groups:
         for stored in journal.trajectories(group):
@@ -87,7 +87,7 @@ class JournalContract(ABC):
 
     @abstractmethod
     def open(self, folder: Path) -> Journal:
-        """The journal of a folder: a new one, or what was committed there."""
+        """Open the journal of a folder: a new one, or the one that was committed there."""
 
     def made(self, folder: Path) -> Journal:
         """A journal in which every step begins a new segment."""
@@ -95,7 +95,7 @@ class JournalContract(ABC):
         journal.segment_bytes = 1
         return journal
 
-    # Groups and steps --------------------------------------------------------------------------------------------------
+    # Groups and steps -------------------------------------------------------------------------------------------------
 
     def test_a_groups_life_balances_at_every_moment(self, tmp_path: Path) -> None:
         """Opened, decided, closed, trained: every figure follows."""
@@ -249,7 +249,7 @@ class JournalContract(ABC):
         assert journal.group_ids() == [a, b, right, wrong, *asked]
         journal.close()
 
-    # Commits -----------------------------------------------------------------------------------------------------------
+    # Commits ----------------------------------------------------------------------------------------------------------
 
     def test_what_is_committed_survives_and_what_is_not_does_not(self, tmp_path: Path) -> None:
         """After the end of the process, at whatever moment."""
@@ -306,7 +306,7 @@ class JournalContract(ABC):
         assert (balance.trained, [each.id for each in journal.groups(stage=0, states=("open",))]) == (2, [lost, whole])
         journal.close()
 
-    # Compaction --------------------------------------------------------------------------------------------------------
+    # Compaction -------------------------------------------------------------------------------------------------------
 
     def test_compaction_forgets_only_what_no_replay_needs(self, tmp_path: Path) -> None:
         """And from the first and the last step a few groups for people to read."""

@@ -1,16 +1,17 @@
-"""What `agent-rl audit --deep` reads: every byte of the journal and of the checkpoints, held against the checksums written with it.
+"""`agent-rl audit --deep`: read every byte of journal and checkpoints, and compare with the stored checksums.
 
 ::
 
-    journal.sqlite-wal     the chain of checksums over its frames; SQLite itself silently ends the log at the first that is wrong
+    journal.sqlite-wal     the chain of checksums over its frames; SQLite silently ends the log at a wrong checksum
     journal.sqlite         SQLite's integrity check (pages, trees, indexes), the schema, and the checksum of every row
     journal.trajectories   the checksum of every payload
-    checkpoints            size and CRC-32 of every file, and the checksum of the file that says so
-    all of them            whether the journal is older than the newest checkpoint or metrics.jsonl: a log that was cut short is sound
+    checkpoints            size and CRC-32 of every file, and the checksum of the state file
+    all of them            whether the journal is older than the newest checkpoint or metrics.jsonl (a truncated log)
 
-Not found, because nothing is there to hold it against: bytes that no row uses (free pages, the room between rows, counters in the
-header, payloads whose commit a kill prevented); the log's last transaction when the flipped byte makes it look like the rest of an
-older log (4 or 8 bytes a frame); what changed before it was first written. Logs, the timeline and report.html have no checksums.
+Changes in these places are not found, because no checksum covers them: bytes that no row uses (free pages, space
+between rows, counters in the header, payloads whose commit a kill prevented); the log's last transaction, when the
+flipped byte makes it look like the rest of an older log (4 or 8 bytes a frame). Logs, the timeline and report.html have
+no checksums.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agent_rl.records.run_directory import in_use
 
 @dataclass(frozen=True, slots=True)
 class DeepAudit:
-    """What was found: ``faults`` are bytes that are not what was written or were lost, ``notes`` what could not be looked at."""
+    """The result: ``faults`` name bytes that changed or were lost, ``notes`` name what was not checked."""
 
     rows: int
     checkpoints: int
@@ -46,7 +47,7 @@ class DeepAudit:
 def deep_audit(directory: Path) -> DeepAudit:
     """Read a run directory again. Raises JournalError when the journal cannot be read at all."""
     under_way = in_use(directory)
-    notes = ["the run is under way: its journal's log was not looked at"] if under_way else []
+    notes = ["the run is under way: its journal's log was not checked"] if under_way else []
     journal = read_journal(directory)
     try:
         rows, faults = journal.verify(under_way=under_way)

@@ -1,11 +1,11 @@
-"""The trajectories of a run as a table, a row each: JSON lines or Parquet, written group by group, from a run that may be under way.
+"""Export the trajectories of a run, one row each, as JSON lines or Parquet. The run may be under way.
 
 ::
 
-    journal (read-only) --> one group --> its rows --> JSON lines, or a batch of a Parquet file --> takes FILE's place at the end
+    journal (read-only) --> one group --> its rows --> JSON lines, or a batch of a Parquet file --> renamed to FILE
 
-What a row holds is what the journal has: the group and its fate, the judgement, and the trajectory as it was received. Policies are
-runs: ``[epoch, version, tokens]`` in the order of the response's tokens.
+A row holds the group and its fate, the judgement, and the trajectory as the filter received it. Policies are run-length
+coded: ``[epoch, version, tokens]`` in the order of the response's tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_rl.records.opening import read_journal
 
 Format = Literal["jsonl", "parquet"]
 Decode = Callable[[bytes], Any]
-"""A message as the journal stores it, to the message; raises ValueError for what is none."""
+"""Decodes a message that the journal stores; raises ValueError when the bytes are not a message."""
 Row = dict[str, Any]
 BATCH_ROWS = 256
 """Rows of a Parquet file that are in memory at once."""
@@ -57,16 +57,19 @@ PARQUET = {
     "generator": "string",
     "seconds": "float64",
 }
-"""Columns by their type; ``s`` marks a list, ``json`` a text of JSON, since a tool's arguments have any shape."""
+"""The type of each column. A final ``s`` means a list.
+
+``json`` means a JSON text, since a tool's arguments have any shape.
+"""
 
 
 class ExportError(Exception):
-    """There is nothing to export, or no way to; the message says what to do."""
+    """The export is not possible; the message says why and what to do."""
 
 
 @dataclass(slots=True)
 class Exported:
-    """What was written. ``left`` groups had trajectories once, and have none any more."""
+    """What was written. The journal no longer holds the trajectories of ``left`` further groups."""
 
     file: Path
     groups: int = 0
@@ -78,13 +81,13 @@ class Exported:
         lines = [f"{self.file}: {self.rows:,} trajectories of {self.groups:,} groups"]
         if self.left:
             lines.append(
-                f"the trajectories of {self.left:,} more groups have left the journal; run.keep_trajectories says which stay"
+                f"the journal no longer holds the trajectories of {self.left:,} more groups (see run.keep_trajectories)"
             )
         return lines
 
 
 def export(directory: Path, decode: Decode, form: Format, file: Path | None = None) -> Exported:
-    """Write the trajectories of a run directory to ``file``, or into the directory; whole, or not at all.
+    """Write the trajectories of a run to ``file`` (default: a file in the run directory), completely or not at all.
 
     Raises JournalError, ExportError and DiskError.
     """
@@ -134,7 +137,7 @@ def _about(journal: Journal, row: GroupRow) -> Row:
 
 
 def _columns(trajectory: Any) -> Row:
-    """The fields of a trajectory; what the group says as well is left out."""
+    """The fields of a trajectory, without those that `_about` gives."""
     found = {name: value for name, value in asdict(trajectory).items() if name in PARQUET}
     policies = map(tuple, found["policies"].tolist())
     found["policies"] = [[*policy, sum(1 for _ in tokens)] for policy, tokens in groupby(policies)]

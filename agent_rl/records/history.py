@@ -1,16 +1,17 @@
-"""Whether what a run directory holds is of one history: journal, checkpoints, and the rows of ``metrics.jsonl``.
+"""Check that journal, checkpoints and the rows of ``metrics.jsonl`` in a run directory belong to one history.
 
 ::
 
-    step trained --> journal committed and flushed --> learner told --> checkpoint written and flushed --> journal told --> compaction
-                                                                                                       (kept_from)
+    step trained --> journal flushed --> learner told --> checkpoint flushed --> journal told (kept_from) --> compaction
 
-So a checkpoint never knows a step that the journal lacks, whatever crashes, also when the machine loses power; the journal may
-know more, and replays it. A checkpoint says the run's id and the last step recorded before it (`Mark`); the journal holds the
-id, its steps, and from which version on it still has the rollouts. A row of metrics.jsonl is written after the flush as well.
+So a checkpoint never contains a step that the journal lacks, whatever crashes, also when the machine loses power. The
+journal may contain later steps, and replays them. A checkpoint stores the run's id and the last step recorded before it
+(`Mark`). The journal stores the id, its steps, and the version from which on it still has the rollouts. A row of
+metrics.jsonl is written after the flush as well.
 
-Deciding is `disagreement`, pure. The supervisor asks it of the files before anything starts (`check_history`); the filter asks it
-of what the learner says (`refuse_learner`), which may stand on another host's disk.
+`disagreement` decides, and is pure. The supervisor applies it to the files before it starts any actor
+(`check_history`). The filter applies it to the learner's report (`refuse_learner`), since the checkpoint may be on
+another host's disk.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
 from agent_rl.records.opening import JOURNAL, read_journal
 
 MADE_WITH = "made_with"
-"""The journal's fact that holds what the run was made with (see continuing.py), as topology.json does."""
+"""The journal's fact with the settings that must not change (see continuing.py); topology.json holds the same."""
 METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
 ELSEWHERE = "or start again in another run.directory"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a checkpoint knows of the journal: the id of the run, and the version of the last step that was recorded.
+    """A checkpoint's reference to the journal: the run's id, and the version of the last step that was recorded.
 
-    ``run`` is empty where it is not known: before the first answer of the journal, and in checkpoints of older versions.
+    ``run`` is empty before the first answer of the journal.
     """
 
     run: str = ""
@@ -45,17 +46,17 @@ class Mark:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Mark:
-        """The mark in what a checkpoint keeps beside its position."""
+        """The mark in a checkpoint's extra data."""
         return cls(**extra.get("history", {}))
 
     def kept(self) -> dict[str, Any]:
-        """The mark as a checkpoint keeps it."""
+        """The extra data that stores the mark."""
         return {"history": asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint: its name, where in the recipe it stands, and its mark."""
+    """A checkpoint: its name, its position in the recipe, and its mark."""
 
     name: str
     position: Position
@@ -64,7 +65,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the journal knows."""
+    """The journal's side of the comparison."""
 
     path: Path
     run: str
@@ -73,12 +74,12 @@ class Known:
     step: int
     """The version of the last step trained; -1 before the first."""
     kept_from: int | None
-    """No replay can start before this version; None while nothing was forgotten and no checkpoint was recorded."""
+    """No replay can start before this version; None while no checkpoint was recorded."""
     evaluated: frozenset[int]
 
 
 def known(journal: Journal) -> Known:
-    """What a journal knows. Raises JournalError when it cannot be read."""
+    """Read a journal's side of the comparison. Raises JournalError when the journal cannot be read."""
     kept_from = journal.fact("kept_from")
     return Known(
         journal.path,
@@ -91,36 +92,37 @@ def known(journal: Journal) -> Known:
 
 
 def disagreement(journal: Known, checkpoint: Saved | None, kinds: Sequence[str]) -> str | None:
-    """Why the run cannot go on from this checkpoint (None: there is none) with this journal, and what to do.
+    """Why the run cannot continue from this checkpoint with this journal, and the remedy; None when it can.
 
-    ``kinds`` are those of the recipe's stages. None when both are of one history.
+    ``checkpoint`` is None when there is none. ``kinds`` are the kinds of the recipe's stages.
     """
     if checkpoint is None:
         if journal.kept_from is None:
             return None
-        return f"{journal.path} knows of checkpoints, and there is none: put the folder {CHECKPOINTS} back, {ELSEWHERE}"
+        return f"{journal.path} records checkpoints, but there is none: put the folder {CHECKPOINTS} back, {ELSEWHERE}"
     name, mark, at = checkpoint.name, checkpoint.mark, checkpoint.position
     if mark.run and mark.run != journal.run:
         return (
-            f"{name} is of run {mark.run}, and {journal.path} of run {journal.run}: put back the checkpoints or the journal that "
-            f"belong together, {ELSEWHERE}"
+            f"{name} belongs to run {mark.run}, and {journal.path} to run {journal.run}: put back checkpoints and "
+            f"journal of one run, {ELSEWHERE}"
         )
     if not mark.run:
         return (
-            f"{name} names no run, so another version of agent_rl wrote it, or it is of another run: "
+            f"{name} names no run: it belongs to another run or was written by another version of agent_rl: "
             f"put back this run's checkpoints, {ELSEWHERE}"
         )
     left = at.stage - 1
     unevaluated = 0 <= left < len(kinds) and kinds[left] == "evaluate" and left not in journal.evaluated
     if mark.step > journal.step or left > journal.stage or unevaluated:
         return (
-            f"{journal.path} is older than {name}: {_reached(journal.step, journal.stage)}, and the checkpoint was written "
-            f"{_reached(mark.step, at.stage)}. Put back the journal as it was then or later, {ELSEWHERE}"
+            f"{journal.path} is older than {name}: the journal ends {_reached(journal.step, journal.stage)}, the "
+            f"checkpoint was written {_reached(mark.step, at.stage)}. Put back the journal of that time or a later "
+            f"one, {ELSEWHERE}"
         )
     if journal.kept_from is not None and at.version < journal.kept_from:
         return (
-            f"{name} is too old for {journal.path}, which holds rollouts from version {journal.kept_from} on: put back a "
-            f"checkpoint of that version or a later one, {ELSEWHERE}"
+            f"{name} is too old for {journal.path}, which holds rollouts from version {journal.kept_from} on: put back "
+            f"a checkpoint of that version or a later one, {ELSEWHERE}"
         )
     return None
 
@@ -130,9 +132,9 @@ def _reached(step: int, stage: int) -> str:
 
 
 def refuse_learner(journal: Journal, mark: Mark, position: Position, kinds: Sequence[str], *, begins: bool) -> None:
-    """Hold what a restarted learner says of its checkpoint against the journal; ``begins`` says that it has none.
+    """Compare the checkpoint that a restarted learner reports with the journal; ``begins``: the learner has none.
 
-    A learner that names no run is one of an older version or of the user's own: its files were looked at, where they are here.
+    A user's own learner may name no run; `check_history` has then checked its files if they are on this host.
     Raises JournalError.
     """
     fault = None
@@ -146,10 +148,10 @@ def refuse_learner(journal: Journal, mark: Mark, position: Position, kinds: Sequ
 
 
 def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | None = None) -> None:
-    """Refuse what would lose a run's history: a journal that is missing, empty, damaged, behind, or of another run.
+    """Refuse to start with a journal that is missing, empty, damaged, older than the checkpoints, or of another run.
 
-    ``hosts`` are those whose disk this is; without it, the filter's. Checkpoints are looked at where they must be here: when the
-    learner's host is one of them. Raises JournalError with the remedy.
+    ``hosts`` are the hosts that use this disk (default: the filter's). Checkpoints are checked when the learner's host
+    is one of them. Raises JournalError with the remedy.
     """
     entry = topology.actors.get("roc_filter")
     here = hosts if hosts is not None else [] if entry is None else [entry.host]
@@ -172,8 +174,8 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         witnesses = [each.name for each in saved[-1:]] + [f"{rows} rows in {METRICS}"] * (rows > 0)
         if witnesses:
             raise JournalError(
-                f"{path} is {'missing' if missing else 'empty'}, and the run has a history: {' and '.join(witnesses)}. Put the "
-                f"journal back (with {JOURNAL}-wal, if there is one), {ELSEWHERE}"
+                f"{path} is {'missing' if missing else 'empty'}, and the run has a history: {' and '.join(witnesses)}. "
+                f"Put the journal back (with {JOURNAL}-wal, if there is one), {ELSEWHERE}"
             )
         return
     try:
@@ -195,18 +197,18 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         fault = disagreement(knows, newest, kinds)
         if fault is not None and (newest is not None or not _any_folder(directory)):
             raise JournalError(fault)
-    # Last, since removing the rows helps only where nothing else is wrong.
+    # This check is last, since its remedy (removing the rows) helps only where nothing else is wrong.
     if rows > recorded:
         raise JournalError(
-            f"{_behind(path, rows, recorded)}. Put back the journal as it was then or later, {ELSEWHERE}; or remove {METRICS}, "
-            "to go on from the journal and forget what came after"
+            f"{_behind(path, rows, recorded)}. Put back a later journal, {ELSEWHERE}; or remove {METRICS} to continue "
+            "from this journal and lose the later steps"
         )
 
 
 def faults_between(directory: Path, journal: Journal) -> list[str]:
-    """Where a run directory's journal and what else is in it are not of one history, for an audit; no run may be under way.
+    """How the journal, the newest checkpoint and metrics.jsonl contradict each other. No run may be under way.
 
-    Checkpoints that are not here may be on another host. Raises JournalError when the journal cannot be read.
+    Missing checkpoints are no fault: they may be on another host. Raises JournalError when the journal cannot be read.
     """
     knows, recorded, rows = known(journal), journal.record_count(), _row_count(directory / METRICS)
     faults = [disagreement(knows, each, ()) for each in checkpoints(directory)[-1:]]
@@ -220,7 +222,7 @@ def _behind(path: Path, rows: int, recorded: int) -> str:
 
 
 def checkpoints(directory: Path) -> list[Saved]:
-    """The checkpoints of a run directory that a run would go on from, oldest first; those that cannot be read are left out."""
+    """The readable checkpoints of a run directory, oldest first."""
     found = []
     for path in sorted((directory / CHECKPOINTS).glob("version-*")):
         state = read_state(path)
@@ -231,7 +233,7 @@ def checkpoints(directory: Path) -> list[Saved]:
 
 
 def _any_folder(directory: Path) -> bool:
-    """Whether there are checkpoints at all; of those that are damaged the learner says which file it is."""
+    """Whether there is any checkpoint, damaged ones included: the learner names the damaged file."""
     return any((directory / CHECKPOINTS).glob("version-*"))
 
 

@@ -1,9 +1,9 @@
-"""Which process of a node is the newest, and what time it is in a run: neither is changed by whoever sets the clock.
+"""Incarnations (which process of a node is the newest) and the clock of a run.
 
-An incarnation is ``start * RESTARTS + restarts``: ``start`` is the number of the supervisor's start, ``restarts`` how often this
-start has restarted the actor. The run directory keeps the number of each host's last start. The next start takes the number
-after it, or the seconds since the epoch when they are more: then a host whose run directory was removed while other
-hosts run is still taken for newer.
+Setting the machine's clock changes neither. An incarnation is ``start * RESTARTS + restarts``: ``start`` is the number
+of the supervisor's start, ``restarts`` counts how often this start has restarted the actor. The run directory keeps the
+number of each host's last start. The next start takes the larger of that number plus one and the seconds since the
+epoch. So a host whose run directory was removed while other hosts run still gets a higher number.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from agent_rl.files.disk import whole
 from agent_rl.records.run_directory import RunRefused
 
 RESTARTS = 1 << 20
-"""More than an actor can be restarted in one start: a billion seconds of starts and these fit an int64."""
+"""An upper bound of an actor's restarts in one start. With it, an incarnation fits an int64."""
 
 
 def next_start(directory: Path, hosts: Sequence[str], wall: Callable[[], float] = time.time) -> int:
-    """The number of a start of these hosts' supervisor, kept in the run directory; hold the run's lock.
+    """Number a new start of these hosts' supervisor, and store the number. The caller holds the run's lock.
 
     Raises RunRefused when the number of the last start cannot be read.
     """
@@ -41,19 +41,22 @@ def _last_start(file: Path) -> int:
         return 0
     except (ValueError, IsADirectoryError):
         pass
-    raise RunRefused(f"{file} holds no number of a start: remove it while no host of this run is running")
+    raise RunRefused(f"{file} does not hold the number of a start: stop the run on every host, then remove the file")
 
 
 def is_first(incarnation: int) -> bool:
-    """Whether no process of this actor came before, in this start."""
+    """Whether this is the actor's first process in this start."""
     return incarnation % RESTARTS == 0
 
 
 def read_epoch() -> float:
-    """What to add to the monotonic clock, which all processes of a machine share, for seconds since the epoch."""
+    """The seconds since the epoch at which the monotonic clock was 0. All processes of a machine share that clock."""
     return time.time() - time.monotonic()
 
 
 def run_clock(epoch: float) -> Callable[[], float]:
-    """Seconds since the epoch for all processes of one start: ``epoch`` was read once, and setting the clock changes nothing."""
+    """A clock of seconds since the epoch.
+
+    All processes of a start use one ``epoch``, so setting the clock has no effect.
+    """
     return lambda: time.monotonic() + epoch

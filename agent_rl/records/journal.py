@@ -1,6 +1,7 @@
-"""The journal: the only durable state beside checkpoints, written by the filter's shell alone.
+"""The journal: the only durable state beside checkpoints. Only the filter writes it.
 
-A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason; audit.py proves the balance.
+A group is exactly one of: open, ready, trained at step n, evaluated, or dropped for a named reason. audit.py checks the
+balance.
 
 ::
 
@@ -8,11 +9,12 @@ A group is exactly one of: open, ready, trained at step n, evaluated, or dropped
       SqliteJournal    rows in a database, payloads in one file a segment (sqlite.py)
       MemoryJournal    dictionaries, for simulations and tests (memory.py)
 
-A back end is a `Store` of rows (rows.py) and payloads, nothing else; `contract.JournalContract` holds the tests that every back end passes.
-Payloads are opaque bytes (the wire's encoding, packed), so that what is replayed is what was received.
+A back end is a `Store` of rows (rows.py) and payloads. `contract.JournalContract` holds the tests that every back end
+passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what was received.
 
-Payloads are in segments. A group's trajectories are in the segment that was current when the group was opened, and a step that
-closes begins a new segment. So a segment holds about the groups of one step, and leaves as a whole (`compaction`).
+Payloads are in segments. A group's trajectories are in the segment that was current when the group was opened, and
+closing a step begins a new segment. So a segment holds about the groups of one step, and is removed as a whole
+(`compaction`).
 """
 
 from __future__ import annotations
@@ -40,17 +42,20 @@ from agent_rl.records.store import EmptyJournalError, JournalError, Store
 __all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored", "interim_stage"]
 
 LAYOUT = "3"
-"""Which rows there are and what they mean. A journal of another layout is refused."""
+"""The version of the rows and their meaning. A journal of another layout is refused."""
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
 """Groups of a stage's first and last step that keep their trajectories."""
 TRAIN, EVALUATE, INTERIM, KEPT = "train", "evaluate", "interim", "kept"
-"""Tracks, each with segments of its own: groups that leave together. ``kept`` holds the samples that compaction spared."""
+"""Tracks, each with its own segments, of groups that are removed together. ``kept`` holds the samples."""
 GROUPS_AT_ONCE = 32
-"""Groups whose trajectories one piece of a compaction forgets."""
+"""One piece of a compaction handles the trajectories of so many groups."""
 
 
 class Stored(NamedTuple):
-    """A trajectory as the journal gives it back. ``judgement`` is None until it was judged, and of one that never is."""
+    """A trajectory as the journal returns it.
+
+    ``judgement`` is None while the trajectory is not judged; some never are.
+    """
 
     sample: int
     attempt: int
@@ -60,20 +65,20 @@ class Stored(NamedTuple):
 
     @property
     def reward(self) -> float | None:
-        """The judgement's, if there is one."""
+        """The judgement's reward; None without a judgement."""
         return None if self.judgement is None else self.judgement.reward
 
 
 def interim_stage(stage: int) -> int:
-    """The stage number under which the groups of evaluations within an rl stage are kept: below 0, none of a recipe's own."""
+    """The number under which evaluations within an rl stage are stored: below 0, so different from all stages."""
     return -1 - stage
 
 
 class Journal(Store):
-    """What a run has done, by groups, steps and evaluations. Methods change the current transaction: see `commit`."""
+    """The history of a run: groups, steps and evaluations. Methods change the current transaction: see `commit`."""
 
     segment_bytes = 1 << 20
-    """A segment with fewer bytes of payload takes the groups of the next step too."""
+    """A segment with fewer bytes also takes the groups of the next step."""
 
     def __init__(self) -> None:
         self._current: dict[str, int] = {}
@@ -82,16 +87,16 @@ class Journal(Store):
         self._taken: Counter[tuple[bool, bool]] | None = None
         self._records: int | None = None
 
-    # Groups ------------------------------------------------------------------------------------------------------------
+    # Groups -----------------------------------------------------------------------------------------------------------
 
     def open_group(self, group: str, stage: int, number: int, purpose: str, opened: bytes) -> None:
-        """A group exists. Opening it again changes nothing."""
+        """Record a new group. Opening a group again changes nothing."""
         if self.group(group) is None:
             track = TRAIN if purpose == "train" else INTERIM if stage < 0 else EVALUATE
             self._put_group(GroupRow(group, stage, number, purpose, opened, self._segment(track)))
 
     def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
-        """A trajectory of an open group arrived; its judgement follows. Another of the same attempt is not added."""
+        """Record a trajectory of an open group; its judgement follows. A second one of the same attempt is ignored."""
         row = self.group(group)
         if row is None or row.state != "open":
             raise JournalError(f"{self.path}: a trajectory of {group}, which is not open, cannot be added")
@@ -104,7 +109,7 @@ class Journal(Store):
         return replace(row, offset=offset, size=len(payload), checksum=zlib.crc32(payload))
 
     def judge(self, group: str, sample: int, attempt: int, judgement: Judgement) -> None:
-        """A trajectory was judged, once and for all."""
+        """Record the judgement of a trajectory."""
         row = self._get(TrajectoryRow, group, sample, attempt)
         if row is not None:
             self._put(replace(row, judgement=judgement))
@@ -112,12 +117,12 @@ class Journal(Store):
     def ready(
         self, group: str, kept: Sequence[tuple[int, int]], rewards: Sequence[float], oldest: int, order: int
     ) -> None:
-        """Open -> ready, with the selection made."""
+        """Open -> ready, with the selected trajectories and their rewards."""
         chosen, given = tuple(kept), tuple(float(reward) for reward in rewards)
         self._change(group, "open", state="ready", kept=chosen, rewards=given, oldest=oldest, decided_order=order)
 
     def drop(self, group: str, reason: str, success: float, oldest: int, order: int) -> None:
-        """Open -> dropped, for a named reason; ``success`` is the share of its rollouts so far that were right."""
+        """Open -> dropped, for a named reason; ``success`` is the share of its rollouts that succeeded so far."""
         right = success > 0
         self._change(group, "open", state="dropped", reason=reason, right=right, oldest=oldest, decided_order=order)
 
@@ -126,15 +131,16 @@ class Journal(Store):
         self._change(group, "open", state="evaluated")
 
     def ask_again(self, groups: Sequence[str]) -> None:
-        """Evaluated -> open, of those groups that are: no rollout of them counts, and each is to be sampled anew."""
+        """Evaluated -> open, for those of the groups that are evaluated: all their rollouts are sampled again."""
         for group in groups:
             if self._change(group, "evaluated", state="open"):
                 self._delete(TrajectoryRow, group)
 
     def leave_stages(self, *, but: int, reason: str) -> int:
-        """Drop what earlier stages left ready, and forget their closed steps that were not trained; returns how many groups.
+        """Drop the open and ready groups of earlier stages, with their untrained steps; return how many groups.
 
-        Those of later stages stay: the learner went back, to a checkpoint before a damaged one, and will come to them again.
+        Groups of later stages stay: the learner went back to a checkpoint before a damaged one, and will reach them
+        again.
         """
         for step in self._select(StepRow, trained=False):
             if step.stage < but:
@@ -159,7 +165,7 @@ class Journal(Store):
         return [group for _, _, group in sorted(self._scan(GroupRow, ("stage", "number", "id")))]
 
     def trajectories(self, group: str) -> list[Stored]:
-        """The trajectories of a group by sample and attempt; none of one whose trajectories have left (`compaction`)."""
+        """The trajectories of a group by sample and attempt; empty when compaction has removed them."""
         row = self.group(group)
         rows = self._select(TrajectoryRow, group_id=group) if row is not None else []
         found = []
@@ -175,22 +181,22 @@ class Journal(Store):
         return found
 
     def left(self) -> int:
-        """Of how many groups that were trained, evaluated or counted towards a step the trajectories have left."""
+        """The number of groups, trained, evaluated or counted towards a step, whose trajectories were removed."""
         there = {group for (group,) in self._scan(TrajectoryRow, ("group_id",))}
         groups = self._scan(GroupRow, ("id", "state", "decided_order"))
         return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
 
     def opened_count(self, stage: int) -> int:
-        """How many group numbers of the stage were opened (numbers are dense)."""
+        """The number of groups that the stage has opened (group numbers have no gaps)."""
         return max((number for (number,) in self._scan(GroupRow, ("number",), stage=stage)), default=-1) + 1
 
     def uncounted(self, stage: int, reason: str) -> int:
-        """How many groups of the stage, which no step counts, were dropped for a reason."""
+        """The number of the stage's groups that were dropped for this reason and that no step counts."""
         where = {"stage": stage, "state": "dropped", "reason": reason, "decided_order": 0}
         return sum(1 for _ in self._scan(GroupRow, ("id",), **where))
 
     def _change(self, group: str, before: str, **values: Any) -> bool:
-        """Change a group that is in the state ``before``; whether it was."""
+        """Change a group if its state is ``before``; return whether it was."""
         row = self.group(group)
         if row is None or row.state != before:
             return False
@@ -204,12 +210,12 @@ class Journal(Store):
             if before is not None:
                 self._fates[before.purpose, before.state, before.reason] -= 1
 
-    # Steps -------------------------------------------------------------------------------------------------------------
+    # Steps ------------------------------------------------------------------------------------------------------------
 
     def close_step(
         self, version: int, stage: int, groups: Sequence[str], decided: Sequence[str], figures: StepFigures
     ) -> None:
-        """A step was closed with these groups, in training order; all groups it decided remember it."""
+        """Record a closed step: ``groups`` in training order, and all groups that the step ``decided``."""
         step = StepRow(
             version, stage, trained=False, skipped=False, groups=tuple(groups), decided=tuple(decided), figures=figures
         )
@@ -221,14 +227,14 @@ class Journal(Store):
         self._begin_segment(TRAIN)
 
     def step_trained(self, version: int, figures: TrainingFigures, *, dropped_for: str = "") -> bool:
-        """The learner took the step: its groups are trained, or dropped for a reason when it skipped them.
+        """Record the learner's result: the step's groups are trained, or dropped for a reason when it was skipped.
 
-        A replay may end otherwise than the first time, and is what counts then, since the weights are now of it; a step once
-        skipped is not trained by a replay. False when the step was recorded before.
+        A replay may have another result than the first time. The replay's result counts, since the weights come from
+        it. A replay never trains a skipped step. Returns False when the step was recorded before.
         """
         step = self.step(version)
         if step is None:
-            raise JournalError(f"step at version {version} was reported trained but never closed")
+            raise JournalError(f"{self.path}: the step at version {version} was reported trained but never closed")
         if step.skipped:
             return False
         self._put(replace(step, trained=True, skipped=bool(dropped_for), learner_figures=figures))
@@ -256,7 +262,7 @@ class Journal(Store):
         return max((version for (version,) in self._scan(StepRow, ("version",), trained=True)), default=-1)
 
     def step_counts(self) -> tuple[int, int, int]:
-        """How many steps the learner took, and how many of them had no groups, or were skipped as not finite."""
+        """The numbers of steps that the learner took, of those without groups, and of those skipped as not finite."""
         if self._taken is None:
             taken = self._scan(StepRow, ("groups", "skipped"), trained=True)
             self._taken = Counter((not groups, bool(skipped)) for groups, skipped in taken)
@@ -264,19 +270,20 @@ class Journal(Store):
         empty, skipped = (sum(n for key, n in counts.items() if key[place]) for place in (0, 1))
         return counts.total(), empty, skipped
 
-    # Retention ---------------------------------------------------------------------------------------------------------
+    # Retention --------------------------------------------------------------------------------------------------------
 
     def keep_from(self, version: int) -> None:
-        """No replay starts before ``version`` any more: `compaction` may forget the trajectories that only such a replay needs."""
+        """No replay starts before ``version`` any more: `compaction` may remove trajectories of earlier steps."""
         self.set_fact("kept_from", str(version))
 
     def compaction(self, steps: int = 0) -> Iterator[Callable[[], None] | None]:
-        """Forget the trajectories that no replay needs and that are not among the last ``steps`` steps, segment by segment.
+        """Remove the trajectories that no replay needs and that are not of the last ``steps`` steps, by segment.
 
-        Those of groups that were dropped or trained before then leave, and those of evaluations within an rl stage that are
-        complete; evaluate stages and `samples` stay. Each turn of the iterator is a bounded piece of work. The caller commits
-        after it. A turn that yields a function has finished a segment: the caller calls `settle`, then the function, both in a
-        thread, to remove the payloads. Wherever a process dies in between, the next compaction or start goes on.
+        These are the trajectories of groups that were dropped or trained before, and of complete evaluations within an
+        rl stage. Evaluate stages and `samples` stay. Each item of the iterator is a bounded piece of work, after which
+        the caller commits. An item that is a function has finished a segment: the caller calls `settle`, then the
+        function, both in a thread, to remove the payloads. If the process dies in between, the next compaction or start
+        continues.
         """
         before = int(self.fact("kept_from") or 0)
         if steps:
@@ -289,7 +296,7 @@ class Journal(Store):
         waiting: set[str] = set()
         for segment in self._select(SegmentRow):
             if segment.track in waiting:
-                continue  # what was opened later is needed longer
+                continue  # groups opened later are needed longer
             groups = list(self._scan(GroupRow, ("id", "state", "step", "stage", "number"), segment=segment.number))
             if segment.track == KEPT:
                 if any(group in samples for group, *_ in groups):
@@ -310,22 +317,23 @@ class Journal(Store):
             yield self._let_go(segment.number)
 
     def _spare(self, group: str) -> None:
-        """Copy the payloads of a group into a segment that stays."""
+        """Copy the payloads of a group into a segment of the track ``kept``."""
         row = self.group(group)
         assert row is not None
         kept = self._segment(KEPT)
         for each in self._select(TrajectoryRow, group_id=group):
             payload = self._fetch(row.segment, each.offset, each.size)
-            if payload is None:  # the file is of a later time than this journal, which was put back
+            if payload is None:  # an older copy of the journal was put back; a later compaction removed the file
                 self._delete(TrajectoryRow, group)
                 return
             self._put(self._stored(kept, each, payload))
         self._put_group(replace(row, segment=kept), row)
 
     def samples(self) -> list[str]:
-        """Groups whose trajectories are kept for people to read: of each stage's first and last trained step a few.
+        """Groups whose trajectories stay for people to read, from each stage's first and last trained step.
 
-        They are the first ones the step decided: `SAMPLES_TRAINED` that it trained, `SAMPLES_DROPPED` that it dropped.
+        They are the first `SAMPLES_TRAINED` groups that the step trained and the first `SAMPLES_DROPPED` that it
+        dropped.
         """
         versions: dict[int, list[int]] = {}
         for stage, version in self._scan(StepRow, ("stage", "version"), trained=True):
@@ -339,7 +347,7 @@ class Journal(Store):
         return found
 
     def _segment(self, track: str) -> int:
-        """The segment that new groups of a track go to."""
+        """The segment for new groups of a track."""
         if track not in self._current:
             number = max((number for (number,) in self._scan(SegmentRow, ("number",))), default=-1) + 1
             self._put(SegmentRow(number, track))
@@ -347,15 +355,15 @@ class Journal(Store):
         return self._current[track]
 
     def _begin_segment(self, track: str) -> None:
-        """Let later groups of a track go to another segment, unless this one is small."""
+        """Start another segment for later groups of a track, unless the current segment is small."""
         if self._filled.get(self._current.get(track, -1), 0) >= self.segment_bytes:
             self._filled.pop(self._current.pop(track))
 
     def forget_lost(self, ends: Mapping[int, int]) -> None:
-        """Undo what rests on payloads that a loss of power took; ``ends`` are the bytes there are, by segment.
+        """Undo the rows whose payloads were lost with the power; ``ends`` are the bytes on disk, by segment.
 
-        A flush writes payloads before it commits their rows, so only what followed the last flush can be lost: no step that
-        was trained. Each rollout that is missing is asked for again.
+        A flush writes payloads before it commits their rows, so only payloads after the last flush can be lost, and no
+        trained step. Each missing rollout is sampled again.
         """
         segments = dict(self._scan(GroupRow, ("id", "segment")))
         columns = ("group_id", "sample", "attempt", "offset", "size")
@@ -368,17 +376,17 @@ class Journal(Store):
         untrained = self._select(StepRow, trained=False)
         affected = [step.version for step in untrained if asked_again.intersection(step.decided)]
         for step in untrained if affected else ():
-            if step.version >= min(affected):  # no step may be missing between others
+            if step.version >= min(affected):  # versions of steps must have no gaps
                 self._delete(StepRow, step.version)
                 rows += [row for row in map(self.group, step.decided) if row is not None]
         for row in rows:
             fresh = GroupRow(row.id, row.stage, row.number, row.purpose, row.opened, row.segment)
             self._put_group(fresh if row.id in asked_again else replace(row, step=None), self.group(row.id))
 
-    # Evaluations -------------------------------------------------------------------------------------------------------
+    # Evaluations ------------------------------------------------------------------------------------------------------
 
     def add_evaluation(self, stage: int, figures: EvaluationFigures) -> None:
-        """The result of an evaluation stage."""
+        """Record the result of an evaluation stage."""
         self._put(EvaluationRow(stage, 0, figures))
 
     def evaluations(self) -> dict[int, EvaluationFigures]:
@@ -386,7 +394,7 @@ class Journal(Store):
         return {row.stage: row.figures for row in self._select(EvaluationRow, number=0)}
 
     def add_interim_evaluation(self, stage: int, number: int, figures: EvaluationFigures, groups: range) -> None:
-        """The result of an evaluation within an rl stage; the trajectories of its ``groups`` may leave."""
+        """Record the result of an evaluation within an rl stage; ``groups`` may then be compacted."""
         self._put(EvaluationRow(stage, number, figures, groups.start, groups.stop))
         self._begin_segment(INTERIM)
 
@@ -394,10 +402,10 @@ class Journal(Store):
         """Results of the evaluations within an rl stage, by number."""
         return {row.number: row.figures for row in self._select(EvaluationRow, stage=stage) if row.number}
 
-    # Records and facts -------------------------------------------------------------------------------------------------
+    # Records and facts ------------------------------------------------------------------------------------------------
 
     def add_record(self, row: str) -> None:
-        """A row of metrics.jsonl, which is written once it is committed."""
+        """Add a row of metrics.jsonl; the file gets it after the commit."""
         self._put(RecordRow(self.record_count(), row))
         self._records = self.record_count() + 1
 
@@ -406,7 +414,7 @@ class Journal(Store):
         return [record.row for record in self._select(RecordRow)]
 
     def record_count(self) -> int:
-        """How many rows there are."""
+        """The number of rows of metrics.jsonl."""
         if self._records is None:
             self._records = sum(1 for _ in self._scan(RecordRow, ("number",)))
         return self._records
@@ -420,10 +428,10 @@ class Journal(Store):
         """Set a named fact."""
         self._put(FactRow(key, value))
 
-    # For people --------------------------------------------------------------------------------------------------------
+    # For people -------------------------------------------------------------------------------------------------------
 
     def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
-        """Training groups by (step, state, reason, whether any rollout of a dropped group was right), and how many."""
+        """Counts of training groups by (step, state, reason, whether any rollout of a dropped group succeeded)."""
         columns = ("step", "state", "reason", "right")
         counted = Counter(self._scan(GroupRow, columns, purpose="train"))
         return [(step, state, reason, bool(right), count) for (step, state, reason, right), count in counted.items()]
@@ -447,7 +455,7 @@ class Journal(Store):
             for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
         }
 
-    # Balance -----------------------------------------------------------------------------------------------------------
+    # Balance ----------------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[tuple[str, str, str], int]:
         """Number of groups by (purpose, state, reason)."""
@@ -456,7 +464,7 @@ class Journal(Store):
         return {fate: count for fate, count in self._fates.items() if count}
 
     def lost_steps(self) -> list[str]:
-        """What says that rows of steps are gone: the learner would wait for such a step for ever."""
+        """Signs that rows of steps are missing: the learner would wait for such a step for ever."""
         versions: dict[int, list[int]] = {}
         for stage, version in self._scan(StepRow, ("stage", "version")):
             versions.setdefault(stage, []).append(version)
@@ -468,11 +476,11 @@ class Journal(Store):
         there = {None, *(version for each in versions.values() for version in each)}
         lost = ((step, group) for group, step in self._scan(GroupRow, ("id", "step")) if step not in there)
         return faults + [
-            f"{group} is in the step at version {step}, which is not there" for step, group in sorted(lost)[:1]
+            f"{group} is in the step at version {step}, which is missing" for step, group in sorted(lost)[:1]
         ]
 
     def faults(self) -> Iterator[str]:
-        """Everything that contradicts the journal's own rules, group by group."""
+        """Every contradiction of the journal's rules, group by group."""
         numbers: dict[int, list[int]] = {}
         settled: dict[str, tuple[str, int]] = {}
         for group, stage, number, purpose, state, reason, step in self._scan(
@@ -506,20 +514,20 @@ class Journal(Store):
             if state == "trained" and group not in seen:
                 yield f"{group}: trained, but in no step"
 
-    # Opening and closing -----------------------------------------------------------------------------------------------
+    # Opening and closing ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Make an empty store a journal."""
+        """Initialise an empty store."""
         self.set_fact("layout", LAYOUT)
         self.set_fact("run", secrets.token_hex(8))
 
     def _refuse_other_layouts(self) -> None:
-        """Raises JournalError for a journal of another version. What is read is not checked: its columns may be others."""
+        """Raises JournalError for a journal of another version. Checksums are not compared: the columns may differ."""
         layout = next((value for (value,) in self._scan(FactRow, ("value",), key="layout")), None)
         if layout != LAYOUT:
             raise JournalError(
-                f"{self.path} was written by another version of agent_rl (layout {layout}, this version reads {LAYOUT}): "
-                "use that version, or start again in another run.directory"
+                f"{self.path} was written by another version of agent_rl (layout {layout}, this version reads "
+                f"{LAYOUT}): use that version, or start again in another run.directory"
             )
 
     def close(self) -> None:
@@ -531,7 +539,7 @@ class Journal(Store):
 def _spent(
     state: str, step: int | None, stage: int, number: int, *, before: int, complete: Mapping[int, Sequence[range]]
 ) -> bool:
-    """Whether a group's trajectories are needed no more, when replays start at the version ``before``."""
+    """Whether a group's trajectories are no longer needed when replays start at the version ``before``."""
     match state:
         case "dropped":
             return step is None or step < before

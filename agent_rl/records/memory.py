@@ -1,4 +1,4 @@
-"""A journal in memory: for simulations, and for tests that need a journal and no file."""
+"""A journal in memory, for simulations and tests."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ Bucket = dict[Key, Row]
 
 @dataclass(slots=True)
 class MemoryStore:
-    """What outlives a `MemoryJournal`, as a disk outlives a process: rows by type and first part of the key, and payloads."""
+    """The storage of a `MemoryJournal`, which outlives it as a disk outlives a process.
+
+    It holds rows by type and first part of the key, and payloads by segment.
+    """
 
     tables: dict[type[Row], dict[str | int, Bucket]] = field(default_factory=lambda: {kind: {} for kind in ROWS})
     payloads: dict[int, bytearray] = field(default_factory=dict)
 
 
 class MemoryJournal(Journal):
-    """A journal whose rows are in dictionaries. Opened again on the same store, it holds what was committed."""
+    """A journal with its rows in dictionaries. Open it on the same store again to read what was committed."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
-        """``store`` None makes a new one. Raises JournalError for that of another version."""
+        """``store`` None makes a new store. Raises JournalError for a store of another version."""
         super().__init__()
         self.path = Path(":memory:")
         self.store = store or MemoryStore()
@@ -89,21 +92,21 @@ class MemoryJournal(Journal):
         return bool(self._undo)
 
     def abandon(self) -> None:
-        """Take back what was not committed."""
+        """Undo what was not committed."""
         while self._undo:
             self._undo.pop()()
 
     def look(self) -> None:
-        """Nobody else writes here."""
+        """Nothing to check: nothing else writes to the store."""
 
     def settle(self) -> None:
-        """There is no disk."""
+        """Nothing to write: there is no disk."""
 
     def check_structure(self) -> None:
-        """There is no structure beside the rows."""
+        """Nothing to check: there is no structure beside the rows."""
 
     def verify(self, *, under_way: bool) -> tuple[int, list[str]]:  # noqa: ARG002 - see the interface
-        """Memory holds what was written."""
+        """The number of rows; memory has no faults."""
         return sum(len(bucket) for table in self.store.tables.values() for bucket in table.values()), []
 
     def _unusable(self, what: str) -> JournalError:

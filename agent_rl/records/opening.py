@@ -1,4 +1,4 @@
-"""Which back end a run's journal has: the one place that says so."""
+"""Open the journal of a run directory. Only this module chooses the back end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ JOURNAL = "journal.sqlite"
 
 
 def open_journal(directory: Path) -> Journal:
-    """The journal of a run directory, to be written; it is made if there is none. Raises JournalError."""
+    """Open the journal of a run directory for writing; create it if there is none. Raises JournalError."""
     return SqliteJournal(directory / JOURNAL)
 
 
 def read_journal(directory: Path) -> Journal:
-    """The journal of a run directory, to be read, also while it is written. Raises JournalError when there is none."""
+    """Open the journal of a run directory for reading; the run may be under way.
+
+    Raises JournalError when there is none.
+    """
     path = directory / JOURNAL
     if not path.is_file():
         raise JournalError(f"{path}: no journal here; give the directory of a run")

@@ -1,7 +1,7 @@
-"""Frames of a message as one blob, each packed in the way that suits it; what comes back is the same to the last byte.
+"""Pack the frames of a message into one blob, without loss. Each frame gets the packing that suits it.
 
-Of a trajectory, policies and loss mask are runs of equal values; tokens and texts deflate to less than half; log-probabilities do
-not, and stay float32. `agent-rl bench journal` prints the bytes a token before and after.
+In a trajectory, policies and loss mask are runs of equal values. Tokens and texts deflate to less than half.
+Log-probabilities do not, and stay float32. `agent-rl bench journal` prints the bytes per token before and after.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 
 RAW, RUNS, DEFLATED = range(3)
 HEADER = struct.Struct(">BI")
-"""Before each frame: how it is packed, and the bytes that follow."""
+"""The header of each frame: its packing, and its number of bytes."""
 SMALL = 256
 """Frames below so many bytes are left as they are."""
 UNIT = 8
-"""Runs are of units of 8 bytes: a policy is one, and of a loss mask 8 tokens are."""
+"""Runs consist of units of 8 bytes: one policy, or 8 tokens of a loss mask."""
 WORTH = 0.75
 """A frame is deflated when its samples shrink to less than this share."""
 SAMPLE = 2048
 
 
 def pack(frames: Sequence[bytes | memoryview]) -> bytes:
-    """One blob of all frames."""
+    """Pack all frames into one blob."""
     parts: list[bytes] = []
     for frame in frames:
         content = bytes(frame)
@@ -35,7 +35,7 @@ def pack(frames: Sequence[bytes | memoryview]) -> bytes:
 
 
 def unpack(blob: bytes) -> list[bytes]:
-    """The frames again."""
+    """The frames of a blob."""
     frames, at = [], 0
     while at < len(blob):
         way, size = HEADER.unpack_from(blob, at)

@@ -1,4 +1,7 @@
-"""The rows of a journal, by type. A back end stores them; `KEY` names a row, `INDEXES` are the columns it is looked for by."""
+"""The types of a journal's rows, which a back end stores.
+
+`KEY` identifies a row; `INDEXES` are further search columns.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from agent_rl.messages import Judgement
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row. Columns are numbers, text, bytes, truth values, or what JSON holds (tuples for lists, records of figures)."""
+    """A row. Columns are numbers, text, bytes, booleans, or values stored as JSON (tuples, records of figures)."""
 
     TABLE: ClassVar[str]
     KEY: ClassVar[tuple[str, ...]]
@@ -22,7 +25,7 @@ class Row:
 class GroupRow(Row):
     """A group. ``kept`` pairs samples with attempts; ``step`` is the version of the step that decided the group.
 
-    ``segment`` holds the payloads of its trajectories; ``right``: of a dropped group, whether any rollout was.
+    ``segment`` holds the payloads of its trajectories. ``right`` says whether any rollout of a dropped group succeeded.
     """
 
     TABLE: ClassVar[str] = "groups"
@@ -46,9 +49,9 @@ class GroupRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow(Row):
-    """A trajectory: ``size`` bytes of payload from byte ``offset`` on of its group's segment, with their CRC-32.
+    """A trajectory. Its payload is ``size`` bytes from byte ``offset`` on of its group's segment, with their CRC-32.
 
-    ``judgement`` is None until it was judged, and of a trajectory that never is.
+    ``judgement`` is None while the trajectory is not judged; some never are.
     """
 
     TABLE: ClassVar[str] = "trajectories"
@@ -77,7 +80,8 @@ class SegmentRow(Row):
 class StepRow(Row):
     """A closed step, with the filter's and (once trained) the learner's figures.
 
-    ``skipped``: the learner took the step and found it not finite. Its groups are dropped, and no replay trains them.
+    ``skipped``: the learner skipped the step because it was not finite. Its groups are dropped, and no replay trains
+    them.
     """
 
     TABLE: ClassVar[str] = "steps"

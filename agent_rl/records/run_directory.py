@@ -1,4 +1,4 @@
-"""What the supervisor keeps on disk beside the journal: locks, sockets, logs, and the summary of a finished run."""
+"""The supervisor's files in the run directory: locks, sockets, why a run ended, and the summary of a finished run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent_rl.files.leftovers import Unsafe, claim, listens, sweep_one
 from agent_rl.files.reading_json import read_json
 
 DYING_SECONDS = 5.0
-"""How long the actors of a supervisor that was just killed may take to die with it."""
+"""How long the actors may take to end after their supervisor was killed."""
 
 
 class RunRefused(Exception):  # noqa: N818 - named for what it is
-    """The run cannot start, for a reason the user can mend; the message says which."""
+    """The run cannot start; the message says why and what the user can do."""
 
 
 def is_supervised(directory: Path, host: str) -> bool:
@@ -27,7 +27,7 @@ def is_supervised(directory: Path, host: str) -> bool:
     try:
         with _lock_file(directory, host).open("rb") as file:
             return not _locked(file, fcntl.LOCK_SH)
-    except OSError:  # there is no such file, or it is another user's
+    except OSError:  # there is no such file, or it belongs to another user
         return False
 
 
@@ -40,7 +40,7 @@ def in_use(directory: Path) -> bool:
 
 
 def _locked(file: IO[bytes], kind: int) -> bool:
-    """Whether the lock could be had at once."""
+    """Try to take the lock; whether it was free."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -54,7 +54,10 @@ def _lock_file(directory: Path, host: str) -> Path:
 
 @contextlib.contextmanager
 def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
-    """Hold the run directory for these hosts' supervisor. Raises RunRefused, naming the process that holds it."""
+    """Lock the run directory for these hosts' supervisor.
+
+    Raises RunRefused, which names the process that holds the lock.
+    """
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -67,7 +70,7 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
                     file.seek(0)
                     holder = file.read().decode().strip() or "unknown"
                     raise RunRefused(f"{directory} is in use by another supervisor (process {holder})")
-                # Somebody asks is_supervised, which takes a moment.
+                # Only a shared lock: another process is in is_supervised, which ends in a moment.
             with writing(path):
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n".encode())
@@ -76,11 +79,11 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
-    """Make the directory of a run's Unix sockets, for its owner alone.
+    """Make the directory of a run's Unix sockets, accessible to its owner only.
 
-    Afterwards these sockets are removed, and the directory if no other supervisor has its own in it. ``sockets`` are
-    addresses; those that are not ``ipc://`` are passed over. Raises RunRefused when someone else's directory is in the
-    way, or when a living process listens at one of the sockets.
+    On exit the sockets are removed, and the directory too if no other supervisor has sockets there. ``sockets`` are
+    addresses; only ``ipc://`` addresses count. Raises RunRefused when the directory belongs to another user, or when
+    a living process listens at one of the sockets.
     """
     files = [Path(address.removeprefix("ipc://")) for address in sockets if address.startswith("ipc://")]
     if not files:
@@ -93,7 +96,7 @@ def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
     try:
         for file in files:
             if listens(file, DYING_SECONDS):
-                remedy = "an actor of this run that was left behind? end it, or choose another run.directory"
+                remedy = "end it (it may be an actor of an earlier start), or choose another run.directory"
                 raise RunRefused(f"a living process listens at {file}: {remedy}")
             file.unlink(missing_ok=True)
         try:
@@ -107,11 +110,11 @@ def socket_directory(directory: Path, sockets: Iterable[str]) -> Iterator[None]:
 
 
 SummaryFile: TypeAlias = tuple[int, int]
-"""Number on the disk, which each summary that is written whole has of its own, and time of change in ns."""
+"""Inode number, which every new summary changes, and time of change in ns."""
 
 
 def summary_file(directory: Path) -> SummaryFile | None:
-    """Which file the summary is now; None: there is none."""
+    """Identify the present summary; None when there is none."""
     try:
         found = (directory / "summary.json").stat()
     except FileNotFoundError:
@@ -120,17 +123,20 @@ def summary_file(directory: Path) -> SummaryFile | None:
 
 
 END = "end.json"
-"""Why the newest start of the run ended before its recipe did; there is none while it runs, or when nothing was wrong."""
+"""Says why the newest start of the run stopped early.
+
+The file is missing while a run is under way and after success.
+"""
 
 
 def record_end(directory: Path, exit_code: int, reason: str) -> None:
-    """Leave why the run was stopped, for summary and report. Raises DiskError."""
+    """Store why the run was stopped, for summary and report. Raises DiskError."""
     with whole(directory / END) as partial:
         partial.write_text(json.dumps({"exit_code": exit_code, "reason": reason}) + "\n", encoding="utf-8")
 
 
 def read_end(directory: Path) -> str:
-    """Why the newest start of the run was stopped; empty when nothing was wrong, or nobody could say."""
+    """Why the newest start of the run was stopped; empty when that is not known or nothing was wrong."""
     try:
         end = read_json(directory / END)
     except (OSError, ValueError):
@@ -140,7 +146,7 @@ def read_end(directory: Path) -> str:
 
 
 def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, Any]:
-    """The summary with why the run was stopped; on disk too, if the disk takes it."""
+    """Add the reason why the run was stopped to the summary, and to its file unless the disk is full."""
     summary = {**summary, "stopped": reason}
     with contextlib.suppress(DiskError), whole(directory / "summary.json") as partial:
         partial.write_text(json.dumps(summary) + "\n", encoding="utf-8")
@@ -148,7 +154,7 @@ def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, 
 
 
 def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] | None:
-    """The summary this run wrote, a flat table of figures by name; None when it is the file it was ``before``, or there is none."""
+    """The summary that this run wrote: figures by name. None when there is none or the file is still ``before``."""
     file = directory / "summary.json"
     try:
         if summary_file(directory) == before:

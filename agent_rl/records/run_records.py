@@ -1,8 +1,8 @@
-"""What a run leaves for people and programs: ``metrics.jsonl``, a row per step or evaluation, and ``summary.json``.
+"""The records of a run for people and programs: ``metrics.jsonl``, a row per step or evaluation, and ``summary.json``.
 
-Both are made from the journal, which is the truth: it holds every row, and all that the summary is computed from. A row is
-appended to the file once it is committed and flushed; what the file lacks, because a process died between, the next start adds.
-`rebuild` makes both files again.
+Both files are derived from the journal, which holds every row and all inputs of the summary. A row is appended to the
+file after its commit was flushed. If the process dies in between, the next start adds the missing rows. `rebuild`
+writes both files again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from agent_rl.records.run_directory import add_end, read_end
 from agent_rl.records.summary import summarise
 
 SECONDS, START = "seconds_used", "start"
-"""Facts of the journal: seconds of all starts so far; when the present start began, and the seconds before it."""
+"""Facts of the journal: the seconds of all starts so far; the time of the present start and the seconds before it."""
 STAGE_SECONDS = "seconds_in_stage_{}"
 SFT_STEPS, SFT_SKIPPED, SFT_LOSS = "sft_steps_of_stage_{}", "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
-"""Facts of the journal, by stage: wall-clock seconds in it; supervised steps, how many of them were skipped as not finite, the last loss."""
+"""Facts of the journal for each stage: wall-clock seconds; supervised steps, skipped steps (not finite), last loss."""
 CHECKPOINT = "checkpoint"
 """The fact that names the newest checkpoint."""
 
@@ -39,9 +39,7 @@ class RunRecords:
     """Writes the records of one run."""
 
     def __init__(self, directory: Path, journal: Journal, topology: Topology, started_at: float, wall: float) -> None:
-        """``started_at`` is when this start of the run began, in wall-clock seconds, and ``wall`` is now; the time of
-        earlier starts is in the journal.
-        """
+        """``started_at`` is the time of this start of the run and ``wall`` is now, both in wall-clock seconds."""
         self._directory = directory
         self._journal = journal
         self._topology = topology
@@ -58,9 +56,9 @@ class RunRecords:
         self._rows: LineFile | None = None
         self._pending: list[str] = []
         self.rows = 0
-        """In the file."""
+        """Rows in the file."""
         self.fates = count_fates(journal)
-        """Of training groups and steps, as of the last record."""
+        """Fates of training groups and steps at the last record."""
         self._mend_rows()
 
     def step(self, version: int, wall: float) -> None:
@@ -116,7 +114,7 @@ class RunRecords:
         self._journal.set_fact(CHECKPOINT, path)
 
     def spent(self, wall: float) -> None:
-        """Charge the time since the last call to the stage the journal says the run is in."""
+        """Charge the time since the last call to the journal's current stage."""
         stage = self._journal.fact("stage")
         if stage is not None:
             so_far = self._fact(STAGE_SECONDS, int(stage))
@@ -125,12 +123,12 @@ class RunRecords:
         self._charged_until = wall
 
     def write_summary(self, wall: float) -> None:
-        """Write ``summary.json``, whole or not at all."""
+        """Write ``summary.json``."""
         self.spent(wall)
         _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
 
     def commit(self, *, flush: bool = False) -> None:
-        """Commit the journal; then write the rows it now holds."""
+        """Commit the journal, then write its new rows to the file."""
         with self._journal_in_place():
             self._journal.commit(flush=flush or bool(self._pending))
         path = self._directory / METRICS
@@ -143,13 +141,13 @@ class RunRecords:
             self.rows += 1
 
     def look(self) -> None:
-        """Whether the journal is where it was. Raises JournalError when not."""
+        """Check that the journal is still in place. Raises JournalError when not."""
         with self._journal_in_place():
             self._journal.look()
 
     @contextlib.contextmanager
     def _journal_in_place(self) -> Iterator[None]:
-        """Leave a summary of what was recorded, should the journal's file be lost: it is still open here."""
+        """Write a summary if the journal's file was removed: the file is still open, so it can be read."""
         try:
             yield
         except JournalError:
@@ -167,13 +165,13 @@ class RunRecords:
         return self._seconds_before + wall - self._started_at
 
     def _append(self, record: dict[str, Any], wall: float) -> None:
-        # seconds: the run's own, over all its starts; wall: what timeline.jsonl counts in
+        # seconds: the run's time over all starts; wall: the clock of timeline.jsonl
         line = json.dumps({**record, "seconds": round(self._seconds(wall), 3), "wall": round(wall, 3)})
         self._journal.add_record(line)
         self._pending.append(line)
 
     def _mend_rows(self) -> None:
-        """Make the file what the journal says, when a process died between the two."""
+        """Make the file equal to the journal: a process may have died between the two writes."""
         path = self._directory / METRICS
         written = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         rows = self._journal.records()
@@ -190,7 +188,7 @@ def _fact(journal: Journal, name: str, stage: int) -> float:
 
 
 def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str, Any]:
-    """The run so far, flat but for its ``remarks``. ``kinds`` are those of the recipe's stages."""
+    """The run so far: figures by name, and ``remarks``. ``kinds`` are the kinds of the recipe's stages."""
     rl_seconds = (_fact(journal, STAGE_SECONDS, index) for index, kind in enumerate(kinds) if kind == "rl")
     losses = [loss for index in range(len(kinds)) if (loss := journal.fact(SFT_LOSS.format(index))) is not None]
     return summarise(
@@ -208,7 +206,7 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
 
 
 def _newest_checkpoint(directory: Path, journal: Journal) -> str | None:
-    """Where the newest checkpoint is: in this run directory, which may have been moved, or where the learner saved it."""
+    """The newest checkpoint: in this run directory, which may have been moved, or where the learner saved it."""
     saved = journal.fact(CHECKPOINT)
     if saved is None:
         return None
@@ -217,12 +215,12 @@ def _newest_checkpoint(directory: Path, journal: Journal) -> str | None:
 
 
 def rebuild(directory: Path) -> None:
-    """Make ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
+    """Write ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
     journal = read_journal(directory)
     try:
         settings = journal.fact(MADE_WITH)
         if settings is None:
-            raise JournalError(f"{journal.path} holds no run: put the run's journal there")
+            raise JournalError(f"{journal.path} holds no run: put the run's journal back")
         stages = (text for key, text in json.loads(settings).items() if key.startswith("stages."))
         rows = journal.records()
         _write_summary(directory, journal, [text.split()[0] for text in stages])

@@ -1,4 +1,7 @@
-"""The payloads of a journal on disk: one file a segment, to which payloads are appended, and which is removed as a whole."""
+"""The payloads of a journal on disk.
+
+Each segment is a file: payloads are appended, and the file is removed as a whole.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 OPEN_FILES = 32
-"""Segments that are kept open: the groups of one step rarely lie in more."""
+"""At most so many segments are open at once: the groups of one step are rarely in more."""
 
 
 class SegmentFiles:
-    """The files of a folder, which the first payload makes. One writer at a time."""
+    """The segment files of a folder. The first payload creates the folder. One writer at a time."""
 
     def __init__(self, folder: Path, *, read_only: bool) -> None:
         self.folder = folder
@@ -23,16 +26,16 @@ class SegmentFiles:
         self._unsettled: set[int] = set()
 
     def path(self, segment: int) -> Path:
-        """Where a segment is."""
+        """The file of a segment."""
         return self.folder / f"{segment:08d}"
 
     def append(self, segment: int, payload: bytes) -> int:
-        """Add a payload; returns the byte at which it begins. Raises OSError, with the file as it was."""
+        """Append a payload; return its offset in bytes. On OSError the file is unchanged."""
         file = self._file(segment)
         end = os.fstat(file).st_size
         try:
             written = 0
-            while written < len(payload):  # the disk took a part of it: the next attempt says why not all
+            while written < len(payload):  # after a partial write, the next write raises the reason
                 written += os.pwrite(file, memoryview(payload)[written:], end + written)
         except OSError:
             os.ftruncate(file, end)
@@ -48,33 +51,33 @@ class SegmentFiles:
         return payload if len(payload) == size else None
 
     def remove(self, segment: int) -> Callable[[], None]:
-        """What removes the file, from any thread."""
+        """A function that removes the file, from any thread."""
         if segment in self._files:
             os.close(self._files.pop(segment))
         self._unsettled.discard(segment)
         return partial(self.path(segment).unlink, missing_ok=True)
 
     def ends(self) -> dict[int, int]:
-        """The size of every segment there is, in bytes."""
+        """The size of every segment in bytes."""
         if not self.folder.is_dir():
             return {}
         return {int(path.name): path.stat().st_size for path in self.folder.iterdir() if path.name.isdecimal()}
 
     def sweep(self, keep: Container[int]) -> None:
-        """Remove what a process that was killed had still to remove."""
+        """Remove the segments that are not in ``keep``: a killed process has left them."""
         for segment in self.ends():
             if segment not in keep:
                 self.path(segment).unlink()
 
     def settle(self) -> None:
-        """Bring all payloads to the disk, from any thread. Raises OSError."""
+        """Flush all payloads to the disk, from any thread. Raises OSError."""
         for segment in list(self._unsettled):
-            self._unsettled.discard(segment)  # what is written from now on makes it unsettled again
+            self._unsettled.discard(segment)  # before the flush: a write during it marks the segment again
             sync(self.path(segment))
 
     @property
     def removed(self) -> bool:
-        """Whether somebody else removed a file that is open here."""
+        """Whether another program removed a file that is open here."""
         return any(os.fstat(file).st_nlink == 0 for file in self._files.values())
 
     def close(self) -> None:
@@ -90,12 +93,12 @@ class SegmentFiles:
             if not self._read_only:
                 self.folder.mkdir(exist_ok=True)
             file = os.open(self.path(segment), self._flags, 0o666)
-        self._files[segment] = file  # the last one used is the last to be closed
+        self._files[segment] = file  # moved to the end: the file used least recently is closed first
         return file
 
 
 def sync(path: Path) -> None:
-    """Bring a file to the disk; one that is not there is nothing to bring. Raises OSError."""
+    """Flush a file to the disk; a missing file is no error. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

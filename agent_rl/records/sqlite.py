@@ -1,16 +1,18 @@
-"""The journal on disk: rows in a SQLite database, payloads of trajectories in files beside it. Only this module knows SQLite.
+"""The journal on disk: rows in a SQLite database, payloads of trajectories in files beside it.
+
+Only this module knows SQLite.
 
 ::
 
     journal.sqlite           rows (WAL mode), each with a CRC-32 of its columns, which reading compares
     journal.trajectories/    a file per segment, payloads one after another; their places and checksums are in the rows
 
-Payloads are not in the database: there, removing 1 GB took 12.5 s on the writer's own thread (2.1 s without ``secure_delete``),
-and 0.1 s as a file, in any thread (docs/measurements.md).
+Payloads are not in the database. Removing 1 GB from the database took 12.5 s on the writer's own thread (2.1 s without
+``secure_delete``); removing a file of 1 GB takes 0.1 s, in any thread (docs/measurements.md).
 
-Durability: a commit survives the death of any process. With ``synchronous = NORMAL`` the last commits may be lost when the
-machine itself loses power, never the journal's consistency: what rests on payloads that were lost is undone at the next start.
-A flushed commit survives that too.
+Durability: a commit survives the death of any process. With ``synchronous = NORMAL`` the last commits may be lost when
+the machine loses power, but the journal stays consistent: the next start undoes the rows whose payloads were lost. A
+flushed commit survives a loss of power.
 """
 
 from __future__ import annotations
@@ -36,20 +38,20 @@ from agent_rl.records.write_ahead_log import log_faults
 R = TypeVar("R", bound=Row)
 
 BUSY_SECONDS = 5.0
-"""How long a lock that another program holds is waited for."""
+"""How long to wait for a lock that another program holds."""
 _ERRNO = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """How the rows of a type are stored: columns in the order of the fields, then the checksum."""
+    """The table for a type of rows: columns in the order of the fields, then the checksum."""
 
     kind: type[Row]
     columns: tuple[str, ...]
     stored: dict[str, tuple[type, ...]]
-    """The types in which SQLite gives a column back."""
+    """The types in which SQLite returns each column."""
     texts: dict[str, Any]
-    """Columns that hold JSON, with what it is made into."""
+    """Columns that hold JSON, with the type of the decoded value."""
     truths: frozenset[str]
 
     @property
@@ -66,7 +68,7 @@ class Table:
         return [f"CREATE TABLE {name} ({body}) WITHOUT ROWID", *indexes]
 
     def values(self, row: Row) -> list[Any]:
-        """A row's columns as they are stored."""
+        """A row's columns in stored form."""
         return [
             to_json(value) if column in self.texts else int(value) if column in self.truths else value
             for column in self.columns
@@ -74,7 +76,7 @@ class Table:
         ]
 
     def value(self, column: str, stored: Any) -> Any:
-        """A column as the row has it."""
+        """The row's value of a stored column."""
         if column in self.texts:
             return from_json(self.texts[column], stored)
         return bool(stored) if column in self.truths else stored
@@ -103,7 +105,7 @@ TABLES = {kind: _table(kind) for kind in ROWS}
 
 
 def row_crc(values: Sequence[object]) -> int:
-    """CRC-32 of a row's columns, each with its type: it finds every change of up to 32 bits in a row."""
+    """CRC-32 of a row's columns, each with its type. The CRC detects every burst of up to 32 changed bits."""
     crc = 0
     for value in values:
         content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
@@ -115,7 +117,7 @@ class SqliteJournal(Journal):
     """A journal on disk."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """``read_only`` opens one that exists, and leaves it and the files beside it as they are. Raises JournalError."""
+        """``read_only`` opens an existing journal and changes no file. Raises JournalError."""
         super().__init__()
         self.path = path
         self._begun = False
@@ -172,12 +174,12 @@ class SqliteJournal(Journal):
         self._db.close()
         self._payloads.close()
 
-    # Writing -----------------------------------------------------------------------------------------------------------
+    # Writing ----------------------------------------------------------------------------------------------------------
 
     def commit(self, *, flush: bool = False) -> None:
-        """Make everything since the last commit durable: see the interface."""
+        """See the interface."""
         if flush:
-            self.settle()  # no row of a flushed commit is without its payload
+            self.settle()  # first the payloads, so that no row of a flushed commit lacks its payload
         if self._begun:
             self.look()
             self._execute("COMMIT")
@@ -193,7 +195,7 @@ class SqliteJournal(Journal):
         return self._begun
 
     def settle(self) -> None:
-        """Bring payloads and what was committed to the disk, from any thread."""
+        """Flush payloads and committed rows to the disk, from any thread."""
         try:
             self._payloads.settle()
             sync(self._log_path)
@@ -228,13 +230,13 @@ class SqliteJournal(Journal):
         self._execute(sql, values)
 
     def _execute(self, sql: str, values: Sequence[object] = ()) -> None:
-        """Run a statement that writes. After a fault SQLite may have undone the transaction: nothing may follow it."""
+        """Run a statement that writes. After a fault SQLite may have undone the transaction, so no write may follow."""
         if self._failed is not None:
             raise self._failed
         try:
             self._db.execute(sql, values)
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError):
-            raise  # a fault of ours
+            raise  # an error in this program
         except sqlite3.Error as error:
             raise self._fail(self._fault(error)) from error
 
@@ -242,7 +244,7 @@ class SqliteJournal(Journal):
         self._failed = fault
         return fault
 
-    # Reading -----------------------------------------------------------------------------------------------------------
+    # Reading ----------------------------------------------------------------------------------------------------------
 
     def _get(self, kind: type[R], *key: str | int) -> R | None:
         return next(iter(self._select(kind, **dict(zip(kind.KEY, key, strict=True)))), None)
@@ -290,13 +292,13 @@ class SqliteJournal(Journal):
             raise self._unusable(f"{self._payloads.path(segment)}: {error.strerror}") from error
 
     def check_structure(self) -> None:
-        """Whether the file is a sound database, its pages in order. Reads all of the database; raises JournalError."""
+        """Let SQLite check the database's pages, which reads the whole file. Raises JournalError."""
         with self._sound():
             found = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
         if found != ["ok"]:
             raise self._unusable("; ".join(found).replace("\n", " "))
 
-    # Read again, for the audit -----------------------------------------------------------------------------------------
+    # Read again, for the audit ----------------------------------------------------------------------------------------
 
     def verify(self, *, under_way: bool) -> tuple[int, list[str]]:
         """Read log, database and payloads again."""
@@ -325,7 +327,7 @@ class SqliteJournal(Journal):
         return faults
 
     def _structure_faults(self) -> list[str]:
-        """What SQLite finds wrong with pages, trees and indexes; none of it in what rows hold."""
+        """SQLite's findings about pages, trees and indexes; SQLite does not check the content of rows."""
         try:
             with self._sound():
                 found = [" ".join(str(row[0]).split()) for row in self._db.execute("PRAGMA integrity_check(20)")]
@@ -334,7 +336,7 @@ class SqliteJournal(Journal):
         return [f"{self.path}: {fault}" for fault in found if fault != "ok"]
 
     def _schema_faults(self) -> list[str]:
-        """Tables and indexes that are not those of this layout."""
+        """Tables and indexes that differ from this layout."""
         wanted = {statement for kind in ROWS for statement in TABLES[kind].schema}
         with self._sound():
             found = {str(sql) for (sql,) in self._db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
@@ -342,12 +344,12 @@ class SqliteJournal(Journal):
 
     @contextmanager
     def _sound(self) -> Iterator[None]:
-        """Turn what SQLite says of a damaged, locked or foreign file into a JournalError."""
+        """Turn SQLite's errors about a damaged, locked or foreign file into a JournalError."""
         try:
             yield
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError):
             raise
-        except UnicodeError as error:  # of the names of columns, or of a text read and asked for again
+        except UnicodeError as error:  # in the names of columns, or in a text
             raise self._unusable(str(error)) from error
         except sqlite3.Error as error:
             fault = self._fault(error)
@@ -359,7 +361,8 @@ class SqliteJournal(Journal):
             return DiskError(self.path, _ERRNO[code])
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return JournalError(
-                f"{self.path} is locked by another program for more than {BUSY_SECONDS:g} s; end that program, then start again"
+                f"{self.path} is locked by another program for more than {BUSY_SECONDS:g} s; end that program, then "
+                "start again"
             )
         return self._unusable(str(error))
 
@@ -368,21 +371,21 @@ class SqliteJournal(Journal):
 
     def _unusable(self, what: str) -> JournalError:
         remedy = (
-            f"put back a whole copy of it and of {self._payloads.folder.name} and remove {self._log_path.name}, or start again in "
-            "another run.directory"
+            f"put back a whole copy of it and of {self._payloads.folder.name} and remove {self._log_path.name}, or "
+            "start again in another run.directory"
         )
         return JournalError(f"{self.path}: not a usable journal ({what}); {remedy}")
 
-    # The file is ours --------------------------------------------------------------------------------------------------
+    # Detecting that another program changed the files -----------------------------------------------------------------
 
     @property
     def _log_path(self) -> Path:
         return self.path.with_name(f"{self.path.name}-wal")
 
     def look(self) -> None:
-        """Whether the files are where they were and nobody else wrote into the database.
+        """Check that the files are in place and no other program wrote to the database.
 
-        Between two commits of ours the database does not change: only commits move what is in the log into it.
+        The database file does not change between two commits: only a commit moves the log's content into it.
         """
         if self._failed is not None:
             raise self._failed
@@ -407,7 +410,7 @@ class SqliteJournal(Journal):
 
 
 def _condition(where: dict[str, Any]) -> tuple[str, list[Any]]:
-    """The condition that columns have these values, of a tuple one of them, and what stands for its marks."""
+    """The WHERE clause for these values of columns (a tuple: any of its values), and its parameters."""
     parts: list[str] = []
     values: list[Any] = []
     for column, wanted in where.items():
@@ -420,7 +423,7 @@ def _condition(where: dict[str, Any]) -> tuple[str, list[Any]]:
 def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     if not read_only:
         return sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
-    # Without a log nobody writes; a reader must then not make one.
+    # Without a log no program writes, and a reader must not create a log.
     settled = not path.with_name(f"{path.name}-wal").exists()
     name = f"{path.absolute().as_uri()}?{'immutable=1' if settled else 'mode=ro'}"
     return sqlite3.connect(name, isolation_level=None, timeout=BUSY_SECONDS, uri=True)

@@ -1,4 +1,7 @@
-"""What a back end of the journal does: it stores rows and payloads, in transactions. The rules are in journal.py."""
+"""The interface of a journal's back end, which stores rows and payloads in transactions.
+
+The rules are in journal.py.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,26 @@ class JournalError(Exception):
 
 
 class EmptyJournalError(JournalError):
-    """The file holds no journal yet: the process that began to make it was killed."""
+    """The file holds no journal yet: the process that created it was killed."""
 
 
 class Store(ABC):
-    """Rows by type and key, and payloads by segment. What is changed is durable once it is committed."""
+    """Rows by type and key, and payloads by segment. A commit makes changes durable."""
 
     path: Path
     """What messages call the journal."""
 
     @abstractmethod
     def _get(self, kind: type[R], *key: str | int) -> R | None:
-        """The row of this key. Raises JournalError, as all that read rows, for one that is not what was written."""
+        """The row of this key. Raises JournalError for a row that changed since it was written, as all readers do."""
 
     @abstractmethod
     def _select(self, kind: type[R], **where: Any) -> list[R]:
-        """The rows whose columns have these values (of a tuple: one of them), in the order of their keys."""
+        """The rows whose columns have these values, by key. A tuple means any of its values."""
 
     @abstractmethod
     def _scan(self, kind: type[Row], columns: Sequence[str], **where: Any) -> Iterator[tuple[Any, ...]]:
-        """Some columns of such rows in any order, unchecked: for counts and the like."""
+        """Some columns of such rows in any order, without checksums: for counts."""
 
     @abstractmethod
     def _put(self, row: Row) -> None:
@@ -48,21 +51,21 @@ class Store(ABC):
 
     @abstractmethod
     def _append(self, segment: int, payload: bytes) -> int:
-        """Add a payload to a segment, which it makes when there is none; returns where it begins."""
+        """Append a payload to a segment, which is created if needed; return the payload's offset."""
 
     @abstractmethod
     def _fetch(self, segment: int, offset: int, size: int) -> bytes | None:
-        """A payload; None when the segment is not there, or does not reach so far."""
+        """A payload; None when the segment is missing or too short."""
 
     @abstractmethod
     def _let_go(self, segment: int) -> Callable[[], None]:
-        """What removes a segment's payloads. It may take long, and may be called from any thread."""
+        """A function that removes a segment's payloads. It may take long, and may be called from any thread."""
 
     @abstractmethod
     def commit(self, *, flush: bool = False) -> None:
-        """Make everything since the last commit durable; with ``flush`` also against a loss of power.
+        """Make all changes since the last commit durable; with ``flush`` also against a loss of power.
 
-        Raises DiskError, and has undone all of it, when the disk is full; JournalError when the file is not ours any more.
+        Raises DiskError when the disk is full, with all changes undone. Raises JournalError when the file was replaced.
         """
 
     @property
@@ -76,19 +79,19 @@ class Store(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Whether the journal is where it was and nobody else wrote into it. Raises JournalError when not."""
+        """Check that the journal is in place and no other program wrote to it. Raises JournalError when not."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Bring what was written and committed so far to the disk, from any thread: the next flush then has less to do."""
+        """Flush what was committed so far to the disk, from any thread. The next flush then has less to do."""
 
     @abstractmethod
     def check_structure(self) -> None:
-        """Whether the store is sound, without reading every row. Raises JournalError."""
+        """Check the store without reading every row. Raises JournalError."""
 
     @abstractmethod
     def verify(self, *, under_way: bool) -> tuple[int, list[str]]:
-        """Read every byte again; how many rows there are, and what is not what was written. ``under_way``: somebody writes."""
+        """Read every byte; return the number of rows and the faults. ``under_way``: the run is writing."""
 
     @abstractmethod
     def _unusable(self, what: str) -> JournalError:

@@ -1,6 +1,6 @@
-"""A run in figures, and in the few sentences without which the figures would be misread.
+"""The summary of a run: figures, and remarks that a reader of the figures needs.
 
-Pure: everything is computed from what the journal holds. A figure there was nothing to compute from is None, never 0.
+Pure: all is computed from the journal. A figure without data is None, never 0.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def summarise(
     checkpoint: str | None = None,
     checkpoints_damaged: int = 0,
 ) -> dict[str, Any]:
-    """All figures by name, and ``remarks``. ``steps`` are those the learner took; seconds are wall-clock time of running.
+    """All figures by name, and ``remarks``.
 
-    ``sft_loss`` is that of the last supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path.
+    ``steps`` are those the learner took; seconds are wall-clock time of running. ``sft_loss`` is that of the last
+    supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path.
     """
     updated = [step for step in steps if step.groups and not step.skipped]
     means = [step.figures.sampled for step in steps]
@@ -93,7 +94,7 @@ def summarise(
 
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:
-    """What a reader of the figures must know, in sentences; none for a run in which nothing is unusual."""
+    """Sentences about what is unusual in a run."""
     said = []
     rollouts, correct = summary["rollouts_sampled"], summary["rollouts_correct"]
     if rollouts and correct in {0, rollouts}:
@@ -123,13 +124,13 @@ def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]
     if damaged := summary.get("checkpoints_damaged"):
         one = damaged == 1
         said.append(
-            f"{damaged:,} damaged checkpoint{' was' if one else 's were'} passed over and set aside as checkpoints/damaged-*; the "
-            "learner's log names the file and the fault"
+            f"{damaged:,} damaged checkpoint{' was' if one else 's were'} skipped and renamed to "
+            "checkpoints/damaged-*; the learner's log names the file and the fault"
         )
     for figures in evaluations:
         for way, answers in (("sampled", figures.sampled), ("greedy", figures.greedy)):
             if answers is not None and answers.lost:
                 said.append(
-                    f"{answers.lost:,} {way} answers of evaluation {figures.name!r} never came and count as wrong"
+                    f"{answers.lost:,} {way} answers of evaluation {figures.name!r} are missing and count as wrong"
                 )
     return said

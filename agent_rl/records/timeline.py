@@ -1,4 +1,4 @@
-"""Who worked and who waited for whom: ``timeline.jsonl``, a row a second, and what a row says.
+"""``timeline.jsonl``: which actors worked and which waited, and for whom. One row a second, longer rows later.
 
 ::
 
@@ -6,8 +6,8 @@
         "learner.0": {"state": "running", "busy": 0.42, "cpu": 0.40, "waiting_for": "roc_filter: step 3", "waited": 0.5,
                       "figures": {"step": 12.0, ...}}}, "cores": 2}
 
-Shares are of the row's seconds; ``waited`` is the share of the statuses in it that named something waited for; the figures
-are the actor's newest; ``cores`` are those of its machine that the supervisor may use.
+``busy`` and ``cpu`` are shares of the row's seconds. ``waited`` is the share of statuses that named something to wait
+for. The figures are the actor's newest. ``cores`` counts the cores that the supervisor may use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE = "timeline.jsonl"
 SHORTEST_ROW = 1.0
 """Seconds."""
 ROWS_PER_DOUBLING = 600
-"""Rows grow longer with the run, so that a day takes a few thousand of them."""
+"""Rows cover more seconds as the run goes on, so that a day takes a few thousand rows."""
 
 
 @dataclass(slots=True)
@@ -41,18 +41,18 @@ class _Seen:
     statuses: int = 0
     waits: int = 0
     since: float = 0.0
-    """What ``busy`` and ``cpu`` cover begins here."""
+    """``busy`` and ``cpu`` cover the time from here on."""
 
 
 class Timeline:
-    """Totals in, shares out. ``now`` is seconds on any monotonic clock."""
+    """Turns the totals of statuses into shares. ``now`` is in seconds of any monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._began = self._row_began = now
         self._seen: dict[str, _Seen] = {}
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """An actor says what its totals are. Smaller ones than before are those of a new process."""
+        """Take an actor's totals. A new process of the actor has smaller totals than before."""
         seen = self._seen.get(status.actor)
         if seen is None:
             self._seen[status.actor] = _Seen(status, now, since=now)
@@ -70,7 +70,7 @@ class Timeline:
         return now - self._row_began >= max(SHORTEST_ROW, (now - self._began) / ROWS_PER_DOUBLING)
 
     def row(self, now: float, wall: float) -> dict[str, Any]:
-        """What was heard since the last row; ``wall`` is its end in seconds since the epoch."""
+        """The statuses since the last row; ``wall`` is the end of the row in seconds since the epoch."""
         actors = {}
         for name, seen in sorted(self._seen.items()):
             if not seen.statuses:
@@ -96,14 +96,14 @@ class TimelineFile:
     """Appends the rows to a run directory's file, as statuses come in."""
 
     def __init__(self, directory: Path, now: float, wall: Callable[[], float], limit: float = math.inf) -> None:
-        """A file of ``limit`` bytes is followed by a new one, and kept until that is as long (`LossyLines`)."""
+        """A file that reaches ``limit`` bytes is replaced by a new one; the previous file is kept (`LossyLines`)."""
         self._timeline = Timeline(now)
         self._lines = LossyLines(directory / FILE, limit)
         self._wall = wall
         self._cores = len(os.sched_getaffinity(0))
 
     def observe(self, status: ActorStatus, now: float) -> None:
-        """Take a status in; write a row when one is due, if the disk takes it."""
+        """Take a status; write a row when one is due, unless the disk is full."""
         self._timeline.observe(status, now)
         if self._timeline.due(now):
             self._lines.append(json.dumps(self._timeline.row(now, self._wall()) | {"cores": self._cores}))

@@ -1,4 +1,4 @@
-"""The write-ahead log of SQLite: where the chain of checksums over its frames breaks, which SQLite itself does not tell."""
+"""Find where the checksums of SQLite's write-ahead log are wrong. SQLite itself does not report it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 LOG_HEADER, FRAME_HEADER = 32, 24
 LOG_MAGIC = 0x377F0682
-"""The last bit says in which order the checksum takes the bytes of a word. Format: SQLite, "The WAL File Format"."""
+"""The last bit gives the byte order of the checksum. Format: SQLite, "The WAL File Format"."""
 
 
 def log_faults(path: Path) -> Iterator[str]:
-    """Where the chain of checksums of a write-ahead log breaks, though it goes on behind."""
+    """The first frame with a wrong checksum, when frames of the same log follow it."""
     content = path.read_bytes()
     if len(content) < LOG_HEADER:
         return

@@ -148,9 +148,9 @@ def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: P
 @pytest.mark.parametrize(
     ("said", "fault"),
     [
-        ({"run": "another run", "last_step": 0}, "is of run another run, and"),
+        ({"run": "another run", "last_step": 0}, "belongs to run another run, and"),
         ({"version": 2, "run": "", "last_step": 1}, "is older than the learner's checkpoint of version 2"),
-        ({"version": 0, "run": ""}, "knows of checkpoints, and there is none"),
+        ({"version": 0, "run": ""}, "records checkpoints, but there is none"),
     ],
 )
 def test_a_learner_that_goes_on_from_another_history_ends_the_run(

@@ -73,7 +73,7 @@ def test_what_has_left_the_journal_is_said_to_have(tmp_path: Path, capsys: pytes
     forget(run.journal)
     directory = run.close()
     assert exported(directory) == 0
-    assert "the trajectories of 2 more groups have left the journal; run.keep_trajectories" in capsys.readouterr().out
+    assert "no longer holds the trajectories of 2 more groups (see run.keep_trajectories)" in capsys.readouterr().out
 
 
 def test_a_mistake_is_one_line_and_leaves_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,14 +54,14 @@ def test_what_belongs_together_goes_on(journal: Known, checkpoint: Saved | None)
 @pytest.mark.parametrize(
     ("journal", "checkpoint", "said"),
     [
-        (KNOWN, saved(2, 1, 7, run="theirs", step=6), "is of run theirs, and journal.sqlite of run ours"),
+        (KNOWN, saved(2, 1, 7, run="theirs", step=6), "belongs to run theirs, and journal.sqlite to run ours"),
         (KNOWN, saved(2, 1, 7, run=""), "names no run"),
         (KNOWN, saved(2, 1, 9, step=8), "is older than checkpoints/x: in stage 2, after the step at version 6"),
         (replace(KNOWN, step=-1, stage=-1), saved(1, 1, 1), "in stage -1, before the first step"),
         (replace(KNOWN, stage=1, step=-1, evaluated=frozenset()), saved(2, 1, 1), "is older than"),
         (replace(KNOWN, stage=1), saved(3, 7, 7, step=6), "is older than"),
         (KNOWN, saved(2, 1, 3, step=2), "is too old for journal.sqlite, which holds rollouts from version 4 on"),
-        (KNOWN, None, "knows of checkpoints, and there is none"),
+        (KNOWN, None, "records checkpoints, but there is none"),
     ],
 )
 def test_what_does_not_is_refused_with_the_remedy(journal: Known, checkpoint: Saved | None, said: str) -> None:
@@ -186,12 +186,12 @@ def other_settings(run: Run) -> None:
         ),
         (missing_without_checkpoints, "is missing, and the run has a history: 9 rows in metrics.jsonl"),
         (empty_journal, "is empty, and the run has a history"),
-        (new_journal, "is of run"),
-        (other_journal, "is of run"),
-        (other_checkpoints, "is of run"),
-        (one_other_checkpoint_among_ours, "checkpoints/version-000003-stage-02 is of run"),
-        (no_checkpoints, "knows of checkpoints, and there is none"),
-        (empty_checkpoints, "knows of checkpoints, and there is none"),
+        (new_journal, "belongs to run"),
+        (other_journal, "belongs to run"),
+        (other_checkpoints, "belongs to run"),
+        (one_other_checkpoint_among_ours, "checkpoints/version-000003-stage-02 belongs to run"),
+        (no_checkpoints, "records checkpoints, but there is none"),
+        (empty_checkpoints, "records checkpoints, but there is none"),
         (later_checkpoint, "is older than checkpoints/version-000009-stage-02"),
         (earlier_rows, "is older than metrics.jsonl, which has 10 rows where the journal has 9"),
         (other_settings, "model.initialise"),
@@ -211,8 +211,8 @@ def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Ru
     ("harm", "said"),
     [
         (empty_journal, "not a usable journal"),
-        (other_journal, "is of run"),
-        (other_checkpoints, "is of run"),
+        (other_journal, "belongs to run"),
+        (other_checkpoints, "belongs to run"),
         (later_checkpoint, "is older than checkpoints/version-000009-stage-02"),
         (earlier_rows, "is older than metrics.jsonl, which has 10 rows where the journal has 9"),
     ],
@@ -262,7 +262,7 @@ def test_the_topology_of_another_run_is_refused(run: Run) -> None:
     path.write_text(path.read_text().replace('"run.seed": 0', '"run.seed": 1'))
     run.check()  # the journal is of this topology
     with pytest.raises(
-        RunRefused, match=r"topology\.json holds a run that was started otherwise:\n  run.seed: 1 then, 0 now"
+        RunRefused, match=r"topology\.json holds a run that was started with other settings:\n  run.seed: 1 then, 0 now"
     ):
         remember(run.topology, run.directory)
 
@@ -292,7 +292,7 @@ def test_where_the_checkpoints_lie_on_another_host_they_are_not_looked_at(run: R
     ("statement", "said"),
     [
         ("DELETE FROM steps WHERE version = 2", "lost steps"),
-        ("DELETE FROM steps", r"lost steps \(\S+ is in the step at version \d+, which is not there\)"),
+        ("DELETE FROM steps", r"lost steps \(\S+ is in the step at version \d+, which is missing\)"),
     ],
 )
 def test_a_journal_that_has_lost_steps_is_refused(run: Run, statement: str, said: str) -> None:

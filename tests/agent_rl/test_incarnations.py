@@ -38,7 +38,7 @@ def test_a_directory_that_was_removed_counts_on_from_the_clock(tmp_path: Path) -
 @pytest.mark.parametrize("written", ["", "many", "9" * 30, str(1 << 50)])
 def test_a_number_that_cannot_be_read_or_counted_on_from_is_refused(tmp_path: Path, written: str) -> None:
     (tmp_path / "starts.a").write_text(written)
-    with pytest.raises(RunRefused, match=r"starts\.a holds no number of a start: remove it"):
+    with pytest.raises(RunRefused, match=r"starts\.a does not hold the number of a start: stop the run"):
         next_start(tmp_path, ["a"])
 
 

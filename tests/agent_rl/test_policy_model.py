@@ -89,7 +89,7 @@ def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(mod
         learner.sft_step(BATCH, STAGE, 3)
     mine, other = trained.model.trained(), resumed.model.trained()
     assert all(torch.equal(mine[name], other[name]) for name in mine)
-    with pytest.raises(CheckpointError, match="is not of the model that the topology names"):
+    with pytest.raises(CheckpointError, match="holds another model than the topology names"):
         trainer(model, Lora(rank=8, targets=("q_proj", "v_proj"))).restore(tmp_path / "checkpoint")
 
 

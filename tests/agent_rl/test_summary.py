@@ -89,7 +89,7 @@ def test_checkpoints_that_were_passed_over_are_told(journal: Journal) -> None:
     made = summary(journal, checkpoints_damaged=2)
     assert made["checkpoints_damaged"] == 2
     (remark,) = made["remarks"]
-    assert remark.startswith("2 damaged checkpoints were passed over and set aside as checkpoints/damaged-*")
+    assert remark.startswith("2 damaged checkpoints were skipped and renamed to checkpoints/damaged-*")
 
 
 def test_steps_without_update_and_skipped_steps_are_told_apart(journal: Journal) -> None:
@@ -126,6 +126,6 @@ def test_evaluations_say_of_how_many_and_what_never_came(journal: Journal) -> No
     made = summary(journal, {1: evaluation_figures([], evaluate_stage(problems=20))})
     assert (made["success_after_greedy"], made["problems_after_greedy"]) == (0.0, 20.0)
     assert made["remarks"] == [
-        "20 sampled answers of evaluation 'after' never came and count as wrong",
-        "20 greedy answers of evaluation 'after' never came and count as wrong",
+        "20 sampled answers of evaluation 'after' are missing and count as wrong",
+        "20 greedy answers of evaluation 'after' are missing and count as wrong",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -280,24 +279,6 @@ def test_beside_the_weights_lies_nothing_that_a_loader_takes_for_weights(model: 
     tensors = [*tmp_path.glob("checkpoint/*.safetensors"), *tmp_path.glob("checkpoint/*.bin")]
     assert [path.name for path in tensors] == ["model.safetensors"]
     assert load_file(tensors[0]).keys() <= trained.model.module.state_dict().keys()
-
-
-def test_a_checkpoint_of_one_folder_as_earlier_versions_wrote_it_continues(model: Path, tmp_path: Path) -> None:
-    trained = trainer(model)
-    trained.rl_step(groups(trained), builders.rl_stage(), 0)
-    old = tmp_path / "checkpoint"
-    trained.save(old, Position(0, 0, 1))
-    for path in [path for path in (old / "training").rglob("*") if path.is_file()]:
-        path.rename(old / path.name)
-    state = json.loads((old / "state.json").read_text())
-    state["files"] = {Path(name).name: written for name, written in state["files"].items()}
-    del state["checksum"]
-    (old / "trainer.json").write_text(json.dumps(state))
-    shutil.rmtree(old / "training")
-    (old / "state.json").unlink()
-    resumed = trainer(model)
-    assert resumed.restore(old) == (Position(0, 0, 1), {})
-    assert_same(everything(trained), everything(resumed))
 
 
 def test_a_full_disk_leaves_no_half_checkpoint_and_no_half_weights(model: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_killed_run_goes_on_and_its_records_can_be_made_again(
     shutil.rmtree(directory / "checkpoints")
     code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
     assert code == 2, out + err
-    assert "knows of checkpoints, and there is none" in err
+    assert "records checkpoints, but there is none" in err
 
 
 @pytest.mark.slow
