@@ -45,11 +45,11 @@ class Audit:
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items())) or "none"
         lost = sum(self.dropped.values())
         sign = "=" if self.opened == self.trained + lost + self.open else "!="
+        groups = f"{self.opened} opened {sign} {self.trained} trained + {lost} dropped ({dropped}) + {self.open} open"
+        unused = f"{self.empty_steps} without a group to train and {self.skipped_steps} skipped as not finite"
         lines = [
-            f"training groups: {self.opened} opened {sign} {self.trained} trained "
-            + f"+ {lost} dropped ({dropped}) + {self.open} open",
-            f"steps: {self.steps}, of which {self.empty_steps} without a group to train "
-            + f"and {self.skipped_steps} skipped as not finite",
+            f"training groups: {groups}",
+            f"steps: {self.steps}, of which {unused}",
             f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]
         if self.left:

@@ -56,7 +56,11 @@ def test_what_belongs_together_goes_on(journal: Known, checkpoint: Saved | None)
     [
         (KNOWN, saved(2, 1, 7, run="theirs", step=6), "belongs to run theirs, and journal.sqlite to run ours"),
         (KNOWN, saved(2, 1, 7, run=""), "names no run"),
-        (KNOWN, saved(2, 1, 9, step=8), "is older than checkpoints/x: in stage 2, after the step at version 6"),
+        (
+            KNOWN,
+            saved(2, 1, 9, step=8),
+            "is older than checkpoints/x: the journal ends in stage 2, after the step at version 6",
+        ),
         (replace(KNOWN, step=-1, stage=-1), saved(1, 1, 1), "in stage -1, before the first step"),
         (replace(KNOWN, stage=1, step=-1, evaluated=frozenset()), saved(2, 1, 1), "is older than"),
         (replace(KNOWN, stage=1), saved(3, 7, 7, step=6), "is older than"),
