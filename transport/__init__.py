@@ -1,7 +1,7 @@
-"""Links between processes: ZeroMQ and msgpack on trio, and the same in memory. Knows bytes, dataclasses and links.
+"""Links between processes: ZeroMQ and msgpack on trio, and the same in memory. This package knows no RL.
 
-Three kinds of link, named by what they promise: *push* (one way, at least once, with credit and acknowledgement),
-*call* (request and reply with a deadline) and *announce* (newest wins). See ``docs/architecture.md``.
+There are three kinds of link: *push* (one way, at least once, with credit and acknowledgement), *call* (request and
+reply with a deadline) and *announce* (the newest value wins). See ``docs/architecture.md``.
 """
 
 from transport.allocator import keep_freed_memory

@@ -1,4 +1,4 @@
-"""One setting of the C library's allocator, which large messages need."""
+"""A setting of the C library's allocator for large messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _OWN_MAPPING_FROM = 16 << 20
 def keep_freed_memory() -> None:
     """Let this process keep up to 128 MiB of freed memory for its next messages, where the C library is glibc.
 
-    By default glibc gives the memory of a large message back to the kernel when it is freed, and the next one of its size
-    costs a page fault for each 4 KiB: a third of what a message of 1 MiB costs. For a process's entry point to call.
+    By default glibc returns the freed memory of a large message to the kernel. The next message of its size then costs
+    a page fault for each 4 KiB: a third of the cost of a message of 1 MiB. A process's entry point calls this function.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,9 +1,9 @@
 """Messages to frames and back: the fields in msgpack, then the raw bytes of each large array as a frame of its own.
 
-Frame 0 is ``[version, type name, fingerprint, [value, ...]]``, the values in the order of the fields. Small arrays lie among
-them; the k-th large one met is frame k. The fingerprint stands for all names and annotations: a message is read only as
-what it was written as. Decoding trusts nothing: whatever the bytes are, it returns a message that fits its
-annotations or raises DecodeError. Nothing that can run code crosses the wire.
+Frame 0 is ``[version, type name, fingerprint, [value, ...]]``, the values in the order of the fields. Small arrays are
+among the values; the k-th large array is frame k. The fingerprint is a hash of all names and annotations, so sender and
+receiver must agree on them. For any bytes, decoding returns a message that fits its annotations or raises DecodeError.
+No executable data crosses the wire.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ WIRE_VERSION = 2
 class Registry:
     """The message types a node knows, by name.
 
-    Raises TypeError for a type that is no dataclass or has a field that cannot travel, ValueError for two of one name.
+    Raises TypeError for a type that is not a dataclass or has a field that cannot be encoded, ValueError for two types
+    of one name.
     """
 
     def __init__(self, *types: type) -> None:
@@ -50,7 +51,7 @@ class Registry:
         return cls(*(each for each in members if dataclasses.is_dataclass(each) and each.__module__ == module.__name__))
 
     def plan(self, name: str) -> tuple[Plan, int] | None:
-        """How messages of the type ``name`` travel, and its fingerprint; None when there is no such type."""
+        """The plan and the fingerprint of the type ``name``; None when there is no such type."""
         return self._plans.get(name)
 
     def __iter__(self) -> Iterator[type]:
@@ -62,7 +63,7 @@ class Registry:
 
 @functools.cache
 def _compiled(cls: type) -> tuple[Plan, int]:
-    """The plan of a dataclass and the fingerprint of its layout. Raises EncodeError when it is none."""
+    """The plan of a dataclass and the fingerprint of its layout. Raises EncodeError for another type."""
     if not dataclasses.is_dataclass(cls):
         raise EncodeError(cls.__name__, "is no dataclass")
     plan = compile_dataclass(cls)
@@ -70,10 +71,10 @@ def _compiled(cls: type) -> tuple[Plan, int]:
 
 
 def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
-    """The frames of a message: the fields, then one frame a large array, which shares the array's memory when contiguous.
+    """The frames of a message: the fields, then one frame for each large array.
 
-    So an array must not be changed after it is handed over. Raises EncodeError naming the field that does not fit, and for
-    a message that no receiver with these limits would accept.
+    A frame shares a contiguous array's memory. So do not change an array after this call. Raises EncodeError, which
+    names the field that does not fit its annotation, also for a message above the limits of its receivers.
     """
     cls = type(message)
     plan, fingerprint = _compiled(cls)  # type: ignore[arg-type]  # classes are hashable
@@ -103,7 +104,7 @@ def _excess(frames: Sequence[Buffer], limits: Limits) -> str | None:
 
 
 def _unpackable(value: Any, path: str) -> str | None:
-    """Where in a message the text stands that has no UTF-8, a lone surrogate: the one thing a plan lets pass to msgpack."""
+    """The path of a text with a lone surrogate, which has no UTF-8. Plans do not check for it; msgpack refuses it."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -145,10 +146,10 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     _, name, sent_fingerprint, values = header
     known = registry.plan(name)
     if known is None:
-        raise DecodeError("header", f"message type {name!r:.80} is unknown or not expected here")
+        raise DecodeError("header", f"message type {name!r:.80} is unknown here or not expected")
     plan, fingerprint = known
     if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
-        raise DecodeError(name, "the sender's definition of it is another one: use one version everywhere")
+        raise DecodeError(name, "the sender defines this type differently: use one version of agent_rl everywhere")
     cursor = Cursor(frames)
     try:
         message = plan.decode(values, cursor)

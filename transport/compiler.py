@@ -1,4 +1,7 @@
-"""From a dataclass's annotations to its plan: resolved once for each type, refused early when they cannot travel."""
+"""Compile a dataclass's annotations to a plan, once for each type.
+
+Annotations that cannot be encoded are refused here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ from transport.shortcut import shortcuts
 
 _MAX_DIMENSION = 1 << 40
 FRAME_FROM = 64 << 10
-"""Bytes from which an array is a frame of its own, shared rather than copied. Below, copies cost less than frames do."""
+"""An array of so many bytes or more is a separate frame and not copied.
+
+For smaller arrays, a copy costs less than a frame.
+"""
 
 
 def compile_hint(hint: Any, within: tuple[type, ...] = ()) -> Plan:
@@ -95,7 +101,7 @@ def field_plans(cls: type, within: tuple[type, ...] = ()) -> dict[str, Plan]:
 
 
 def careful(cls: type, plans: dict[str, Plan]) -> tuple[Encoder, Decoder]:
-    """The way for every value: field by field, and an error names the field."""
+    """An encoder and a decoder for every value, field by field. An error names the field."""
     keyword_only = any(field.kw_only for field in dataclasses.fields(cls))
     names = tuple(plans)
     encoders = tuple((name, plan.encode) for name, plan in plans.items())
@@ -156,7 +162,7 @@ def _union(members: tuple[Plan, ...], describe: str) -> Plan:
             try:
                 return member.encode(value, frames)
             except WrongType as invalid:
-                if invalid.path:  # the member fits, something inside it does not
+                if invalid.path:  # the value is of this member, but a part of it does not fit
                     raise
                 del frames[held:]
         raise wrong(describe, value)
@@ -191,7 +197,7 @@ def _optional(member: Plan, describe: str, layout: str) -> Plan:
 
 
 def _array(hint: Any) -> Plan:
-    """An array travels as ``[bytes, *shape]``; a large one as ``[None, *shape]``, its bytes being the next frame."""
+    """Encode an array as ``[bytes, *shape]``; a large array as ``[None, *shape]`` with its bytes in the next frame."""
     shape_hint, dtype_hint = get_args(hint)
     dimensions = get_args(shape_hint)
     if get_origin(shape_hint) is not tuple or Ellipsis in dimensions:
@@ -235,13 +241,13 @@ def _array(hint: Any) -> Plan:
         if len(frame) != size:
             raise Invalid(f"expected a frame of {size} bytes for shape {shape}, got {len(frame)}")
         array = view(shape, frame)
-        if not array.flags.aligned:  # the frame lies somewhere in ZeroMQ's receive buffer; torch wants alignment
+        if not array.flags.aligned:  # a frame may begin anywhere in ZeroMQ's receive buffer; torch needs alignment
             array = array.copy()
         array.flags.writeable = False
         return array
 
     def decode_vector(value: Any, cursor: Cursor) -> Any:
-        """Most arrays: one dimension, among the fields. Whatever else comes goes the long way."""
+        """The fast path for most arrays: one dimension, among the fields. `decode` handles all others."""
         if type(value) is list and len(value) == 2:
             data, length = value
             if type(data) is bytes and data and type(length) is int and len(data) == length * itemsize:
@@ -251,7 +257,7 @@ def _array(hint: Any) -> Plan:
     def view(shape: list[int], data: Buffer) -> Any:
         try:
             return np.ndarray(shape, dtype, data)
-        except ValueError as error:  # numpy's own limits on shapes
+        except ValueError as error:  # numpy's limits on shapes
             raise Invalid(str(error)) from error
 
     return Plan(encode, decode_vector if ndim == 1 else decode, "array", describe, f"array[{dtype.str}, {ndim}]")

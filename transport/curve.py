@@ -20,7 +20,7 @@ ZAP_DOMAIN = b"cluster"
 class CurveKeys:
     """One CURVE key pair that all processes of a cluster share, in Z85 (40 characters each).
 
-    Every node uses it as server and as client key: whoever holds it belongs to the cluster.
+    Every node uses the pair as server key and as client key. A process that has the keys belongs to the cluster.
     """
 
     public: str
@@ -39,10 +39,10 @@ class CurveKeys:
 
     @classmethod
     def load(cls, path: Path) -> CurveKeys:
-        """Read what ``save`` wrote. Raises PermissionError when others may read it, ValueError for another file."""
+        """Read a file of ``save``. Raises PermissionError when other users may read it, ValueError for another file."""
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            raise PermissionError(f"{path} may be read by others (mode {mode:04o}): run chmod 600 on it")
+            raise PermissionError(f"{path} may be read by others (mode {mode:04o}): run chmod 600 {path}")
         lines = path.read_text().split()
         if len(lines) != 2:
             raise ValueError(f"{path} holds no key pair")
@@ -56,14 +56,14 @@ class CurveKeys:
 
 
 class Admission:
-    """Answers ZAP requests: only clients with the cluster's public key are let in."""
+    """Answers ZAP requests: admits only clients with the cluster's public key."""
 
     def __init__(self, keys: CurveKeys, on_refused: Callable[[str], None]) -> None:
         self._key = z85.decode(keys.public)
         self._on_refused = on_refused
 
     def answer(self, request: Sequence[bytes]) -> list[bytes] | None:
-        """The reply to one request; None when it is no ZAP request at all."""
+        """The reply to a request; None when the frames are not a ZAP request."""
         if len(request) < 6 or request[0] != b"1.0":
             return None
         number, address, mechanism, credentials = request[1], request[3], request[5], request[6:]

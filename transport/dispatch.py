@@ -1,4 +1,4 @@
-"""From the queue to the handler: one after another, or several at once."""
+"""Pass messages from the queue to the handler, one after another or several at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transport.schema import Buffer
 
 Handler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 
-# A handler that never waits would keep the socket from being read and credit from going back.
+# A handler that never waits would prevent the tasks that read the socket and return credit from running.
 _HANDLED_BETWEEN_CHECKPOINTS = 64
 _SECONDS_BETWEEN_CHECKPOINTS = 0.002
 
@@ -27,7 +27,7 @@ class _SendBack(Protocol):
 
 
 class Dispatcher:
-    """Runs the handler for each delivery. ``send_back`` carries answers."""
+    """Runs the handler for each delivery. ``send_back`` sends answers."""
 
     def __init__(self, send_back: _SendBack, limits: Limits) -> None:
         self._limits = limits
@@ -46,7 +46,7 @@ class Dispatcher:
         return len(self._queue) + len(self._announcements)
 
     def put(self, delivery: Delivery) -> None:
-        """Queue a delivery, or start its handler at once when there is room among the concurrent ones."""
+        """Queue a delivery, or start its handler at once when fewer than ``concurrency`` handlers run."""
         if self._concurrency == 1:
             self._queue.put(delivery)
         elif delivery.kind == "announce":
@@ -58,8 +58,8 @@ class Dispatcher:
     async def run(self, handler: Handler, concurrency: int) -> None:
         """Handle until cancelled.
 
-        With concurrency 1 everything passes in order through one task, which costs less than one for each. With more,
-        announcements have a task of their own, so that a full house does not starve them.
+        With concurrency 1 one task handles all deliveries in order, which costs less than a task for each. With more,
+        announcements have their own task, so that they never wait for busy handlers.
         """
         self._handler, self._concurrency = handler, concurrency
         if concurrency == 1:
@@ -68,7 +68,7 @@ class Dispatcher:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             early, self._queue = self._queue, Queue()
-            while (delivery := early.pop()) is not None:  # it arrived before this task ran
+            while (delivery := early.pop()) is not None:  # arrived before this task ran
                 self.put(delivery)
             await self._work(self._announcements)
 
@@ -124,7 +124,7 @@ class Dispatcher:
         inbound = delivery.inbound
         answer: Envelope | None = None
         frames: Sequence[Buffer] = ()
-        if delivery.withdrawn or trio.current_time() >= delivery.deadline:  # it waited too long: nobody waits for it
+        if delivery.withdrawn or trio.current_time() >= delivery.deadline:  # the caller no longer waits
             inbound.calls.pop(delivery.number, None)
             return
         with trio.CancelScope(deadline=delivery.deadline) as delivery.scope:

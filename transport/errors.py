@@ -1,4 +1,4 @@
-"""What transport raises, and what it reports without raising."""
+"""Transport's exceptions, and the events that it reports without an exception."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EncodeError(TransportError):
 
 
 class DecodeError(TransportError):
-    """Bytes that are not a message of the registry, which holds the types that are expected. ``field`` is a dotted path, as in ``Trajectory.calls[2].turn``."""
+    """Bytes that are not a message of the registry (the expected types). ``field`` is as in EncodeError."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -38,7 +38,7 @@ class InsecureLink(TransportError):  # noqa: N818  (named for what it is, like t
 
 
 class UnknownPeer(TransportError):  # noqa: N818
-    """A node was named for which the network has no address."""
+    """The network has no address for this node."""
 
 
 class CallRefused(TransportError):  # noqa: N818
@@ -50,7 +50,7 @@ class CallRefused(TransportError):  # noqa: N818
 
 
 class CallFailed(TransportError):  # noqa: N818
-    """The replica refused the call, or it or its answer could not be decoded."""
+    """The replica refused the call, or the call or its answer could not be decoded."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -58,11 +58,11 @@ class CallFailed(TransportError):  # noqa: N818
 
 
 class CallTimeout(TransportError):  # noqa: N818
-    """No answer before the deadline; the handler, if it runs, is cancelled."""
+    """No answer before the deadline. The handler is cancelled if it runs."""
 
 
 class PeerLost(TransportError):  # noqa: N818
-    """The replica's process was replaced, or has been silent beyond the limit: the call may or may not have run."""
+    """The replica's process was replaced or was silent for too long: the call may or may not have run."""
 
     def __init__(self, peer: str) -> None:
         super().__init__(f"{peer} was lost before it answered")
@@ -71,7 +71,7 @@ class PeerLost(TransportError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class PeerSilent:
-    """Nothing was heard of ``peer`` for ``seconds``; ``waiting_for`` says in words what of this node depends on it."""
+    """Nothing arrived from ``peer`` for ``seconds``. ``waiting_for`` lists what this node waits for from the peer."""
 
     peer: str
     seconds: float
@@ -80,7 +80,7 @@ class PeerSilent:
 
 @dataclass(frozen=True, slots=True)
 class PeerBack:
-    """A peer reported silent is heard again, after ``seconds``."""
+    """Frames arrive again from a peer that was reported silent, after ``seconds``."""
 
     peer: str
     seconds: float
@@ -88,14 +88,14 @@ class PeerBack:
 
 @dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """A peer said that it leaves: its silence from now on is no news, and is not reported."""
+    """A peer announced that it leaves. Its silence is not reported from now on."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeerReplaced:
-    """The peer's process is a new one; what it had not acknowledged is being sent again."""
+    """The peer has a new process. Messages without acknowledgement are sent again."""
 
     peer: str
     incarnation: int
@@ -103,7 +103,7 @@ class PeerReplaced:
 
 @dataclass(frozen=True, slots=True)
 class CreditWait:
-    """A send has waited ``seconds`` for room at ``peer`` and goes on waiting."""
+    """A send has waited ``seconds`` for room at ``peer`` and still waits."""
 
     link: str
     peer: str
@@ -112,7 +112,7 @@ class CreditWait:
 
 @dataclass(frozen=True, slots=True)
 class MalformedFrames:
-    """The peer sent what this version cannot read. Reported once per peer; the figures count the rest."""
+    """The peer sent frames that this version cannot read. Reported once per peer; the figures count all."""
 
     peer: str
     reason: str
@@ -120,7 +120,7 @@ class MalformedFrames:
 
 @dataclass(frozen=True, slots=True)
 class MessageRejected:
-    """The peer could not decode a message this node pushed: it is acknowledged as lost and not sent again.
+    """The peer could not decode a message that this node pushed. The message is lost: it is not sent again.
 
     Its ``on_ack`` is not called.
     """
@@ -132,7 +132,10 @@ class MessageRejected:
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRefused:
-    """A process says it is ``peer`` and claims a higher incarnation than its supervisor gave it. Reported once per peer."""
+    """A process claims to be ``peer``, with a higher incarnation than the supervisor gave the peer.
+
+    Reported once per peer.
+    """
 
     peer: str
     claimed: int
@@ -141,7 +144,7 @@ class IncarnationRefused:
 
 @dataclass(frozen=True, slots=True)
 class Unauthenticated:
-    """A client that does not hold the cluster's key was turned away. Reported once per address."""
+    """A client without the cluster's key was refused. Reported once per address."""
 
     address: str
 
@@ -160,5 +163,5 @@ LinkEvent: TypeAlias = (
 
 
 def log_event(event: LinkEvent) -> None:
-    """Write the event to the standard logger ``transport``: what a node does when it is given no other ``on_event``."""
+    """Write the event to the standard logger ``transport``; the default ``on_event`` of a node."""
     logging.getLogger("transport").warning("%s", event)

@@ -1,4 +1,4 @@
-"""What others do wrong: every time counted, once told."""
+"""Faults of other processes: each one is counted, and the first of each peer is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTED = (
 
 
 class Faults:
-    """Totals by figure, and who was told of already."""
+    """Totals by figure, and which peers were reported."""
 
     def __init__(self, on_event: Callable[[LinkEvent], None]) -> None:
         self.counts = Counter(dict.fromkeys(_COUNTED, 0))
@@ -26,16 +26,16 @@ class Faults:
         self._told: set[str] = set()
 
     def malformed(self, peer: str, reason: str) -> None:
-        """The peer sent what cannot be read, or is not expected here."""
+        """The peer sent frames that cannot be read or are not expected here."""
         self._count_and_tell("decode_errors", peer, MalformedFrames(peer, reason))
 
     def unauthenticated(self, address: str) -> None:
-        """A client without the cluster's key was turned away."""
+        """A client without the cluster's key was refused."""
         self._count_and_tell("unauthenticated", address, Unauthenticated(address))
 
     def refused(self, peer: str, claimed: int, told: int | None) -> None:
-        """A process claimed a higher incarnation than this node was told the peer has, or before it was told of any."""
-        if told is None:  # which may still come
+        """A process claimed a higher incarnation than ``told``, the one announced to this node (None: none so far)."""
+        if told is None:  # the announcement may still come
             self.counts["incarnations_refused"] += 1
             return
         self._count_and_tell("incarnations_refused", f"{peer}#", IncarnationRefused(peer, claimed, told))

@@ -1,13 +1,13 @@
-"""What travels around the messages: an envelope in front of them, checked on arrival.
+"""The envelope in front of the messages: packing, and checks on arrival.
 
-Frame 0 is the envelope's length (4 bytes, big-endian), the envelope ``[version, kind, [size of each body], field, ...]`` in
-msgpack, and the bodies one after the other. A body is frame 0 of an encoded message; the message's other frames, if it has
-any, follow, and then it is the last. A Push may carry many messages; everything else that carries one carries one.
+Frame 0 is the envelope's length (4 bytes, big-endian), the envelope ``[version, kind, [size of each body], field,
+...]`` in msgpack, and the bodies one after the other. A body is frame 0 of an encoded message. The other frames of the
+last message, if it has any, follow as frames. A Push may carry many messages; other envelopes carry at most one.
 
-To a peer's inbox go Push, Call, Cancel, Announce, Heartbeat and Goodbye; back over the same connection come Progress,
-Reply, Refused, HeartbeatBack and Goodbye. Whatever is addressed to a process carries its incarnation, so that a frame meant for
-a dead process is never taken by its successor. Everything that flows back carries totals or sets: losing or
-doubling any one control frame changes nothing that the next heartbeat does not put right.
+Push, Call, Cancel, Announce, Heartbeat and Goodbye go to a peer's inbox. Progress, Reply, Refused, HeartbeatBack and
+Goodbye come back over the same connection. A frame for a process carries the process's incarnation, so that a successor
+never takes a frame for a dead process. Frames that come back carry totals or sets: when a control frame is lost or
+doubled, the next heartbeat corrects it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class MalformedFrame(Exception):  # noqa: N818
 
 
 class PushFrame(NamedTuple):
-    """Messages of a stream (sender's incarnation, link, receiver's incarnation), the first of which is number
-    ``sequence``, counted from 1; the others follow without a hole.
+    """Consecutive messages of a stream (sender's incarnation, link, receiver's incarnation).
+
+    The first message has the number ``sequence``, counted from 1.
     """
 
     link: str
@@ -36,7 +37,10 @@ class PushFrame(NamedTuple):
 
 
 class CallFrame(NamedTuple):
-    """A request; ``request`` grows with every call over the connection, ``timeout`` is what is left in seconds."""
+    """A request.
+
+    ``request`` grows with every call over the connection; ``timeout`` is the remaining time in seconds.
+    """
 
     link: str
     incarnation: int
@@ -61,19 +65,20 @@ class AnnounceFrame(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The connecting side lives. ``settled``: per push link, up to which sequence number it waits for nothing more."""
+    """The connecting side is alive. ``settled``: for each push link, all messages up to this number are settled."""
 
     incarnation: int
     settled: list[tuple[str, int]]
 
 
 class Goodbye(NamedTuple):
-    """The sender leaves on purpose: its silence is no news. Said over every connection, in both directions."""
+    """The sender leaves on purpose, so its silence is not reported. Sent over every connection, in both directions."""
 
 
 class StreamState(NamedTuple):
-    """One stream as its receiver sees it, complete: seen, taken off the queue, acknowledged (with what lies beyond the
-    contiguous part), and what could not be decoded, by sequence number.
+    """The complete state of a stream at its receiver, by sequence number.
+
+    The messages seen, taken off the queue, acknowledged (contiguous part, and those beyond it), and not decodable.
     """
 
     link: str
@@ -85,16 +90,14 @@ class StreamState(NamedTuple):
 
 
 class HeartbeatBack(NamedTuple):
-    """The inbox lives, with the state of every stream of this connection."""
+    """The inbox is alive; carries the state of every stream of this connection."""
 
     incarnation: int
     streams: list[StreamState]
 
 
 class StreamProgress(NamedTuple):
-    """What changed in a stream since the last frame: the total taken, and newly acknowledged sequence numbers, as
-    ranges (first, last).
-    """
+    """Changes of a stream since the last frame: the total taken, and ranges (first, last) of new acknowledgements."""
 
     link: str
     taken: int
@@ -187,7 +190,7 @@ _stream_state = _row(StreamState._make, _text, _count, _count, _count, _list(_co
 _ranges = _list(_row(tuple, _count, _count))
 _stream_progress = _row(StreamProgress._make, _text, _count, _ranges, _reasons)
 
-# The position is the code on the wire. In the middle, how many bodies there are; Push has at least one.
+# The position is the code on the wire. The middle column is the number of bodies; Push has at least one.
 _KINDS: tuple[tuple[Any, int, tuple[Callable[[Any], Any], ...]], ...] = (
     (PushFrame, 1, (_text, _count, _count)),
     (CallFrame, 1, (_text, _count, _count, _seconds)),
@@ -211,7 +214,10 @@ def pack(envelope: Envelope, bodies: Sequence[Buffer] = ()) -> bytes:
 
 
 def unpack(frame: Buffer) -> Received:
-    """What is in ``frame``; the bodies are views of it. Raises MalformedFrame, and nothing else, whatever the bytes are."""
+    """The content of ``frame``; the bodies are views of it.
+
+    For any bytes, raises no other exception than MalformedFrame.
+    """
     view = memoryview(frame)
     start = _LENGTH + int.from_bytes(view[:_LENGTH], "big")
     if not _LENGTH < start <= len(view):

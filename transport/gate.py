@@ -1,4 +1,4 @@
-"""How many connections an inbox on TCP takes: those of the run's nodes and a few more, so that strangers cannot use up descriptors.
+"""Limit the connections of an inbox on TCP, so that strangers cannot use up the process's file descriptors.
 
 ::
 
@@ -6,10 +6,11 @@
                                    `-(nodes + 2 * STRANGERS open)--> closed
                                    `-(fewer again)-----------------> open
 
-A connection costs a descriptor from when ZeroMQ accepts it until it has shown that it holds the key, or its time to show that is
-over (`Limits.handshake`). ZeroMQ accepts as long as there are descriptors, and then no file of the process can be opened. So the
-kernel drops the first packet of further connections, by a filter on the listening socket (socket(7), SO_ATTACH_FILTER), which
-leaves established connections alone; who is dropped tries again. Linux only: elsewhere every connection is taken.
+A connection costs a descriptor from its acceptance by ZeroMQ until it is authenticated, or until `Limits.handshake` is
+over. ZeroMQ accepts connections as long as there are descriptors, and then the process can open no file. So a filter on
+the listening socket (socket(7), SO_ATTACH_FILTER) lets the kernel drop the first packet of further connections.
+Established connections are not affected, and a dropped client tries again. Linux only: elsewhere every connection is
+accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from zmq.utils.monitor import parse_monitor_message
 from transport.schema import Buffer
 
 STRANGERS = 64
-"""Connections beyond one for each node. At the start of a run, some of them are the nodes' own that try again."""
+"""Connections beyond one for each node. At the start of a run, some of them are repeated attempts of the nodes."""
 
 _EVENTS = int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h
@@ -48,20 +49,20 @@ class Gate:
         self._nodes = nodes
         self._hosts = hosts
         self._open: dict[int, int] = {}
-        """Connections by descriptor: each socket's number in the kernel, since another may have the descriptor by now."""
+        """The kernel's number of each connection's socket, by descriptor, since a descriptor may be used again."""
         self._closed = 0
         self._listener: sockets.socket | None = None
         self.monitor = inbox.get_monitor_socket(_EVENTS)
         self.monitor.setsockopt(zmq.LINGER, 0)
 
     def watch(self, frames: Sequence[Buffer]) -> None:
-        """An event of the inbox, from the monitor."""
+        """Take an event of the inbox from ZeroMQ's monitor."""
         event = parse_monitor_message([bytes(frame) for frame in frames])
         descriptor = int(event["value"])
         if event["event"] == zmq.EVENT_LISTENING:
             self._listener = sockets.socket(fileno=os.dup(descriptor))
         elif event["event"] == zmq.EVENT_ACCEPTED:
-            with contextlib.suppress(OSError):  # it is gone already
+            with contextlib.suppress(OSError):  # the connection is already closed
                 self._open[descriptor] = os.fstat(descriptor).st_ino
         else:
             self._open.pop(descriptor, None)
@@ -77,7 +78,7 @@ class Gate:
             filter_connections(self._listener, None if not closed else self._hosts if closed == 1 else ())
 
     def _forget_gone(self) -> None:
-        """ZeroMQ does not tell of a connection that another of the same identity took over."""
+        """Forget closed connections. ZeroMQ reports none that another connection of the same identity replaced."""
         for descriptor, number in list(self._open.items()):
             try:
                 there = os.fstat(descriptor).st_ino == number
@@ -95,7 +96,7 @@ class Gate:
 
 
 def filter_connections(listener: sockets.socket, hosts: Collection[str] | None) -> None:
-    """Take connections from these hosts alone; None: from everywhere."""
+    """Accept connections from these hosts only; None: from everywhere."""
     if hosts is None:
         listener.setsockopt(sockets.SOL_SOCKET, _SO_DETACH_FILTER, 0)
         return
@@ -105,7 +106,7 @@ def filter_connections(listener: sockets.socket, hosts: Collection[str] | None) 
 
 
 def _program(hosts: Collection[str]) -> list[tuple[int, int, int, int]]:
-    """A program of the kernel's packet filter, as (code, jump if true, jump if false, operand): takes packets from these addresses."""
+    """A kernel packet filter that accepts these addresses, as (code, jump if true, jump if false, operand)."""
     words: dict[int, list[list[int]]] = {4: [], 6: []}
     for host in hosts:
         address = ipaddress.ip_address(host)
@@ -128,7 +129,7 @@ def _program(hosts: Collection[str]) -> list[tuple[int, int, int, int]]:
 
 
 def _comparison(words: Sequence[int], at: int) -> list[tuple[int, int, int, int]]:
-    """Take the packet if the words of its source address, from ``at`` on in the network header, are these."""
+    """Accept the packet if the words of its source address, from ``at`` on in the network header, are these."""
     steps: list[tuple[int, int, int, int]] = []
     for index, word in enumerate(words):
         after = 2 * (len(words) - index - 1) + 1  # the steps to the next address

@@ -17,8 +17,7 @@ from transport.schema import Buffer
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# A send that finds room takes no detour through the scheduler, except now and then, so that a loop of sends does not
-# keep other tasks from running.
+# A send that finds room yields to the scheduler only every so often, so that a loop of sends lets other tasks run.
 _SENDS_BETWEEN_CHECKPOINTS = 32
 
 
@@ -35,7 +34,7 @@ class _WaitingSend:
 
 
 class PushLink:
-    """One way, at least once; made by ``Node.push``. Messages to one target arrive in the order of sending."""
+    """One way, at least once; created by ``Node.push``. Messages to one target arrive in the order of sending."""
 
     def __init__(
         self, name: str, targets: Mapping[str, Outbound], window: int, limits: Limits, silent: Collection[str]
@@ -52,11 +51,11 @@ class PushLink:
             outbound.pushes[name] = (self._senders[peer], self)
 
     async def send(self, message: Any, *, to: str | None = None, on_ack: Callable[[], None] | None = None) -> None:
-        """Wait for credit and send; to the target with the most credit (ties by name) when none is named.
+        """Wait for credit and send, by default to the target with the most credit (ties by name).
 
-        Silent targets are passed over while there is another. Returns before the message has arrived: ``on_ack`` is
-        called once the receiver has acknowledged it. Until then its arrays must not be changed. Raises EncodeError, and
-        UnknownPeer when ``to`` is no target of this link.
+        Silent targets are used only when all are silent. Returns before the message has arrived: ``on_ack`` is called
+        once the receiver has acknowledged it. Do not change the message's arrays before. Raises EncodeError, and
+        UnknownPeer when ``to`` is not a target of this link.
         """
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
@@ -73,7 +72,7 @@ class PushLink:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._waiting.serve(self._serve)
-            if waiting.sent.is_set():  # it is under way: no cancellation may say otherwise
+            if waiting.sent.is_set():  # the message was sent, so the cancellation comes too late
                 await trio.lowlevel.cancel_shielded_checkpoint()
             else:
                 await waiting.sent.wait()
@@ -81,7 +80,7 @@ class PushLink:
             self._waiting.discard(waiting)
 
     def unacknowledged(self, to: str | None = None) -> int:
-        """Messages sent to one target, or to all, that are not acknowledged."""
+        """The number of messages to one target, or to all, without acknowledgement."""
         if to is not None:
             return self._senders[to].unacknowledged
         return sum(sender.unacknowledged for sender in self._senders.values())
@@ -108,7 +107,7 @@ class PushLink:
             self._drained = None
 
     def overdue(self, now: float, after: float) -> list[CreditWait]:
-        """Waits for credit longer than ``after`` seconds, each told once."""
+        """Waits for credit longer than ``after`` seconds; each is returned once."""
         found: dict[str, CreditWait] = {}
         for waiting in self._waiting:
             if not waiting.reported and now - waiting.since >= after:
@@ -138,7 +137,7 @@ class PushLink:
 
 
 class CallLink:
-    """Request and reply, with a deadline; made by ``Node.call``."""
+    """Request and reply, with a deadline; created by ``Node.call``."""
 
     def __init__(
         self,
@@ -162,10 +161,10 @@ class CallLink:
             outbound.call_links.append(self)
 
     async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
-        """The reply of the replica with the fewest calls outstanding; waits for room, first come first served.
+        """Call the replica with the fewest calls outstanding; return its reply. Calls wait for room in order.
 
-        With ``key`` calls go to the replica first chosen, until ``forget(key)`` or that replica is lost. ``timeout``,
-        in seconds, counts from now, waiting included. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
+        All calls with the same ``key`` go to one replica, until ``forget(key)`` or that replica is lost. ``timeout`` in
+        seconds includes the wait for room. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
         """
         seconds = self._timeout if timeout is None else timeout
         call = PendingCall(self, encode(message, self._limits), key, trio.current_time() + seconds)
@@ -186,7 +185,7 @@ class CallLink:
         return call.reply
 
     def forget(self, key: str) -> None:
-        """The session has ended: its key is no longer pinned. An unknown key is ignored."""
+        """Unpin a key whose session has ended. An unknown key is ignored."""
         self.router.forget(key)
 
     @property
@@ -195,7 +194,7 @@ class CallLink:
         return len(self._waiting)
 
     def ended(self, call: PendingCall) -> None:
-        """A call's fate is known: there is room for the next."""
+        """A call has ended: there is room for the next."""
         if call.target is not None:
             self.router.end(call.target.peer)
         if self._waiting:
@@ -216,7 +215,7 @@ class CallLink:
 
 
 class AnnounceLink:
-    """Newest wins, never blocks; made by ``Node.announce``."""
+    """The newest value wins, and sending never blocks; created by ``Node.announce``."""
 
     def __init__(
         self, name: str, targets: Mapping[str, Outbound], limits: Limits, on_set: Callable[[Sequence[Outbound]], None]
@@ -227,7 +226,7 @@ class AnnounceLink:
         self._on_set = on_set
 
     def set(self, message: Any) -> None:
-        """The newest value of this message's type, for every target. Raises EncodeError."""
+        """Set the newest value of this message's type for every target. Raises EncodeError."""
         frames = encode(message, self._limits)
         for outbound in self._targets:
             outbound.announcements.set(self.name, type(message).__name__, frames)

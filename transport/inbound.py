@@ -1,4 +1,4 @@
-"""What arrives: deliveries, the queue in which they wait for the handler, and what is known of each sender."""
+"""The receiving side: deliveries, the queue in which they wait for the handler, and the state of each sender."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DeliveryKind: TypeAlias = Literal["push", "call", "announce"]
 
 
 class Inbound:
-    """One process that is connected to this node's inbox: its streams, its calls, what it announced."""
+    """One process that is connected to this node's inbox: its streams, calls and announcements."""
 
     def __init__(self, identity: bytes, peer: str, incarnation: int, on_change: Callable[[Inbound], None]) -> None:
         self.identity = identity
@@ -40,12 +40,12 @@ class Inbound:
         return stream
 
     def changed(self, stream: PushReceiver) -> None:
-        """The stream moved: the next Progress tells of it."""
+        """The stream changed: the next Progress includes it."""
         self._changed[stream.link] = stream
         self._on_change(self)
 
     def announce(self, link: str, kind: str, version: int) -> bool:
-        """Whether this version is news; that it arrived is told back either way."""
+        """Whether this version is newer than the last. Its arrival is confirmed to the sender in any case."""
         self._new_announced[link, kind] = version
         self._on_change(self)
         if version <= self.announced.get((link, kind), 0):
@@ -54,7 +54,7 @@ class Inbound:
         return True
 
     def progress(self, incarnation: int) -> Progress:
-        """What to tell the sender since the last call."""
+        """The changes since the last call, for the sender."""
         streams = [stream.progress() for stream in self._changed.values()]
         announced = [(link, kind, version) for (link, kind), version in self._new_announced.items()]
         self._changed.clear()
@@ -97,7 +97,7 @@ class Delivery:
         self.sender = inbound.peer
         self.link = link
         self.kind: DeliveryKind = kind
-        # The rest is the node's. ``number``: of the push in its stream, of the call at its caller.
+        # The node uses the rest. ``number`` counts a push in its stream, or a call at its caller.
         self.inbound = inbound
         self.number = number
         self.stream = stream
@@ -106,16 +106,16 @@ class Delivery:
         self.scope: trio.CancelScope | None = None
 
     def taken(self) -> None:
-        """It leaves the queue: there is room for another."""
+        """The delivery leaves the queue: there is room for another."""
         if self.stream is not None:
             self.stream.take()
             self.inbound.changed(self.stream)
 
     def defer(self) -> Callable[[], None]:
-        """Let the push be acknowledged when the returned function is called, not when the handler returns.
+        """Acknowledge the push when the returned function is called, not when the handler returns.
 
-        The function may be called from anywhere in the trio thread, at any time, more than once. Raises RuntimeError
-        for calls and announcements, which have no acknowledgement to defer.
+        The function may be called anywhere in the trio thread, at any time, more than once. Raises RuntimeError for
+        calls and announcements, which are not acknowledged.
         """
         if self.kind != "push":
             raise RuntimeError(f"only a push can be deferred, this is a {self.kind}")
@@ -130,7 +130,7 @@ class Delivery:
             self.inbound.changed(self.stream)
 
     def withdraw(self) -> None:
-        """The caller no longer waits: skip the call, or cancel its handler."""
+        """Skip the call or cancel its handler, since the caller no longer waits."""
         self.withdrawn = True
         if self.scope is not None:
             self.scope.cancel()
@@ -148,7 +148,7 @@ def current_delivery() -> Delivery:
 
 
 class Queue:
-    """Deliveries in order of arrival. Announcements of one (sender, link, type) that still wait become the newest."""
+    """Deliveries in order of arrival. A newer announcement replaces a waiting one of the same (sender, link, type)."""
 
     def __init__(self) -> None:
         self._items: deque[Delivery] = deque()
@@ -159,7 +159,7 @@ class Queue:
         return len(self._items)
 
     def put(self, delivery: Delivery) -> None:
-        """Append, or replace the announcement that waits."""
+        """Append a delivery, or replace the waiting announcement."""
         if delivery.kind == "announce":
             key = (delivery.sender, delivery.link, type(delivery.message))
             waiting = self._announcements.get(key)

@@ -1,36 +1,36 @@
-"""Bounds and intervals of a node, in one place; the defaults suit a cluster, tests choose shorter intervals."""
+"""Bounds and intervals of a node. The defaults suit a cluster; tests choose shorter intervals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_ITEMS = 1 << 20
-"""Items of one tuple, list or dictionary, in every message."""
+"""The most items of a tuple, list or dictionary in a message."""
 MAX_JSON_DEPTH = 64
 """Nesting of a field annotated ``Any``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a node takes from the wire and puts on it, and how long it waits before it says something.
+    """The sizes that a node sends and accepts, and the times after which it reports a wait.
 
-    Sizes are in bytes or items, times in seconds of trio's clock. Nodes that talk to each other have the same sizes: a sender
-    refuses what its receivers would not take.
+    Sizes are in bytes or items, times in seconds of trio's clock. All nodes of a network must have the same sizes: a
+    sender refuses messages that its receivers would refuse.
     """
 
     message_bytes: int = 256 << 20
     """All frames of one message together."""
     message_frames: int = 8192
-    """Frames of one message: one, and one for each array."""
+    """The most frames of one message: one, and one for each large array."""
     heartbeat_interval: float = 1.0
     silent_after: float = 5.0
     credit_report_after: float = 5.0
     stalled_heartbeats: int = 2
-    """So many heartbeats without progress, although more was sent, and what the peer has not seen is sent again."""
+    """After so many heartbeats without progress, messages that the peer has not seen are sent again."""
     handshake: float = 10.0
-    """How long a connection may take to show that it holds the key."""
+    """How long the authentication of a connection may take."""
     linger: float = 0.5
-    """How long closing waits for the last frames to leave; everything that counts was acknowledged before."""
+    """How long closing waits for the last frames to leave. Nothing is lost: messages are acknowledged before."""
 
 
 DEFAULT_LIMITS = Limits()

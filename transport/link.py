@@ -1,8 +1,8 @@
-"""The state machines of the links, without input or output: events go in, what to send comes out.
+"""The state machines of the links, without input or output: methods take events and return what to send.
 
-All that changes the state of a stream, a call router or an announcement stands in this file. A stream is what one push
-link sends to one receiver's process. Its messages are numbered from 1; when the receiver's process is replaced, what
-was not acknowledged is numbered anew, so the successor sees a stream without holes, in the order of sending.
+Only this file changes the state of a stream, a call router or an announcement. A stream carries the messages of one
+push link to one process. Messages are numbered from 1. When the receiver's process is replaced, messages without
+acknowledgement get new numbers, so that the successor receives a stream without gaps, in the order of sending.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SequenceSet:
-    """A set of sequence numbers from 1 that fills up from below: the contiguous part is one number."""
+    """A set of sequence numbers from 1. One number represents the contiguous part from 1 on."""
 
     __slots__ = ("beyond", "through")
 
@@ -44,7 +44,7 @@ class SequenceSet:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A message that was sent, or waits to be, and is not acknowledged."""
+    """A message, sent or waiting, without acknowledgement."""
 
     frames: Sequence[Buffer]
     on_ack: Callable[[], None] | None
@@ -53,7 +53,7 @@ class Unsettled:
 class PushSender:
     """The sending end of a stream.
 
-    ``window`` bounds the messages accepted but not yet taken off the receiver's queue, and so those in flight.
+    ``window`` bounds the messages that are accepted and not yet taken off the receiver's queue.
     """
 
     def __init__(self, window: int, stalled_heartbeats: int) -> None:
@@ -74,22 +74,22 @@ class PushSender:
 
     @property
     def unacknowledged(self) -> int:
-        """Messages offered and not yet acknowledged."""
+        """The number of messages offered and not acknowledged."""
         return len(self._unsettled)
 
     @property
     def settled_through(self) -> int:
-        """Every number up to this one is acknowledged or rejected, and known to be."""
+        """Every message up to this number is acknowledged or rejected."""
         return next(iter(self._unsettled), self._accepted + 1) - 1
 
     def offer(self, message: Unsettled) -> None:
-        """Accept a message; the caller has seen to it that there is room."""
+        """Accept a message; the caller has checked that there is room."""
         assert self.room > 0
         self._accepted += 1
         self._unsettled[self._accepted] = message
 
     def to_transmit(self) -> Iterator[tuple[int, Sequence[Buffer]]]:
-        """What is to go out now, in order; each is counted as transmitted when it is yielded."""
+        """The messages to send now, in order. A message counts as transmitted when it is yielded."""
         while self._transmitted < min(self._accepted, self._taken + self._window):
             self._transmitted += 1
             message = self._unsettled.get(self._transmitted)
@@ -97,14 +97,14 @@ class PushSender:
                 yield self._transmitted, message.frames
 
     def progressed(self, progress: StreamProgress) -> tuple[list[Unsettled], list[str]]:
-        """Credit and acknowledgements came back: what is now acknowledged, and why others were rejected."""
+        """Take credit and acknowledgements; return the messages now acknowledged, and why others were rejected."""
         self._taken = max(self._taken, min(progress.taken, self._transmitted))
         start, end = self.settled_through + 1, self._transmitted + 1
         ranges = (range(max(first, start), min(last + 1, end)) for first, last in progress.acknowledged)
         return self._settle(chain.from_iterable(ranges), progress.rejected)
 
     def heard(self, state: StreamState) -> tuple[list[Unsettled], list[str]]:
-        """A heartbeat came back with the whole state. Decides as well whether frames were lost: see to_transmit."""
+        """Take the complete state from a heartbeat. If frames were lost, `to_transmit` yields their messages again."""
         self._taken = max(self._taken, min(state.taken, self._transmitted))
         if state.received > self._received:
             self._received = state.received
@@ -115,7 +115,7 @@ class PushSender:
             if self._stalled >= self._patience:
                 self._transmitted = self._received
                 self._stalled = 0
-                # a message longer than the interval is no loss: wait twice as long before the next repetition
+                # a large message may take longer than the interval: wait twice as long before the next repetition
                 self._patience = min(2 * self._patience, 16 * self._stalled_heartbeats)
         self._transmitted_at_heartbeat = self._transmitted
         settled = [number for number in self._unsettled if number <= state.acknowledged]
@@ -130,7 +130,7 @@ class PushSender:
         return settled, reasons
 
     def replaced(self) -> None:
-        """The receiver's process is a new one: number what is not acknowledged anew, and transmit it again."""
+        """The receiver has a new process: renumber the messages without acknowledgement, and transmit them again."""
         self._unsettled = dict(enumerate(self._unsettled.values(), start=1))
         self._accepted = len(self._unsettled)
         self._transmitted = self._taken = self._received = self._transmitted_at_heartbeat = self._stalled = 0
@@ -150,7 +150,10 @@ class PushReceiver:
         self._new_rejected: list[tuple[int, str]] = []
 
     def accept(self, sequence: int) -> bool:
-        """Whether this is the next message; duplicates, and what follows a gap, are dropped (it is sent again)."""
+        """Whether this is the next message.
+
+        Duplicates and messages after a gap are dropped; the latter are sent again.
+        """
         if sequence != self._received + 1:
             return False
         self._received = sequence
@@ -169,13 +172,13 @@ class PushReceiver:
             self._new_acknowledged.append((first, sequence))
 
     def reject(self, sequence: int, reason: str) -> None:
-        """The message cannot be decoded: it is not to be sent again."""
+        """The message cannot be decoded and must not be sent again."""
         self._rejected[sequence] = reason
         self._new_rejected.append((sequence, reason))
         self._acknowledged.add(sequence)
 
     def settled(self, through: int) -> None:
-        """The sender knows the fate of everything up to here."""
+        """The sender has settled all messages up to ``through``."""
         for sequence in [each for each in self._rejected if each <= through]:
             del self._rejected[sequence]
 
@@ -195,7 +198,7 @@ class PushReceiver:
 
 
 class CallRouter:
-    """Which replica a call goes to: the one its key is pinned to, else the one with the fewest outstanding."""
+    """Chooses the replica of a call: the one its key is pinned to, or the one with the fewest calls outstanding."""
 
     def __init__(self, targets: Sequence[str], limit: int) -> None:
         self._outstanding = dict.fromkeys(sorted(targets), 0)
@@ -204,13 +207,13 @@ class CallRouter:
 
     @property
     def outstanding(self) -> int:
-        """Calls begun and not ended, over all replicas."""
+        """The number of calls begun and not ended, over all replicas."""
         return sum(self._outstanding.values())
 
     def begin(self, key: str | None, silent: Collection[str]) -> str | None:
-        """Choose a replica and count the call against it; None when there is no room. Ties go by name.
+        """Choose a replica and count the call; None when there is no room. Ties go by name.
 
-        Replicas that are silent are chosen only when all are.
+        Silent replicas are chosen only when all are silent.
         """
         pinned = None if key is None else self._pins.get(key)
         if pinned is not None:
@@ -230,11 +233,11 @@ class CallRouter:
         self._outstanding[target] -= 1
 
     def forget(self, key: str) -> None:
-        """Calls with this key may go anywhere again. An unknown key is ignored."""
+        """Unpin a key. An unknown key is ignored."""
         self._pins.pop(key, None)
 
     def lost(self, target: str) -> None:
-        """The replica is replaced or silent: what was pinned to it no longer is."""
+        """Unpin the keys of a replica that was replaced or is silent."""
         self._pins = {key: name for key, name in self._pins.items() if name != target}
 
 
@@ -254,7 +257,7 @@ class AnnounceSender:
 
     @property
     def pending(self) -> int:
-        """Values whose newest version is not acknowledged."""
+        """The number of values whose newest version is not acknowledged."""
         return sum(value.acknowledged < value.version for value in self._values.values())
 
     def set(self, link: str, kind: str, frames: Sequence[Buffer]) -> None:
@@ -267,7 +270,7 @@ class AnnounceSender:
             value.frames = frames
 
     def to_transmit(self) -> Iterator[tuple[str, str, int, Sequence[Buffer]]]:
-        """What is to go out now: values newer than what was transmitted, as (link, type, version, frames)."""
+        """The values to send now, as (link, type, version, frames): those newer than the last transmission."""
         for (link, kind), value in self._values.items():
             if value.transmitted < value.version:
                 value.transmitted = value.version
@@ -280,20 +283,20 @@ class AnnounceSender:
             value.acknowledged = max(value.acknowledged, min(version, value.version))
 
     def repeat(self) -> None:
-        """A heartbeat is due: what is not acknowledged goes out again."""
+        """A heartbeat is due: transmit values without acknowledgement again."""
         for value in self._values.values():
             value.transmitted = min(value.transmitted, value.acknowledged)
 
     def replaced(self) -> None:
-        """The peer's process is a new one: it knows nothing."""
+        """The peer has a new process: transmit all values again."""
         for value in self._values.values():
             value.acknowledged = value.transmitted = 0
 
 
 class Liveness:
-    """Who was heard of, and when: peers that are silent for too long are named once.
+    """Tracks when frames of each peer last arrived; each silent peer is reported once.
 
-    Arrivals only set a flag, and the tick reads the clock: hearing costs nothing on the way of a message.
+    An arrival only sets a flag, and the tick reads the clock, so that an arrival costs almost nothing.
     """
 
     def __init__(self, silent_after: float) -> None:
@@ -303,7 +306,7 @@ class Liveness:
         self._ticked_at: float | None = None
         self.silent: set[str] = set()
         self.left: set[str] = set()
-        """Peers that said goodbye and were not heard since."""
+        """Peers that said goodbye and have sent nothing since."""
 
     def expect(self, peer: str, now: float) -> None:
         """Watch this peer from now on."""
@@ -322,7 +325,7 @@ class Liveness:
             self.left.discard(peer)
 
     def back(self, peer: str, now: float) -> float | None:
-        """A heartbeat arrived: for how long the peer was silent, when it was reported as silent."""
+        """A heartbeat arrived. Returns how long the peer was silent, if it was reported as silent."""
         if peer not in self.silent:
             return None
         self.silent.remove(peer)
@@ -331,8 +334,8 @@ class Liveness:
         return seconds
 
     def tick(self, now: float, interval: float) -> list[tuple[str, float]]:
-        """Peers that are found silent now, with the seconds since they were heard."""
-        # When this process itself stood still, so did its reading: the stall is not the peers' silence.
+        """Newly silent peers, with the seconds since their last frame."""
+        # When this process itself was stalled, it read no frames: the stall does not count as the peers' silence.
         stall = 0.0 if self._ticked_at is None else max(0.0, now - self._ticked_at - interval)
         self._ticked_at = now
         found = []
@@ -346,7 +349,7 @@ class Liveness:
 
 
 class WaitingLine(Generic[T]):
-    """A first-in first-out queue whose items may leave from the middle when they can be served."""
+    """A first-in first-out queue. Items may also leave from the middle when they can be served."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -362,10 +365,10 @@ class WaitingLine(Generic[T]):
         self._items.append(item)
 
     def discard(self, item: T) -> None:
-        """Give up; an item that is not there is ignored."""
+        """Remove an item; an unknown item is ignored."""
         if item in self._items:
             self._items.remove(item)
 
     def serve(self, attempt: Callable[[T], bool]) -> None:
-        """Offer each item its turn, oldest first; those for which ``attempt`` returns True leave."""
+        """Try each item, oldest first, and remove those for which ``attempt`` returns True."""
         self._items = deque(item for item in self._items if not attempt(item))

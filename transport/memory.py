@@ -1,7 +1,7 @@
-"""A network on trio's memory channels, for tests and simulation: the same links, deterministic under a mock clock.
+"""A network on trio's memory channels for tests and simulation: the same links, deterministic under a mock clock.
 
-Frames to a node that is not running wait for it, as they would in a ZeroMQ pipe. Faults are switched on by hand:
-``drop_next`` loses frames, ``cut`` and ``heal`` break and mend the connection between two nodes.
+Frames for a node that does not run yet wait for the node, as in a ZeroMQ pipe. Tests inject faults: ``drop_next`` loses
+frames, ``cut`` and ``heal`` break and restore the connection between two nodes.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class MemoryNetwork:
         self._cut: set[frozenset[str]] = set()
         self._faults: list[_Fault] = []
         self.carried = 0
-        """Frames (multipart messages) handed to the network so far, lost ones included."""
+        """The number of frames (multipart messages) sent so far, lost ones included."""
         self.on_frame: Callable[[str, str, Sequence[Buffer]], None] | None = None
-        """Called with source, destination and frames of all that is sent: for tests that look at the wire."""
+        """Called with source, destination and frames of everything sent, for tests that inspect the wire."""
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
-        """The port of a node; any name will do. ``limits`` concern real networks only."""
+        """The port of a node of any name. ``limits`` concern real networks only."""
         del limits
         return MemoryPort(self, name, incarnation)
 
@@ -72,7 +72,7 @@ class MemoryNetwork:
         self._cut.discard(frozenset((one, other)))
 
     def bind(self, port: MemoryPort) -> None:
-        """A port's inbox opens, and gets what waited for it."""
+        """Open a port's inbox and deliver the frames that waited for it."""
         if port.name in self._ports:
             raise BindError(f"{port.name} runs already in this network: stop it first, or choose another name")
         self._ports[port.name] = port
@@ -174,7 +174,7 @@ class MemoryPort:
         self._network.back(self, identity, frames)
 
     async def close(self) -> None:
-        """Leave the network; what was sent has arrived."""
+        """Leave the network; all frames sent have arrived."""
         self._network.unbind(self)
         self._send.close()
         self._receive.close()

@@ -1,4 +1,4 @@
-"""What a node asks of a network, and what a network tells a node. ``zeromq.py`` and ``memory.py`` fulfil it."""
+"""The interfaces between a node and a network. ``zeromq.py`` and ``memory.py`` implement them."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from transport.schema import Buffer
 
 
 class Receiver(Protocol):
-    """The node, as its port sees it. Called from the trio thread; never waits."""
+    """The node's side of a port. Methods are called in the trio thread and never wait."""
 
     def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Frames of the process ``identity`` (see ``make_identity``) arrived at the inbox."""
 
     def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
-        """Frames flowed back over the connection to ``peer``."""
+        """Frames came back over the connection to ``peer``."""
 
     def on_unauthenticated(self, address: str) -> None:
-        """A client without the cluster's key was turned away."""
+        """A client without the cluster's key was refused."""
 
 
 class Port(Protocol):
-    """One node's attachment to a network. Sending never waits: credit bounds what is under way."""
+    """The network's side of one node. Sending never waits: credit bounds the frames in flight."""
 
     async def bind(self, receiver: Receiver) -> None:
         """Open the inbox. Raises BindError."""
 
     async def serve(self) -> None:
-        """Hand over what arrives, until cancelled."""
+        """Pass arriving frames to the receiver, until cancelled."""
 
     def connect(self, peer: str) -> None:
         """Open the connection to a peer's inbox, which need not exist yet. Raises UnknownPeer."""
 
     def knows(self, peer: str) -> bool:
-        """Whether the network has a node of this name: others that introduce themselves are strangers."""
+        """Whether the network has a node of this name. Processes of other names are strangers."""
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        """Send to a peer's inbox. What cannot be delivered is lost."""
+        """Send to a peer's inbox. Frames that cannot be delivered are lost."""
 
     def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
-        """Send back to a process that is connected to this inbox. What cannot be delivered is lost."""
+        """Send back to a process that is connected to this inbox. Frames that cannot be delivered are lost."""
 
     async def close(self) -> None:
         """Close everything, waiting at most ``Limits.linger`` for the last frames to leave."""
@@ -55,7 +55,7 @@ class Network(Protocol):
 
 
 def make_identity(name: str, incarnation: int) -> bytes:
-    """How a process introduces itself on its connections: node name and incarnation."""
+    """The identity of a process on its connections: node name and incarnation."""
     identity = f"{name}#{incarnation}".encode()
     if len(identity) > 255:
         raise ValueError(f"node name of {len(name)} characters: the identity would exceed ZeroMQ's 255 bytes")
@@ -63,7 +63,7 @@ def make_identity(name: str, incarnation: int) -> bytes:
 
 
 def read_identity(identity: bytes) -> tuple[str, int] | None:
-    """Name and incarnation, or None when this is no identity of ours."""
+    """The name and incarnation in an identity; None when `make_identity` cannot have made it."""
     try:
         name, separator, incarnation = identity.decode().rpartition("#")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A node: one process's place in the network. The shell that carries frames between the port and the state machines.
+"""A node: one process's place in the network. It carries frames between the port and the state machines.
 
 ::
 
@@ -6,7 +6,7 @@
       │                     └── Progress, HeartbeatBack, Reply ── send_back ──> port
       └──── on_back ───> Outbound (pushes, calls, announcements) ──> PushLink, CallLink, AnnounceLink
 
-Arrivals are processed synchronously, a burst at a time; credit and acknowledgements of one loop turn leave together.
+Arrivals are processed synchronously, a burst at a time. Credit and acknowledgements of one loop turn are sent together.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from transport.outbound import Outbound
 from transport.schema import Buffer
 
 STRANGER = "a stranger"
-"""Who sends without being a node of the network; reported once, whoever they are."""
+"""The common name of all senders that are not nodes of the network. They are reported once."""
 
 
 class Node:
-    """Binds one inbox, connects to the inboxes of the peers its links lead to.
+    """Binds one inbox, and connects to the inboxes of its links' targets.
 
-    ``incarnation`` must be greater in every later process of the same name: it is how peers notice a restart. Links may
-    be made before or while ``run`` runs; nothing moves unless it does.
+    Every later process of the same name must have a higher ``incarnation``: by it peers notice a restart. Links may be
+    created before or while ``run`` runs; messages move only while it runs.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Node:
         on_event: Callable[[LinkEvent], None] = log_event,
         only_told: bool = False,
     ) -> None:
-        """``only_told``: whoever says that it is a node that `expect` was not called for is not listened to."""
+        """``only_told``: ignore processes that claim the name of a node for which `expect` was not called."""
         self.name = name
         self.incarnation = incarnation
         self._limits = limits or Limits()
@@ -94,7 +94,7 @@ class Node:
         self._dispatcher = Dispatcher(self._send_back, self._limits)
 
     def push(self, link: str, targets: Sequence[str], *, window: int) -> PushLink:
-        """A push link: at most ``window`` messages to each target are sent and not yet taken off its queue."""
+        """A push link. At most ``window`` messages to each target are sent and not yet taken off the target's queue."""
         if window < 1:
             raise ValueError(f"window of link {link} must be at least 1, got {window}")
         peers = self._peers(link, targets)
@@ -106,7 +106,7 @@ class Node:
     ) -> CallLink:
         """A call link: at most ``outstanding`` calls to each replica at once; ``timeout`` in seconds is the default.
 
-        A reply of another type than ``reply`` fails the call; None: any type is taken.
+        A reply of another type than ``reply`` fails the call; None accepts any type.
         """
         if outstanding < 1:
             raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
@@ -143,7 +143,7 @@ class Node:
         return outbound
 
     def expect(self, peer: str, incarnation: int) -> None:
-        """Refuse processes that say they are ``peer`` with a higher incarnation, also one that was taken for it so far."""
+        """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before."""
         self._told[peer] = incarnation
         inbound = self._inbound_by_name.get(peer)
         if inbound is not None and inbound.incarnation > incarnation:
@@ -161,10 +161,10 @@ class Node:
     ) -> None:
         """Serve until cancelled; ``started()`` once the inbox is open. Raises BindError.
 
-        What ``handler`` returns answers a call; CallRefused refuses it. At most ``concurrency`` handlers run at once;
-        with 1, messages are handled strictly in order of arrival. With more, announcements are handled one at a time
-        beside them. Any other exception of a handler ends the node: it leaves here in an ExceptionGroup.
-        Of types that ``receives`` does not list under a message's kind nothing reaches the handler; None: all do.
+        The result of ``handler`` answers a call; CallRefused refuses it. At most ``concurrency`` handlers run at once.
+        With 1, messages are handled strictly in order of arrival. With more, announcements are handled one at a time
+        beside the others. Any other exception of a handler ends the node, and this method raises it in an
+        ExceptionGroup. The handler gets only the types that ``receives`` lists for a message's kind (None: all types).
         """
         if receives is not None:
             self._receives = {kind: Registry(*receives.get(kind, ())) for kind in self._receives}
@@ -285,8 +285,8 @@ class Node:
     def _admit(self, identity: bytes) -> Inbound | None:
         who = read_identity(identity)
         if who is None or not self._port.knows(who[0]):
-            # Under one name, however they call themselves: what a stranger can make a node remember is bounded.
-            self._faults.malformed(STRANGER, f"{identity[:40]!r} is no node of this network")
+            # All strangers are counted under one name, so that they cannot fill the node's memory.
+            self._faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
             return None
         peer, incarnation = who
         told = self._told.get(peer)
@@ -312,7 +312,7 @@ class Node:
             self._on_event(PeerLeft(peer))
 
     def _forget(self, inbound: Inbound) -> None:
-        """The process left or was replaced: what it waited for is no longer wanted; what it pushed is still handled."""
+        """The process left or was replaced: withdraw its calls; its pushes are still handled."""
         inbound.gone = True
         del self._inbound[inbound.identity], self._inbound_by_name[inbound.peer]
         self._changed.pop(inbound, None)
@@ -379,7 +379,7 @@ class Node:
     # Arrivals from peers this node is connected to
 
     def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
-        """Something flowed back over the connection to ``peer``."""
+        """Frames came back over the connection to ``peer``."""
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
             if isinstance(envelope, Goodbye):
@@ -393,7 +393,7 @@ class Node:
         self._alive(peer)
 
     def on_unauthenticated(self, address: str) -> None:
-        """A client without the cluster's key was turned away."""
+        """A client without the cluster's key was refused."""
         self._faults.unauthenticated(address)
 
     def _alive(self, peer: str) -> None:
@@ -409,7 +409,7 @@ class Node:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Totals for a live table: what waits now, and what was counted since the start."""
+        """Figures for the live table: what waits now, and totals since the start."""
         outbound = self._outbound.values()
         links = [link for link in self._links.values() if not isinstance(link, AnnounceLink)]
         return {

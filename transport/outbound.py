@@ -1,4 +1,4 @@
-"""What this node sends to one peer: the connection's state, and what its back flow means for the links on it."""
+"""The sending side: the state of the connection to one peer, and the effect of returning frames on its links."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 _TOGETHER = 64 << 10
-"""Bytes of messages that leave in one frame: enough that the frame costs little, and few enough to be read in one go."""
+"""Bytes of messages in one frame: enough to share the frame's cost, few enough to be read at once."""
 
 
 class Calls(Protocol):
-    """A call link, as the connection to one of its peers needs it."""
+    """The part of a call link that `Outbound` uses."""
 
     name: str
     replies: Registry
@@ -46,14 +46,14 @@ class Calls(Protocol):
 
 
 class Pushes(Protocol):
-    """A push link, as the connection to one of its peers needs it."""
+    """The part of a push link that `Outbound` uses."""
 
     def moved(self) -> None:
         """The peer has returned credit, or acknowledged."""
 
 
 class PendingCall:
-    """A call that is not answered: waiting for room, waiting for its peer, or under way."""
+    """A call without an answer: it waits for room, waits for its peer, or was sent."""
 
     __slots__ = ("deadline", "done", "failure", "frames", "key", "link", "reply", "request", "sent", "target")
 
@@ -70,7 +70,7 @@ class PendingCall:
         self.failure: Exception | None = None
 
     def finish(self, reply: Any, failure: Exception | None = None) -> None:
-        """The fate is known: wake the caller and make room."""
+        """End the call: wake the caller and make room."""
         self.reply = reply
         self.failure = failure
         self.done.set()
@@ -78,7 +78,7 @@ class PendingCall:
 
 
 class Outbound:
-    """One peer. Until its process has said who it is, by a heartbeat, everything for it waits here."""
+    """One peer. Everything for the peer waits here until a heartbeat has identified its process."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Outbound:
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
-        """In words, what of this node depends on the peer."""
+        """What this node waits for from the peer, in words."""
         texts = [
             f"{sender.unacknowledged} unacknowledged on {link}"
             for link, (sender, _) in self.pushes.items()
@@ -125,7 +125,7 @@ class Outbound:
 
     def _send(self, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
         if self._to_flush:
-            self.flush()  # what was sent before arrives before
+            self.flush()  # keeps the order of sending
         self._transmit(self.peer, [pack(envelope, message[:1]), *message[1:]])
 
     def send_heartbeat(self, incarnation: int) -> None:
@@ -134,7 +134,7 @@ class Outbound:
         self._send(Heartbeat(incarnation, settled))
 
     def send_pushes(self, link: str) -> None:
-        """Transmit what the window allows, at the end of this turn of the loop: what gathers until then leaves together."""
+        """Transmit the messages that the window allows, together, at the end of this turn of the loop."""
         if not self._to_flush:
             self._on_waiting(self)
         self._to_flush[link] = None
@@ -167,13 +167,16 @@ class Outbound:
             leave()
 
     def send_announcements(self) -> None:
-        """Transmit the newest values that the peer does not have; for a silent one they wait, or they would pile up."""
+        """Transmit the newest values that the peer lacks.
+
+        For a silent peer they wait, so that frames do not pile up.
+        """
         if self.incarnation is not None and not self.silent:
             for link, kind, version, frames in self.announcements.to_transmit():
                 self._send(AnnounceFrame(link, self.incarnation, kind, version), frames)
 
     def begin(self, call: PendingCall) -> None:
-        """Send a call, or hold it until the peer is heard."""
+        """Send a call, or keep it until the peer is identified."""
         self._requests += 1
         call.request = self._requests
         call.target = self
@@ -192,7 +195,7 @@ class Outbound:
             self._send(Cancel(self.incarnation, call.request))
 
     def lost(self) -> None:
-        """The process is replaced or silent: calls under way fail, pinned keys are free."""
+        """The process was replaced or is silent: fail the calls sent, and unpin its keys."""
         for link in self.call_links:
             link.router.lost(self.peer)
         for call in [call for call in self.calls.values() if call.sent]:
@@ -208,12 +211,12 @@ class Outbound:
         self.send_announcements()
 
     def receive(self, envelope: Envelope, message: Sequence[Buffer]) -> None:
-        """Something flowed back, with the frames of the message it carries. Raises MalformedFrame."""
+        """Take a returning envelope and the frames of its message. Raises MalformedFrame."""
         if isinstance(envelope, Progress):
             self._progressed(envelope)
         elif isinstance(envelope, ReplyFrame):
             call = self.calls.pop(envelope.request, None)
-            if call is not None:  # else it was abandoned, or this reply is a duplicate
+            if call is not None:  # otherwise the call was abandoned, or the reply is a duplicate
                 self._replied(call, message)
         elif isinstance(envelope, Refused):
             call = self.calls.pop(envelope.request, None)
@@ -237,7 +240,7 @@ class Outbound:
         """The peer's process has this incarnation, or an earlier one."""
         self._highest = incarnation
         if self.incarnation is not None and self.incarnation > incarnation:
-            self.incarnation = None  # whoever that was: for the true one everything waits here
+            self.incarnation = None  # the process was an impostor: everything waits for the true one
 
     def _heard(self, heartbeat: HeartbeatBack) -> None:
         if self._highest is not None and heartbeat.incarnation > self._highest:
@@ -251,7 +254,7 @@ class Outbound:
             for link in self.pushes:
                 self.send_pushes(link)
         if heartbeat.incarnation == self.incarnation:
-            # a stream that is not among them has lost its very first messages: nothing of it was seen
+            # a stream that the heartbeat does not list has lost its first messages: the peer has seen none
             states = {state.link: state for state in heartbeat.streams}
             for link, (sender, _) in self.pushes.items():
                 state = states.get(link) or StreamState(link, 0, 0, 0, [], [])

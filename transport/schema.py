@@ -1,7 +1,7 @@
-"""How values travel: for each kind of field a pair of closures, one makes plain msgpack, one checks and rebuilds it.
+"""How values are encoded: for each kind of field a pair of functions. One makes plain msgpack, one checks and rebuilds.
 
-``transport/compiler.py`` puts them together, once for each message type, and ``transport/shortcut.py`` writes the way most
-messages take.
+``transport/compiler.py`` combines them, once for each message type. ``transport/shortcut.py`` writes a fast path for
+most messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Decoder: TypeAlias = Callable[[Any, Cursor], Any]
 
 
 class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or DecodeError)
-    """A value that does not fit; the path is gathered from the inside out."""
+    """A value does not fit its annotation. The path is collected from the inside out."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,9 +55,9 @@ class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or D
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Same:
-    """Two Python expressions over ``{v}``: such a value travels, and such a value is accepted, exactly as it is.
+    """Two Python conditions on ``{v}``: for values that are sent unchanged, and for values that are accepted unchanged.
 
-    They may be narrower than what the closures accept, never wider.
+    The conditions may be narrower than the closures, never wider.
     """
 
     encode: str
@@ -66,10 +66,9 @@ class Same:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How values of one annotation travel. ``wire`` names the msgpack family, to keep unions unambiguous.
+    """How values of one annotation are encoded. ``wire`` names the msgpack family, to keep unions unambiguous.
 
-    ``layout`` is the annotation in full, its dataclasses' fields included: two processes that disagree on it do not
-    understand each other.
+    ``layout`` is the full annotation with its dataclasses' fields. Two processes must have equal layouts.
     """
 
     encode: Encoder
@@ -81,7 +80,7 @@ class Plan:
 
 
 class WrongType(Invalid):
-    """A value of another type: another member of a union may fit it."""
+    """A value of another type, which may fit another member of a union."""
 
 
 def wrong(expected: str, value: object) -> WrongType:
@@ -161,13 +160,13 @@ def _check_none(value: Any, _: object) -> Any:
 
 
 def _check_items(value: Sized) -> None:
-    """Both ways: what is received was cut off at the limit by msgpack already."""
+    """Check the number of items when sending. When receiving, msgpack has already applied the limit."""
     if len(value) > MAX_ITEMS:
         raise Invalid(f"{len(value)} items, the limit is {MAX_ITEMS}")
 
 
 def _check_json(value: Any, depth: int) -> None:
-    """Raise Invalid unless ``value`` is None, bool, int, float, str, or a list or dictionary of such, not too deep."""
+    """Raise Invalid unless ``value`` is None, bool, int, float, str, or a list or dictionary of these, not too deep."""
     kind = type(value)
     if value is None or kind is str or kind is bool or kind is float:
         return

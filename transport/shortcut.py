@@ -1,9 +1,8 @@
-"""The way most messages take: for each dataclass a function written out in source, each field checked in place.
+"""A fast path for most messages: generated source for each dataclass, which checks each field in place.
 
-The functions accept only values of exactly the annotated types, which need no conversion. Whatever else comes, they start
-over with the careful way (``compiler.py``), which converts, or raises the error that names the field. So nothing is
-accepted or refused here that is not there; tests hold the two against each other. For a class Point(x: int, label: str) the
-source is, but for the choice of names::
+The functions handle only values of exactly the annotated types, which need no conversion. For other values they call
+the careful functions of ``compiler.py``, which convert the value or raise the error that names the field. Tests check
+that both accept and refuse the same values. For a class Point(x: int, label: str) the source is, except for the names::
 
     def encode(value, frames):
         if type(value) is cls:
@@ -34,7 +33,7 @@ from transport.schema import Decoder, Encoder, Invalid, Plan
 
 
 def shortcuts(cls: type, plans: Mapping[str, Plan], careful: tuple[Encoder, Decoder]) -> tuple[Encoder, Decoder]:
-    """An encoder and a decoder that do what the careful ones do, sooner."""
+    """An encoder and a decoder with the results of the careful ones, but faster."""
     return _encoder(cls, plans, careful[0]), _decoder(cls, plans, careful[1])
 
 
@@ -84,30 +83,30 @@ def _decoder(cls: type, plans: Mapping[str, Plan], careful: Decoder) -> Any:
 
 
 def _attempt(lines: list[str], before: str, errors: str, restore: str, *, needed: bool) -> list[str]:
-    """The lines, three deep; where one of them may fail, what was begun is taken back before the careful way is gone."""
+    """Indent the lines. If a line may fail, undo the begun work before the call of the careful function."""
     if not needed:
         return [f"   {line}" for line in lines]
     return [f"   {before}", "   try:", *(f"    {line}" for line in lines), f"   except {errors}:", f"    {restore}"]
 
 
 def _function(name: str, lines: list[str], namespace: dict[str, Any]) -> Any:
-    """The function that the lines define. They hold field names, which are identifiers, and constants."""
-    exec("\n".join(lines), namespace)  # noqa: S102 - as dataclasses itself makes __init__; no input is in it
+    """The function that the lines define. The lines contain only field names, which are identifiers, and constants."""
+    exec("\n".join(lines), namespace)  # noqa: S102 - as dataclasses makes __init__; the source contains no input
     return namespace[name]
 
 
 def _blank(cls: type, names: tuple[str, ...]) -> Callable[[], Any] | None:
-    """A class like ``cls`` whose instances can be filled and then become ``cls``, or None where that would skip something.
+    """A class like ``cls`` whose instances can be filled and then become ``cls``; None where that would skip code.
 
-    A frozen dataclass sets each field through a call; filling a blank one costs a fifth. Only for classes that are no
-    more than their slots and are constructed as dataclasses are.
+    A frozen dataclass sets each field with a function call; filling a blank instance costs a fifth. Possible only for
+    classes that consist of their slots and have the dataclass constructor.
     """
     constructor = getattr(cls.__dict__.get("__init__"), "__code__", None)
     own = "__post_init__" in cls.__dict__ or "__new__" in cls.__dict__
     if own or constructor is None or cls.__bases__ != (object,) or cls.__dict__.get("__slots__") != names:
         return None
     if "__dataclass_builtins_object__" not in (*constructor.co_freevars, *constructor.co_names):
-        return None  # not frozen, so not slow, or somebody's own constructor
+        return None  # not frozen, so not slow, or with another constructor
     blank: Any = type(cls.__name__, (), {"__slots__": names})
     try:
         blank().__class__ = cls

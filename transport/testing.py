@@ -1,4 +1,4 @@
-"""What every network must fulfil, as a suite of tests: derive from LinkContract and say how to make the network.
+"""The contract of every network, as a suite of tests: derive from LinkContract and define how to make the network.
 
 ::
 
@@ -6,8 +6,8 @@
         def network(self, names): return MyNetwork(...)
         def run(self, main): trio.run(main)
 
-The helpers are also of use alone: ``World`` starts and kills nodes, ``FaultyNetwork`` loses and doubles frames of any
-network, ``Recorder`` is a handler that remembers. The tests themselves are in ``transport/contract``.
+The helpers can be used separately: ``World`` starts and kills nodes, ``FaultyNetwork`` loses and doubles frames of any
+network, ``Recorder`` is a handler that stores its messages. The tests are in ``transport/contract``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """A network of ZeroMQ sockets: one ROUTER per node as its inbox, one DEALER per peer it sends to.
 
-Three traps shape this file. A socket's file descriptor is edge-triggered and any operation on the socket may consume
-the edge: so one task reads each socket until it is empty before it waits, and a send that leaves something to read
-wakes it. High-water marks on sending would make a ROUTER drop and a DEALER block: they are off, and credit bounds what is
-under way. The mark on receiving makes who sends too much wait, and loses nothing. Closing with linger 0 would lose the last acknowledgements: the linger is bounded instead.
+Three properties of ZeroMQ shape this file:
+
+- A socket's file descriptor is edge-triggered, and any operation on the socket may consume the edge. So one task reads each
+  socket until it is empty before it waits, and a send that leaves something to read wakes that task.
+- High-water marks on sending would make a ROUTER drop and a DEALER block. They are off, and credit bounds the frames in
+  flight. The high-water mark on receiving makes a sender wait, and loses nothing.
+- Closing with linger 0 would lose the last acknowledgements. So the linger is bounded, not 0.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ _READ_BETWEEN_CHECKPOINTS = 128
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
 _SOCKETS_BESIDE = 16
-# Messages of one connection that wait to be read from an inbox: whoever floods it fills his own memory, not this process's.
+# The most unread messages of one connection to an inbox. Beyond it, messages wait in the sender's memory.
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
 _ENVELOPE_MAX = 64 << 10
-# plain integers: pyzmq's enumerations cost more than the call they are arguments of
+# plain integers: pyzmq's enumerations cost more than the call itself
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
@@ -45,10 +48,10 @@ _POLLIN = int(zmq.POLLIN)
 class ZmqNetwork:
     """Nodes by name at ``addresses``: ``ipc:///path`` on one machine, ``tcp://host:port`` between machines.
 
-    With ``curve`` every socket is encrypted and only holders of the cluster's keys are admitted. Raises InsecureLink
-    for a tcp address when ``curve`` is None, loopback too, which every user of a machine reaches; and ValueError for one
-    that is neither ipc nor tcp.
-    Without a ``context`` each node has its own; nodes that share one share the admission of whichever runs first.
+    With ``curve`` every socket is encrypted and only clients with the cluster's keys are admitted. Raises InsecureLink
+    for a tcp address when ``curve`` is None (also on loopback, which every user of the machine reaches), and ValueError
+    for an address that is neither ipc nor tcp. Without a ``context`` each node has its own. Nodes that share a context
+    share the admission of the node that runs first.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class ZmqNetwork:
                 raise ValueError(f"address of {name}: expected ipc:///path or tcp://host:port, got {address!r}")
             if scheme == "tcp" and curve is None:
                 raise InsecureLink(
-                    f"{address} of {name} can be reached by others, and nothing says who they are: "
+                    f"{address} of {name} can be reached by others, and no key authenticates them: "
                     "create a key file (CurveKeys.generate().save(path)), copy it to every host and pass curve="
                 )
         self._addresses = dict(addresses)
@@ -89,7 +92,7 @@ class Channel:
         """Deliver what arrives, until cancelled."""
         descriptor = self.socket.fileno()
         while True:
-            if self._drain():  # nothing can have come since, for nothing else ran: straight to waiting
+            if self._drain():  # no other task ran since, so the socket is still empty: wait
                 with trio.CancelScope() as self._waiting:
                     await trio.lowlevel.wait_readable(descriptor)
                 self._waiting = None
@@ -100,7 +103,7 @@ class Channel:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def _drain(self) -> bool:
-        """Deliver a burst; True when the socket is empty: a read that finds nothing has taken note of all that came."""
+        """Deliver a burst of messages; return whether the socket is empty. An empty read resets the edge."""
         for _ in range(_READ_BETWEEN_CHECKPOINTS):
             try:
                 frames = _receive(self.socket)
@@ -110,7 +113,7 @@ class Channel:
         return False
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send without waiting; a peer that has vanished loses it. Wakes the reader if the send took its edge."""
+        """Send without waiting; frames to a vanished peer are lost. Wakes the reader if the send consumed its edge."""
         last = len(frames) - 1
         try:
             for index, frame in enumerate(frames):
@@ -127,7 +130,7 @@ def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
     frames: list[Buffer] = []
     more = True
     while more:
-        # asking the frame whether more follow is cheaper than asking the socket
+        # frame.more is cheaper than the socket's RCVMORE
         frame = socket.recv(_LAST, copy=False)
         frames.append(frame.bytes if len(frame) < _COPY_BELOW else frame.buffer)
         more = frame.more
@@ -188,7 +191,7 @@ class ZmqPort:
 
     def _new_context(self) -> zmq.Context[zmq.Socket[bytes]]:
         made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # the inbox, admission, the gate and a socket for each peer: by ZeroMQ's default, 1023 in all
+        # the inbox, admission, the gate and a socket for each peer; ZeroMQ's default is 1023
         made.set(zmq.MAX_SOCKETS, max(1023, len(self._addresses) + _SOCKETS_BESIDE))
         return made
 
@@ -218,7 +221,7 @@ class ZmqPort:
         socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._limits.handshake * 1000))
-        # a host that lost its power closes nothing: without ZeroMQ's own heartbeats TCP would notice in a quarter of an hour
+        # A host that lost power closes no connection. Without ZeroMQ's heartbeats, TCP would notice after 15 minutes.
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(10_000, int(2_000 * self._limits.silent_after)))
         if self._curve is not None:
@@ -227,7 +230,7 @@ class ZmqPort:
             if kind == zmq.ROUTER:
                 socket.setsockopt(zmq.CURVE_SERVER, 1)
                 socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-                socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from admission nobody gets in
+                socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuse clients while admission does not answer
             else:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.public.encode())
         return socket
@@ -240,7 +243,7 @@ class ZmqPort:
             socket.bind(ZAP_ENDPOINT)
         except zmq.ZMQError as error:
             socket.close(0)
-            if error.errno == errno.EADDRINUSE:  # another node of a shared context admits for this one
+            if error.errno == errno.EADDRINUSE:  # another node of the shared context does the admission
                 return None
             raise
 
@@ -271,7 +274,7 @@ class ZmqPort:
                     nursery.start_soon(channel.read)
 
     def connect(self, peer: str) -> None:
-        """Open the connection to a peer, now or as soon as the inbox is open."""
+        """Connect to a peer, now or as soon as the inbox is open."""
         if peer not in self._addresses:
             raise UnknownPeer(f"no address is known for {peer}")
         if peer not in self._peers:
@@ -299,7 +302,7 @@ class ZmqPort:
         self._receiver.on_inbox(bytes(frames[0]), frames[1:])
 
     async def close(self) -> None:
-        """Close the sockets; the last frames have ``Limits.linger`` seconds to leave."""
+        """Close the sockets; the last frames may take ``Limits.linger`` seconds to leave."""
         self._nursery = None
         if self._gate is not None:
             self._gate.close()
@@ -311,10 +314,10 @@ class ZmqPort:
         self._peers = dict.fromkeys(self._peers)
         context, self._context = self._context, None
         if context is not None and self._given_context is None:
-            with trio.CancelScope(shield=True):  # bounded by the linger; in a thread, since it would stop the loop
+            with trio.CancelScope(shield=True):  # bounded by the linger; in a thread, since it would block the loop
                 await trio.to_thread.run_sync(context.term)
         scheme, _, rest = self._addresses[self._name].partition("://")
-        if self._bound and scheme == "ipc":  # a file that this node did not make is not its to remove
+        if self._bound and scheme == "ipc":  # remove the socket file only if this node made it
             self._bound = False
             _remove(Path(rest))
 
@@ -324,17 +327,17 @@ def _remove(path: Path) -> None:
 
 
 def _make_way(path: Path, address: str) -> None:
-    """Remove what a killed process left at an ipc path. Raises BindError when the path is of no use."""
+    """Remove the socket file of a killed process. Raises BindError when the path cannot be used."""
     if len(os.fsencode(path)) > _UNIX_PATH_MAX:
         raise BindError(f"{address}: a socket's path may have {_UNIX_PATH_MAX} bytes: choose a shorter run directory")
     if not path.parent.is_dir():
-        raise BindError(f"{address}: {path.parent} is no directory: create it first")
+        raise BindError(f"{address}: {path.parent} is not a directory: create it first")
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise BindError(f"{address}: something else than a socket is there: remove {path}")
+        raise BindError(f"{address}: {path} is not a socket: remove it")
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -345,7 +348,7 @@ def _make_way(path: Path, address: str) -> None:
 
 
 async def _hosts(addresses: Collection[str]) -> set[str]:
-    """The numeric addresses of all hosts on TCP; a name that is unknown here has none."""
+    """The numeric addresses of all hosts on TCP, without names that this machine does not know."""
     hosts: set[str] = set()
     names = {
         rest.rpartition(":")[0].strip("[]")

@@ -1,1 +1,1 @@
-"""Files on disk: written whole or not at all, read with one kind of error, removed when nobody uses them."""
+"""Files on disk: atomic writes, one kind of error for each task, removal of unused directories."""

@@ -1,10 +1,10 @@
-"""Disks that take no more: one error for all the ways in which libraries say so, and files that are written whole or not.
+"""Full and broken disks: one error for all libraries, and files that are written completely or not at all.
 
-Who writes what, and what happens when it cannot:
+What happens when a file cannot be written:
 
-- journal, checkpoints, weights, metrics, summary: the run stops with `DiskError`; what was there before stays as it was, and
-  nothing was acknowledged that is not in the journal. Starting the run again, once there is room, goes on.
-- logs and the timeline: the lines are left out and counted, and the run goes on. Of each there is at most one older file.
+- journal, checkpoints, weights, metrics, summary: the run stops with `DiskError`. The previous files are unchanged, and
+  only what the journal holds was acknowledged. Once there is room, the next start of the run continues.
+- logs and the timeline: the lines are dropped and counted, and the run continues. Each has at most one older file.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from pathlib import Path
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 BROKEN = frozenset({errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
 _RUST = re.compile(r"\(os error (\d+)\)")
-"""How errors of safetensors and tokenizers end, which have no type for it."""
+"""How error messages of safetensors and tokenizers end; these libraries have no exception type for it."""
 
 
 class DiskError(Exception):
-    """A file cannot be written; the message names it, says why, and what to do. Trying again at once would not help."""
+    """A file cannot be written; the message names the file, the reason and the remedy.
+
+    An immediate retry would not help.
+    """
 
     def __init__(self, path: Path, number: int) -> None:
         remedy = "make room on its disk" if number in FULL else "see to its disk and its permissions"
         super().__init__(
-            f"{path} cannot be written: {os.strerror(number)}; {remedy}, then run again: the run goes on from its newest "
-            "checkpoint and its journal"
+            f"{path} cannot be written: {os.strerror(number)}; {remedy}, then run again: the run goes on from its "
+            "newest checkpoint and its journal"
         )
 
 
 def disk_errno(error: BaseException) -> int | None:
-    """Which of `FULL` and `BROKEN` an exception of any library says; None when it is about something else."""
+    """The error number, of `FULL` or `BROKEN`, in an exception of any library; None for another kind of error."""
     number: int | None = None
     if isinstance(error, OSError):
         number = error.errno
@@ -46,7 +49,7 @@ def disk_errno(error: BaseException) -> int | None:
 
 
 def disk_error(error: BaseException, directory: Path) -> DiskError | None:
-    """What an exception, or one of a group, says of a full disk; ``directory`` is blamed when it does not say which file."""
+    """The disk error in an exception or an exception group. ``directory`` is named when no file is."""
     if isinstance(error, BaseExceptionGroup):
         found = (disk_error(part, directory) for part in error.exceptions)
         return next((each for each in found if each is not None), None)
@@ -58,7 +61,7 @@ def disk_error(error: BaseException, directory: Path) -> DiskError | None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what a full or broken disk does to the code within into a DiskError about ``path``."""
+    """Turn errors of a full or broken disk in the code within into a DiskError about ``path``."""
     try:
         yield
     except DiskError:
@@ -72,10 +75,10 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole(path: Path, *, others_write_it: bool = False) -> Iterator[Path]:
-    """The path of a partial file or directory to be written, which takes the place of ``path`` at the end.
+    """Write ``path`` atomically: yields the path of a partial file or directory, renamed to ``path`` at the end.
 
-    Whatever is raised within, the partial one is removed and ``path`` is as it was. Other processes may write the same
-    path at the same moment when all say so (``others_write_it``). Raises DiskError for a disk's fault.
+    If the code within raises, the partial file is removed and ``path`` is unchanged. Several processes may write the
+    same path at the same time if all pass ``others_write_it``. Raises DiskError for a full or broken disk.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial" if others_write_it else f".{path.name}.partial")
     remove(partial)
@@ -90,7 +93,7 @@ def whole(path: Path, *, others_write_it: bool = False) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory with all that is in it, if it is there."""
+    """Remove a file or a directory with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -98,27 +101,27 @@ def remove(path: Path) -> None:
 
 
 def sweep_partial(directory: Path) -> None:
-    """Remove what a process that was killed while it wrote left in ``directory``."""
+    """Remove the partial files that a killed process left in ``directory``."""
     for path in directory.glob(".*.partial"):
         remove(path)
 
 
 class LineFile:
-    """A file that grows by whole lines: a line that does not fit leaves nothing behind. One writer at a time."""
+    """A file that grows by complete lines: a line that does not fit is not written at all. One writer at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open, or make, the file, and cut off a line that a killed writer did not finish. Raises OSError."""
+        """Open or create the file, and remove an incomplete last line of a killed writer. Raises OSError."""
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._cut_half_line()
 
     def append(self, line: str) -> None:
-        """Write a line, without its end, at once. Raises OSError, with the file as it was."""
+        """Write a line (given without its newline). On OSError the file is unchanged."""
         data = line.encode("utf-8", errors="backslashreplace") + b"\n"
         size = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, data)
-            while written < len(data):  # the disk took a part of it: the next attempt says why not all
+            while written < len(data):  # after a partial write, the next write raises the reason
                 written += os.write(self._file, data[written:])
         except OSError:
             os.ftruncate(self._file, size)
@@ -148,14 +151,15 @@ class LineFile:
 
 
 def older(path: Path) -> Path:
-    """Where a file that grew too long is kept, until the next one takes its place."""
+    """The name under which a file that grew too long is kept, until the next one replaces it."""
     return path.with_name(f"{path.name}.1")
 
 
 def rotate_open(path: Path, limit: float) -> bool:
-    """Keep a copy of a file that others hold open for appending, and empty it, once it has reached ``limit`` bytes.
+    """Copy and empty a file that others hold open for appending, once it has reached ``limit`` bytes.
 
-    Whether it was. What is written between the two is lost. A disk that cannot take the copy leaves all as it was.
+    Returns whether it did. Lines written between copying and emptying are lost. When the disk is full, the file stays
+    as it is.
     """
     try:
         if path.stat().st_size < limit:
@@ -169,10 +173,10 @@ def rotate_open(path: Path, limit: float) -> bool:
 
 
 class LossyLines:
-    """Lines whose loss is no harm: what cannot be written is left out and counted, never raised.
+    """A file of lines that may be lost: a line that cannot be written is counted, and no error is raised.
 
-    A file that has reached ``limit`` bytes becomes the older one, in place of the one that was: so both together take at most
-    twice as much, and a line each. One writer at a time.
+    A file that has reached ``limit`` bytes replaces the older file. So both together take at most twice the limit and a
+    line each. One writer at a time.
     """
 
     def __init__(self, path: Path, limit: float = math.inf) -> None:
@@ -180,11 +184,11 @@ class LossyLines:
         self._limit = limit
         self._file: LineFile | None = None
         self.lost = 0
-        """Lines left out since one was last written."""
+        """Lines lost since the last line was written."""
         self.lost_in_all = 0
 
     def append(self, line: str, *, about_lost: str = "") -> bool:
-        """Write a line if it can be; before the first after a loss ``about_lost``, if given. Whether it was written."""
+        """Try to write a line; return whether it was written. After a loss, ``about_lost`` is written before it."""
         try:
             if self._file is not None and self._file.size >= self._limit:
                 self.close()

@@ -1,14 +1,16 @@
-"""What a run puts outside its directory, and how nothing of it stays behind, however its processes end.
+"""Remove what a run has put outside its run directory, however its processes end.
 
-Directories for sockets, the sandbox and fetched weights are named ``agent-rl.*``, where temporary files go or in shared memory. Whoever uses one holds a shared
-lock on it, which the kernel lets go of when the holder ends, so a directory whose lock can be had alone is nobody's: it is swept
-by the next start of any run, by the end of any run, and by the janitor. Control groups are swept with the directory that has links to them.
+Directories for sockets, the sandbox and fetched weights are named ``agent-rl.*`` and are in the folder for temporary
+files or in shared memory. Each process that uses such a directory holds a shared lock on it, which the kernel releases
+when the process ends. A directory that nobody holds a lock on is stale. Stale directories are removed by the next start
+of any run, by the end of any run, and by the janitor. Control groups are removed with the directory that has links to
+them.
 
-The janitor is a small process of each supervisor's own: it outlives the supervisor, kills what is left of the actors'
-process groups and sweeps. Nothing remains for it to do after an orderly end. Only if supervisor *and* janitor are
-killed does a directory wait for the next run of this user.
+The janitor is a small process of each supervisor. The janitor outlives the supervisor, kills the remaining process
+groups of the actors and removes stale directories. After an orderly end it has nothing to do. Only if supervisor *and*
+janitor are killed, a directory stays until the next run of this user.
 
-Standard library only: the janitor runs this file by itself.
+This file uses the standard library only, since the janitor runs it as a script.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from pathlib import Path
 
 PREFIX = "agent-rl."
 JANITOR_SECONDS = 5.0
-"""How long an orderly end waits for the janitor to see that there is nothing to do."""
+"""How long an orderly end waits for the janitor to end."""
 DYING_SECONDS = 30.0
-"""How long the janitor waits for a process that is dying to be gone, and its locks with it."""
+"""How long the janitor waits for a dying process, which still holds its locks."""
 GROUP_SECONDS = 5.0
-"""How long what is in a control group may take to end once it is killed."""
+"""How long the processes of a control group may take to end after they were killed."""
 DISMISSED = ".\n"
 
 
 class Unsafe(Exception):  # noqa: N818 - named for what it is
-    """A directory is in the way that is not this user's alone."""
+    """A directory of this name exists that other users own or can access."""
 
 
 class Claim:
@@ -54,7 +56,7 @@ class Claim:
 
 
 def claim(directory: Path) -> Claim:
-    """Make the directory, for its owner alone, unless it is there, and hold it. Raises Unsafe."""
+    """Create the directory, accessible to its owner only, if it does not exist, and lock it. Raises Unsafe."""
     while True:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
@@ -67,7 +69,7 @@ def claim(directory: Path) -> Claim:
 
 
 def claimed_directory(kind: str) -> tuple[Path, Claim]:
-    """A new directory for temporary files, swept once this process no longer holds it."""
+    """A new directory for temporary files, which is stale once this process releases it."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
         held = _hold(directory)
@@ -76,7 +78,7 @@ def claimed_directory(kind: str) -> tuple[Path, Claim]:
 
 
 def _hold(directory: Path) -> Claim | None:
-    """Lock an existing directory; None when somebody swept it meanwhile."""
+    """Lock an existing directory; None when another process has removed it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -92,14 +94,14 @@ def _hold(directory: Path) -> Claim | None:
 
 
 def sweep() -> list[Path]:
-    """Remove this user's directories that nobody holds; those removed."""
+    """Remove this user's stale directories; return them."""
     bases = {tempfile.gettempdir(), "/tmp", "/dev/shm"}  # noqa: S108
     found = {path for base in bases for path in Path(base).glob(f"{PREFIX}*")}
     return [path for path in sorted(found) if sweep_one(path)]
 
 
 def sweep_one(directory: Path) -> bool:
-    """Remove a directory unless somebody holds it, or it is not this user's; whether it was removed."""
+    """Remove a directory if it is stale and belongs to this user; return whether it was removed."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # gone, a link, a file, or another user's
@@ -109,7 +111,7 @@ def sweep_one(directory: Path) -> bool:
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if any(path.is_socket() and listens(path) for path in directory.iterdir()):
-            return False  # a process was left behind: whoever needs its place must hear of it
+            return False  # a process was left behind: the next run must report it
         if not remove_groups(directory):
             return False
         remove_tree(directory)
@@ -123,16 +125,16 @@ def sweep_one(directory: Path) -> bool:
 
 
 def listens(path: Path, patience: float = 0.0) -> bool:
-    """Whether a living process listens at a Unix socket, and does not end within ``patience`` seconds."""
+    """Whether a process listens at a Unix socket and still does after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
             while select.select([probe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                if not probe.recv(1 << 12):  # the connection ends with the process; before, it may say something
+                if not probe.recv(1 << 12):  # the connection ends with the process, which may send something before
                     return False
-        except BlockingIOError:  # its backlog is full: there is one
+        except BlockingIOError:  # the backlog is full, so a process listens
             return True
         except OSError:
             return False
@@ -140,12 +142,12 @@ def listens(path: Path, patience: float = 0.0) -> bool:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory, whatever was made of the permissions of what is in it."""
+    """Remove a directory, whatever permissions its content has."""
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):
         for _, names, _, parent in os.fwalk(directory):
             for name in names:
-                try:  # not by its path: what has been left running may put a link in its place at any time
+                try:  # not by its path: a process left running may replace it with a link at any time
                     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
                 except OSError:  # a link, or gone
                     continue
@@ -155,7 +157,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Remove the control groups that links in ``directory`` name, with all that is in them; whether they are gone."""
+    """Remove the control groups that links in ``directory`` name, with their processes; return whether all are gone."""
     links = [path for path in directory.iterdir() if path.is_symlink()]
     groups = {path.readlink() for path in links}
     removed = [remove_group(group) for group in groups if group.name.startswith(PREFIX)]
@@ -163,9 +165,9 @@ def remove_groups(directory: Path) -> bool:
 
 
 def remove_group(group: Path) -> bool:
-    """Remove a control group with those below it, and kill what is in them; whether it is gone."""
+    """Remove a control group and its subgroups, and kill their processes; return whether the group is gone."""
     deadline = time.monotonic() + GROUP_SECONDS
-    while (group / "cgroup.procs").exists():  # else it is gone, or is no control group
+    while (group / "cgroup.procs").exists():  # otherwise the group is gone, or the folder is no control group
         below = [Path(path) for path, _, _ in os.walk(group, topdown=False)][:-1]
         pids = [pid for one in (group, *below) for pid in _members(one)]
         try:
@@ -186,7 +188,7 @@ def remove_group(group: Path) -> bool:
 
 
 def _members(group: Path) -> list[int]:
-    """The processes in a control group; none where it goes at this moment, or is no control group, or its parent counts them."""
+    """The processes in a control group; empty when the group is just removed, is no group, or its parent lists them."""
     try:
         return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
     except OSError as error:
@@ -196,7 +198,7 @@ def _members(group: Path) -> list[int]:
 
 
 class Janitor:
-    """The supervisor's end of its janitor: a pipe over which it learns which process groups there are."""
+    """The supervisor's end of the pipe to its janitor, which carries the process groups of the actors."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", "-B", str(Path(__file__)), str(os.getpid())]
@@ -209,17 +211,17 @@ class Janitor:
         self._tell(f"+{group}\n")
 
     def ended(self, group: int) -> None:
-        """A process group is gone, and its number may become another's."""
+        """A process group is gone; its number may be used again."""
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the run can do without
+        with contextlib.suppress(BrokenPipeError):  # the janitor was killed; the run does not depend on it
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
     def dismiss(self) -> None:
-        """The supervisor ends in good order, and cleans up itself: wait for the janitor to end too."""
+        """The supervisor ends in order and has cleaned up: wait for the janitor to end."""
         self._tell(DISMISSED)
         try:
             self._process.communicate(timeout=JANITOR_SECONDS)
@@ -229,10 +231,10 @@ class Janitor:
 
 
 def main() -> None:
-    """What the janitor does: read until the supervisor is gone, then end and remove what it left."""
+    """The janitor: read until the supervisor is gone, then kill its processes and remove its directories."""
     parent = int(sys.argv[1])
     supervisor = _watch(parent)
-    if os.getppid() != parent and supervisor is not None:  # it has ended already, and the number may be another's
+    if os.getppid() != parent and supervisor is not None:  # the supervisor has ended; its number may be used again
         os.close(supervisor)
         supervisor = None
     groups: set[int] = set()
@@ -241,7 +243,7 @@ def main() -> None:
             return
         if line.endswith("\n"):
             (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-    _await(supervisor)  # the pipe may close before its locks
+    _await(supervisor)  # the pipe may close before the supervisor's locks are released
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
@@ -251,7 +253,7 @@ def main() -> None:
 
 
 def _watch(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None when it has, or where there is no such thing."""
+    """A descriptor that is readable once the process has ended; None when it has ended, or without pidfd support."""
     if not hasattr(os, "pidfd_open"):  # not Linux
         return None
     try:

@@ -1,4 +1,4 @@
-"""JSON of users' files, with one kind of error for all that can be wrong with it."""
+"""JSON of users' files, with one kind of error for every fault."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class JsonError(ValueError):
-    """A text is not JSON that can be read; the message says why, and where in the text."""
+    """A text is not valid JSON; the message says why, and where in the text."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises JsonError, for texts nested too deeply and numbers of thousands of digits too."""
+    """The value of a JSON text. Raises JsonError, also for too deep nesting and numbers of thousands of digits."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -22,7 +22,7 @@ def parse_json(text: str | bytes) -> Any:
         raise JsonError(f"not JSON ({error.msg} at {place})") from error
     except UnicodeDecodeError as error:
         raise JsonError(f"not UTF-8 ({error.reason} at byte {error.start})") from error
-    except ValueError as error:  # Python's own bound on the digits of an integer
+    except ValueError as error:  # Python's limit on the digits of an integer
         raise JsonError("a number has thousands of digits; write it as text, in quotes") from error
 
 

@@ -18,7 +18,7 @@ class Advantage(Protocol):
 
 
 def named_advantage(name: str) -> Advantage:
-    """The advantage of that name (`agent_rl.config.plugins`), looked at each time. Raises PluginError."""
+    """The advantage of that name (`agent_rl.config.plugins`); each result is checked. Raises PluginError."""
     advantage: Advantage = resolve("advantage", name)
 
     def looked_at(rewards: Float32Vector, *, divide_by_std: bool) -> Float32Vector:
@@ -35,7 +35,7 @@ def named_advantage(name: str) -> Advantage:
 
 
 def try_advantage(name: str) -> None:
-    """Let it judge made-up groups. Raises ContractError when it fails, or returns what is no advantage."""
+    """Try an advantage on made-up groups. Raises ContractError when it fails or returns something else."""
     for rewards in ([1.0, 0.0], [0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0]):
         named_advantage(name)(np.array(rewards, dtype=np.float32), divide_by_std=True)
 

@@ -15,17 +15,18 @@ Masked: TypeAlias = tuple[list[int], list[int]]
 """A sequence's tokens and its loss mask."""
 
 TOO_MANY = 10_000
-"""Sequences in a row that do not fit: none ever will."""
+"""After so many sequences in a row that are too long, none is expected to fit."""
 
 POOL = 16
-"""Batches sorted by length together: so many that lengths within one differ little, few enough to keep batches mixed."""
+"""Batches sorted by length together: enough for similar lengths in a batch, few enough to keep batches mixed."""
 
 
 class SupervisedBatches(Generic[T]):
-    """The batches of a supervised stage, without end: sequences of like length, in random order within each pool of ``POOL`` batches.
+    """The endless batches of a supervised stage: sequences of similar length, in random order within ``POOL`` batches.
 
-    ``conversations`` has no end and may draw from ``rng`` too; ``encode`` makes a sequence of one. Of the same arguments, the same
-    batches come: `skip` goes to where an earlier process was, and encodes no more than the pool it was in.
+    ``conversations`` is endless and may draw from ``rng`` too; ``encode`` makes a sequence of a conversation. Equal
+    arguments give equal batches. `skip` goes to the position of an earlier process, and encodes only the pool of that
+    position.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class SupervisedBatches(Generic[T]):
         rng: random.Random,
     ) -> None:
         self.drawn: list[int] = []
-        """How many conversations each pool took, with those that were too long: what `skip` needs to know."""
+        """The conversations that each pool took, too long ones included; `skip` needs these counts."""
         self._conversations = conversations
         self._encode = encode
         self._batch = batch
@@ -57,12 +58,12 @@ class SupervisedBatches(Generic[T]):
         return self._pool.pop(0)
 
     def skip(self, batches: int, drawn: Sequence[int]) -> None:
-        """Pass over the first batches of all; ``drawn`` is what it was when they had been taken."""
+        """Skip the first ``batches``; ``drawn`` is its value after they had been taken."""
         pools, rest = divmod(batches, POOL)
         for count in drawn[:pools]:
             for _ in islice(self._conversations, count):
                 pass
-            self._rng.shuffle([None] * POOL)  # as much chance as the pool's order took
+            self._rng.shuffle([None] * POOL)  # draws as many random numbers as ordering the pool did
         self.drawn = list(drawn[:pools])
         for _ in range(rest):
             next(self)
@@ -84,7 +85,7 @@ class SupervisedBatches(Generic[T]):
 
 
 def fitting(sequences: Iterable[Masked], longest: float) -> Iterator[Masked]:
-    """Those of at most ``longest`` tokens. Raises TaskError when ``TOO_MANY`` in a row are longer."""
+    """The sequences of at most ``longest`` tokens. Raises TaskError when ``TOO_MANY`` in a row are longer."""
     longer = 0
     for sequence in sequences:
         if len(sequence[0]) <= longest:
@@ -102,8 +103,8 @@ def fitting(sequences: Iterable[Masked], longest: float) -> Iterator[Masked]:
 def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     """Split indices of ``lengths`` into batches of at most ``max_tokens`` tokens, to be packed without padding.
 
-    A sequence longer than the budget makes a batch of its own. Deterministic: longest first, ties by index, each into the first
-    batch with room; indices within a batch ascend.
+    A sequence longer than the budget makes a batch of its own. Deterministic: longest first, ties by index, each into
+    the first batch with room; indices within a batch ascend.
     """
     batches: list[list[int]] = []
     room: list[int] = []

@@ -1,7 +1,7 @@
-"""When reinforcement learning has collapsed: success, entropy or length over the last steps against the best ones.
+"""Detect a collapse of reinforcement learning: compare success, entropy and length of the last steps with the best.
 
-In the paper policy and reward collapsed after step 510 and nothing brought them back, so what counts is to stop, to say why, and to
-have kept the weights of the best time.
+In the paper policy and reward collapsed after step 510 and did not recover. So the run stops, says why, and keeps the
+best weights.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from agent_rl.config.topology import Collapse
 from agent_rl.figures import RolloutMeans
 
 LEAST_DROP = 0.1
-"""Success that falls by less is noise, or was never there."""
+"""A smaller fall of success is taken for noise."""
 
 
 class CollapseWatch:
-    """Is told every step's figures of a stage, in order; its `state` travels with checkpoints."""
+    """Takes the figures of every step of a stage, in order. Checkpoints store its `state`."""
 
     def __init__(self, settings: Collapse, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
@@ -39,10 +39,10 @@ class CollapseWatch:
         return state
 
     def step(self, number: int, sampled: RolloutMeans, entropy: float | None) -> str:
-        """A step, counted from 1, was trained; how it shows that training has collapsed, empty when it does not.
+        """Take step ``number`` (from 1); return the sign of a collapse, or an empty text.
 
-        ``entropy`` is the policy's, in nats a token. Steps without it (nothing was trained), and figures that are not finite, say
-        nothing.
+        ``entropy`` is the policy's, in nats per token. Steps without entropy (nothing was trained) and figures that are
+        not finite are ignored.
         """
         values = [sampled.success, math.nan if entropy is None else entropy, sampled.response_tokens]
         if not all(map(math.isfinite, values)):
@@ -78,11 +78,11 @@ class CollapseWatch:
 
 
 def message(stage: str, step: int, fault: str, best: str) -> str:
-    """For the user. ``best`` names the checkpoint to go on from."""
+    """The message for the user. ``best`` names the checkpoint to start again from."""
     return (
-        f"step {step} of stage {stage!r}: training has collapsed: {fault} (means over the stage's collapse.window); the run "
-        f"stops. The best checkpoint before is {best}: start a new run from it (model.path), with a lower learning_rate, or "
-        "change the stage's collapse settings and run again, which goes on from here"
+        f"step {step} of stage {stage!r}: training has collapsed: {fault} (means over the stage's collapse.window); "
+        f"the run stops. The best checkpoint before is {best}: start a new run from it (model.path) with a lower "
+        "learning_rate, or change the stage's collapse settings and run again to continue from here"
     )
 
 

@@ -8,7 +8,7 @@ from agent_rl.models.devices import REMEDY
 
 
 def usable_device(name: str) -> torch.device:
-    """The device, tried. Raises ValueError, with the remedy, when there is none of that name here."""
+    """The device, after a trial. Raises ValueError with the remedy when this machine has no such device."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

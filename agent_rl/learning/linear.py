@@ -1,7 +1,7 @@
 """Linear layers in float32 on CPU by oneDNN, with gradients.
 
-torch's own products go to MKL, which leaves half of an AMD processor's vector width unused: oneDNN takes half the time there. Results
-are the same but for rounding.
+torch computes matrix products with MKL, which leaves half of an AMD processor's vector width unused. oneDNN takes half
+the time there. Results differ only by rounding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""The variables by which oneDNN, and ideep between torch and oneDNN, are told how many compiled products to keep."""
+"""Variables of oneDNN and of ideep (a layer between torch and oneDNN): how many compiled products to keep."""
 CACHED = "32"
-"""More than the layers of a micro-batch need. Each is for one shape and takes about half a megabyte, and a row's length is hardly ever the
-same twice: of their own accord the libraries keep 1,024 each, a gigabyte with the heap that these hold apart."""
+"""More than the layers of a micro-batch need. A compiled product is for one shape and takes about half a megabyte.
+
+Rows rarely have the same length twice, and by default each library keeps 1,024 products, a gigabyte with the heap's
+fragmentation.
+"""
 
 
 def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,9 +62,10 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_one_dnn(model: nn.Module) -> None:
-    """Let oneDNN compute the plain linear layers; parameters, and their names, stay as they are.
+    """Let oneDNN compute the plain linear layers; parameters and their names stay the same.
 
-    What it keeps is bounded for the whole process, unless the environment says otherwise. It reads that with its first product.
+    oneDNN's cache is bounded for the whole process, unless the user has set the environment variables. oneDNN reads the
+    variables at its first product.
     """
     for name in CACHES:
         os.environ.setdefault(name, CACHED)

@@ -1,8 +1,8 @@
-"""Log-probabilities of tokens from hidden states, in pieces: the logits of all tokens are never held at once.
+"""Log-probabilities of tokens from hidden states, in pieces: the logits of all tokens never exist at once.
 
-With n tokens, a vocabulary of v and pieces of c tokens, the logits of a micro-batch are n * v floats, and n * v more for their
-gradient; here c * v floats exist at once, three times over (logits, probabilities, gradient), whatever n. The backward pass computes a
-piece's logits again, one more product, unless one piece holds all tokens.
+With n tokens, a vocabulary of v and pieces of c tokens, the logits of a micro-batch are n * v floats, and their
+gradient n * v more. Here at most 3 * c * v floats exist at once (logits, probabilities, gradient), independent of n.
+The backward pass computes a piece's logits again, unless one piece holds all tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each target under softmax(logits / temperature), both [n] float32, with gradients.
 
-    Without ``with_entropy``, which saves a pass over the logits, the entropies are 0.
-    ``hidden`` [n, d]; ``weight`` [v, d] and ``bias`` [v] of the output layer; ``targets`` [n] int64. The temperature is the
-    rollout's: mu was sampled with it, so pi must be evaluated with it too.
+    Without ``with_entropy``, which saves a pass over the logits, the entropies are 0. ``hidden`` [n, d]; ``weight`` [v,
+    d] and ``bias`` [v] of the output layer; ``targets`` [n] int64. The temperature must be the rollout's: mu was
+    sampled with it, so pi must be evaluated with it.
     """
     made: tuple[Tensor, Tensor] = _Chunked.apply(
         hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy
@@ -106,7 +106,7 @@ def _pieces(count: int, tokens_at_once: int) -> Iterator[slice]:
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """[c, v] float32, held once: the logits become their own log-softmax."""
+    """[c, v] float32; computed in place, so that logits and log-softmax share one tensor."""
     logits = product(hidden, weight, bias).float()
     if temperature != 1.0:
         logits /= temperature

@@ -1,21 +1,22 @@
 """The policy loss of GRPO-RoC: token-level clipped surrogate with clip-higher, and the correction for stale tokens.
 
-Three distributions meet here. mu is the one a token was sampled from (an older policy, another implementation, the
-rollout's temperature); pi_prox is the learner's policy before the step's first update; pi_theta is the one being updated::
+The loss uses three distributions. A token was sampled from mu (an older policy, the engine's implementation, the
+rollout's temperature); pi_prox is the learner's policy before the step's first update; pi_theta is the policy being
+updated::
 
     loss = - sum_t  stop_grad(w(pi_prox / mu)) * min(r * A, clip(r, 1 - low, 1 + high) * A)  /  sum_t 1,
     r = pi_theta / pi_prox
 
-so that the gap between mu and pi_prox (staleness, engine against learner) is corrected once, by an importance weight, and the gap
-between pi_prox and pi_theta once, by the clipped ratio. With pi_prox = mu it is the paper's loss. The weights, by name:
+The importance weight w corrects the gap between mu and pi_prox (staleness, and engine against learner). The clipped
+ratio r corrects the gap between pi_prox and pi_theta. With pi_prox = mu the loss is the paper's. The weights, by name::
 
     none        1
     truncated   min(x, cap)                                truncated importance sampling; the default
     masked      x where floor <= x <= cap, else 0          IcePop (Ring-1T, arXiv 2510.18855)
     decoupled   x                                          decoupled PPO (AReaL, arXiv 2505.24298)
 
-``sequence_mask`` comes on top: w is 0 in responses whose geometric mean of x is outside its bounds. What is masked still counts in
-the denominator, which is thus known before anything is computed.
+In addition, ``sequence_mask`` sets w to 0 in responses whose geometric mean of x is outside its bounds. Masked tokens
+still count in the denominator, which is thus known before the forward pass.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LossSettings:
 class LossSums:
     """Sums over tokens, each a float64 scalar tensor; divide by the token count of the whole batch for means.
 
-    ``correction_capped`` counts tokens whose correction was cut, to the cap or to 0.
+    ``correction_capped`` counts tokens whose correction was reduced to the cap or to 0.
     """
 
     clipped: Tensor
@@ -57,12 +58,12 @@ class LossSums:
 
 
 class Loss(Protocol):
-    """What `policy_loss` is, and what a learner of your own may put in its place.
+    """The interface of a loss: `policy_loss`, or a loss of your own that the topology names.
 
-    All tensors are [rows, width] float32, a row a trajectory's response padded on the right, one micro-batch of an update;
-    ``mask`` is 1 for the model's own tokens and 0 elsewhere, where log-probabilities may be anything, even infinite.
-    ``logprobs`` carries the gradient. The losses of an update's micro-batches are summed: divide by ``normaliser``, the number
-    of the model's tokens in all of them.
+    All tensors are [rows, width] float32 and hold one micro-batch of an update; each row is a trajectory's response,
+    padded on the right. ``mask`` is 1 for the model's own tokens and 0 elsewhere; where it is 0, log-probabilities may
+    have any value, even infinity. ``logprobs`` carries the gradient. The trainer sums the losses of an update's
+    micro-batches, so divide by ``normaliser``, the number of the model's tokens in all of them.
     """
 
     def __call__(
@@ -91,12 +92,11 @@ def policy_loss(
 ) -> tuple[Tensor, LossSums]:
     """The loss of one micro-batch, to be summed over the micro-batches of an update.
 
-    All tensors are [rows, width] float32, a row a response; ``mask`` is 1 for the model's own tokens, ``logprobs`` carries the gradient
-    (log pi_theta), ``proximal`` is log pi_prox, ``behaviour`` log mu, ``advantages`` is broadcast to every token already.
-    ``normaliser`` is the number of the model's tokens in the whole update, across micro-batches and ranks.
+    See `Loss` for shapes, ``mask`` and ``normaliser`` (which counts the tokens of all ranks). ``logprobs`` is log
+    pi_theta, ``proximal`` log pi_prox, ``behaviour`` log mu; ``advantages`` has a value for every token.
     """
     kept = mask > 0
-    # Where masked the inputs may be anything: replace before exp, so that nothing infinite meets the mask's zero.
+    # Masked inputs may have any value. Replace them before exp, since infinity times the mask's 0 is NaN.
     log_ratio = torch.where(kept, logprobs - proximal, 0.0)
     log_gap = torch.where(kept, proximal - behaviour, 0.0)
     ratio = log_ratio.exp()
@@ -117,7 +117,10 @@ def policy_loss(
 
 
 def corrections(log_gap: Tensor, kept: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """The weight w of each token, and of which tokens it was cut; all [rows, width], ``log_gap`` is 0 where not ``kept``."""
+    """The weight w of each token, and which weights were reduced; all [rows, width].
+
+    ``log_gap`` is 0 where not ``kept``.
+    """
     gap = log_gap.exp()
     cap, floor = settings.correction_cap, settings.correction_floor
     match settings.correction:
@@ -139,7 +142,10 @@ def corrections(log_gap: Tensor, kept: Tensor, settings: LossSettings) -> tuple[
 
 
 def try_loss(learner: object, loss: Loss, settings: LossSettings, name: str = "") -> None:
-    """The loss of a learner, its own or the one named ``name``, on a made-up micro-batch. Raises ContractError when it breaks its contract."""
+    """Try a learner's loss, or the loss named ``name``, on a made-up micro-batch.
+
+    Raises ContractError for a wrong result.
+    """
     name = name or f"{type(learner).__name__}.loss"
     try:
         fault = called(name, lambda: loss_fault(loss, settings), "on a made-up micro-batch", loss)
@@ -153,7 +159,10 @@ def try_loss(learner: object, loss: Loss, settings: LossSettings, name: str = ""
 
 
 def loss_fault(loss: Loss, settings: LossSettings) -> str:
-    """What a loss does wrong on a made-up micro-batch; empty when it keeps to `Loss`. Raises what the loss raises."""
+    """How a loss breaks the contract of `Loss` on a made-up micro-batch; empty if it does not.
+
+    Raises what the loss raises.
+    """
     drawn = torch.Generator().manual_seed(0)
     mask = torch.tensor([[1.0, 1, 0, 1, 0], [1, 0, 0, 1, 1], [1, 1, 1, 0, 0]])
     advantages = torch.tensor([[1.3], [-0.7], [-0.2]]).expand_as(mask)

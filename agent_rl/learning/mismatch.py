@@ -1,12 +1,12 @@
-"""How far engine and learner disagree at the same weights, apart from how far the policy has moved since.
+"""Measure how far engine and learner disagree at the same weights, separate from how far the policy has moved.
 
-A token's whole gap, log pi_prox - log mu, is the sum of two::
+The gap of a token, log pi_prox - log mu, is the sum of two gaps::
 
     log pi_v - log mu        pi_v: the learner's answer with the weights v that sampled the token: engine against learner
     log pi_prox - log pi_v   the same code with newer weights: staleness
 
-For tokens of the present version pi_v is pi_prox. For older ones the learner computes a sample of each step's rollouts once more with
-the weights of then, of which it keeps as many copies in host memory as the staleness budget has versions.
+For tokens of the present version pi_v is pi_prox. For older tokens the learner evaluates a sample of each step's
+rollouts with the older weights. Host memory holds as many copies of older weights as the staleness budget has versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent_rl.learning.policy_model import PolicyModel
 
 
 class Measured(Protocol):
-    """A rollout, as `measure` needs it: arrays over its n response tokens, ``tokens`` over prompt and response."""
+    """A rollout's fields for `measure`: arrays over its n response tokens, ``tokens`` over prompt and response."""
 
     tokens: Tensor
     prompt: int
@@ -41,10 +41,10 @@ class OlderWeights:
         self._keep = keep
         self._weights: dict[int, Mapping[str, Tensor]] = {}
         self.version: int | None = None
-        """That of the present weights, once it is known."""
+        """The version of the present weights; None before it is known."""
 
     def remember(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Keep what the present version's weights are; the caller changes them no more."""
+        """Keep the weights of the present version; the caller must not change them later."""
         self.version = version
         if self._keep:
             self._weights[version] = weights
@@ -65,9 +65,9 @@ def measure(
     max_tokens: int,
     microbatch_tokens: int,
 ) -> MismatchFigures | None:
-    """Figures over an even sample of the rollouts, of about ``max_tokens`` tokens; None when none of its tokens can be told.
+    """Figures of an even sample of the rollouts, of about ``max_tokens`` tokens; None when the weights of all are gone.
 
-    What is computed once more is packed into rows of at most ``microbatch_tokens``.
+    Forward passes take packed rows of at most ``microbatch_tokens``.
     """
     gaps, moves = [], []
     for version, found in _by_version(_sample(rollouts, max_tokens)).items():
@@ -102,7 +102,7 @@ def measure(
 
 
 def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, Tensor]]]:
-    """Rollouts by the versions that sampled them, each with which of its response tokens [n] bool the version sampled."""
+    """Rollouts by version, each with a mask [n] bool of the response tokens that the version sampled."""
     found: dict[int, list[tuple[Measured, Tensor]]] = {}
     for rollout in rollouts:
         trained = rollout.mask > 0

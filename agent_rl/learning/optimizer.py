@@ -1,4 +1,4 @@
-"""AdamW as the trainer uses it: fused, on float32 master weights when the model's own are in half precision."""
+"""Fused AdamW, with float32 master weights when the model's weights are in half precision."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ BETAS = (0.9, 0.999)
 class Optimizer:
     """The trained weights of a model, their gradients and moments.
 
-    In half precision each weight has a float32 copy, in which gradients are summed over micro-batches and updates made, since an
-    update of a bfloat16 weight by less than 1/256 of it is lost; the model's weight is the copy, rounded. A parameter then
-    takes 2 + 16 bytes (weight; copy, gradient, two moments) and in float32 16.
+    In half precision each weight has a float32 copy, which takes the updates and whose gradient is the sum over
+    micro-batches. The model's weight is the rounded copy. Without the copy, an update of a bfloat16 weight by less than
+    1/256 would be lost. A parameter then takes 2 + 16 bytes (weight; copy, gradient, two moments), and 16 bytes in
+    float32.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float) -> None:
@@ -37,7 +38,10 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, rate: float, clip: float) -> float:
-        """Clip the gradient's norm and apply it; its norm. Raises NotFiniteError, having changed nothing, when that is not finite."""
+        """Clip and apply the gradient; return its norm.
+
+        Raises NotFiniteError, with nothing changed, for a norm not finite.
+        """
         gradients = [(name, p.grad) for name, p in self._masters.items() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
         if not math.isfinite(norm):
@@ -56,7 +60,7 @@ class Optimizer:
         self._adam.state.clear()
 
     def snapshot(self) -> Snapshot:
-        """Weights and moments as they are now, to be put back."""
+        """A copy of weights and moments, from which they can be restored."""
         return Snapshot(self._masters.values(), self._adam, then=self._round)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -74,7 +78,7 @@ class Optimizer:
         return tensors, steps
 
     def load(self, tensors: dict[str, Tensor], steps: dict[str, float]) -> None:
-        """Take up a `state`. Raises KeyError when it is that of other weights."""
+        """Restore a `state`. Raises KeyError when the state belongs to other weights."""
         self._adam.state.clear()
         state: dict[int, dict[str, Any]] = {}
         for index, (name, weight) in enumerate(self._masters.items()):
@@ -92,7 +96,7 @@ class Optimizer:
 
 
 class _Master:
-    """The float32 copy of a weight, into whose gradient the weight's own is moved as soon as it is made."""
+    """The float32 copy of a weight. Each gradient of the weight is moved to the copy as soon as it is computed."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.weight = nn.Parameter(parameter.detach().float())

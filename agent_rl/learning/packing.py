@@ -1,10 +1,10 @@
-"""Packed sequences: the tokens of a micro-batch in one row without padding, and the attention that keeps them apart.
+"""Packed sequences: the tokens of a micro-batch in one row without padding, with attention within each sequence only.
 
-A packed row of sequences of lengths l1, l2, ... is [1, l1 + l2 + ...]; position ids start at 0 with each sequence. The attention
-function, registered with transformers under `ATTENTION`, computes each sequence's causal square and nothing between them:
+A packed row of sequences of lengths l1, l2, ... is [1, l1 + l2 + ...]; position ids start at 0 with each sequence. The
+attention function, registered with transformers under `ATTENTION`, computes causal attention within each sequence:
 
-- on CUDA in half precision by one variable-length kernel: flash_attn's if it is installed, else torch's own (untested here);
-- elsewhere by one call of scaled dot-product attention a sequence.
+- on CUDA in half precision with one variable-length kernel: flash_attn's if installed, else torch's (untested here);
+- elsewhere with one call of scaled dot-product attention for each sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 ATTENTION = "agent_rl_packed"
-"""The attention function's name in transformers' registry. No mask function belongs to it: a `Packed` is the mask."""
+"""The attention function's name in transformers' registry. It has no mask function, since a `Packed` is the mask."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -42,7 +42,7 @@ class Packed:
 
 
 def pack(sequences: Sequence[Tensor], device: torch.device) -> Packed:
-    """Lay sequences of tokens, each [its length] int64, one behind the other."""
+    """Concatenate sequences of tokens, each [length] int64, to a packed row."""
     lengths = tuple(len(sequence) for sequence in sequences)
     return Packed(
         tokens=torch.cat(list(sequences)).unsqueeze(0).to(device),
@@ -76,8 +76,8 @@ def packed_attention(
         raise ValueError("the learner's packed attention is causal, without softcap and without a mask of its own")
     if sliding_window is not None and sliding_window < packed.longest:
         raise ValueError(
-            f"the model attends within {sliding_window} tokens and a sequence has {packed.longest}: the learner's packed "
-            "attention has no window; set max_response_tokens so that sequences fit into it"
+            f"the model attends within {sliding_window} tokens and a sequence has {packed.longest}: the learner's "
+            "packed attention has no window; set max_response_tokens so that sequences fit into it"
         )
     groups = query.shape[1] // key.shape[1]
     kernel = variable_length_kernel() if query.is_cuda and query.dtype in _HALF and not dropout else None
@@ -86,7 +86,7 @@ def packed_attention(
         return kernel(rows[0], rows[1], rows[2], packed, scaling).unsqueeze(0), None
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    # split, whose gradient is one concatenation; slices would each have a gradient of the whole row's size
+    # The gradient of split is one concatenation; each slice would have a gradient of the whole row's size.
     parts = zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     attended = [
         scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling) for q, k, v in parts
@@ -121,7 +121,7 @@ def _torch_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    if not {"enable_gqa", "window_size"} <= signature(varlen_attn).parameters.keys():  # torch's first versions of it
+    if not {"enable_gqa", "window_size"} <= signature(varlen_attn).parameters.keys():  # too old a version of torch
         return None
 
     def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model being trained: loaded from a Hugging Face directory, asked for log-probabilities of packed sequences, saved as it came."""
+"""The model being trained: load from a Hugging Face directory, log-probabilities of packed sequences, save."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How the model is computed; none of it changes what is computed but for rounding."""
+    """How the model is computed. No option changes the results beyond rounding."""
 
     activation_checkpointing: bool = False
-    """Keep only each layer's input for the backward pass and compute the rest again: a third more work, far less memory."""
+    """Keep only each layer's input for the backward pass and recompute the rest: a third more work, far less memory."""
     compile: bool = False
     """Compile the decoder with torch.compile; the first steps take minutes."""
     logits_mib: int = 128
-    """Memory for logits at once; three times as much is held at the peak."""
+    """Memory for the logits of one piece; the peak is three times as much."""
 
 
 class PolicyModel:
     """A decoder-only Hugging Face model whose sequences are packed (see `agent_rl.learning.packing`).
 
-    Raises TrainingStoppedError for models that cannot be trained so.
+    Raises TrainingStoppedError for models that cannot be trained this way.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class PolicyModel:
             self.device = usable_device(device)
             loaded = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
             self.module: Any = loaded.to(self.device)
-        except Exception as error:  # transformers raises what it likes of a model it cannot make
+        except Exception as error:  # transformers raises exceptions of many types
             raise TrainingStoppedError(
-                f"{path} cannot be loaded to be trained: {' '.join(str(error).split())[:500]}"
+                f"{path} cannot be loaded for training: {' '.join(str(error).split())[:500]}"
             ) from error
         self.module.config.use_cache = False
         config = self.module.config.get_text_config()
@@ -91,7 +91,7 @@ class PolicyModel:
             raise TrainingStoppedError(f"{path} cannot be trained: it {fault}; Llama, Qwen2, Qwen3 and their like can")
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those that are trained: all, or the adapters."""
+        """The trained parameters: all, or the adapters."""
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     def logprobs(
@@ -102,10 +102,10 @@ class PolicyModel:
         temperature: float,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the wanted tokens of a micro-batch, one after the other, both [m] float32.
+        """Log-probability and entropy of the m wanted tokens of a micro-batch, in order, both [m] float32.
 
-        ``sequences`` are tokens [length] int64, ``wanted`` [length] bool says of which tokens; never of a sequence's first.
-        Without ``with_entropy`` the entropies are 0.
+        ``sequences`` are tokens [length] int64. ``wanted`` [length] bool marks the wanted tokens, never a sequence's
+        first. Without ``with_entropy`` the entropies are 0.
         """
         packed = pack(sequences, self.device)
         places = torch.cat(list(wanted)).nonzero().squeeze(-1).to(self.device)
@@ -123,7 +123,7 @@ class PolicyModel:
         )
 
     def _hidden(self, packed: Packed) -> Tensor:
-        """[1, n, d], behind the last normalisation."""
+        """Hidden states [1, n, d] after the last normalisation."""
         output = self._decode(
             input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed
         ).last_hidden_state
@@ -133,17 +133,17 @@ class PolicyModel:
     # Weights ----------------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's tensors by their own names, adapters merged, of tied ones the first: as engines load them."""
+        """The model's tensors as engines load them: adapters merged, and only the first of tied tensors."""
         tied = set(getattr(self.module, "all_tied_weights_keys", {}) or {})
         state = {name: tensor.detach() for name, tensor in self.module.state_dict().items() if name not in tied}
         return merged(self.module, state) if self.adapted else state
 
     def trained(self) -> dict[str, Tensor]:
-        """The tensors that change: what a policy of this run differs in from the model it began with."""
+        """The tensors that training changes."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take up `trained` tensors. Raises ValueError when they are another model's."""
+        """Load `trained` tensors. Raises ValueError when they belong to another model."""
         own = self.trained()
         wrong = sorted(weights.keys() ^ own.keys()) or [n for n in own if own[n].shape != weights[n].shape]
         if wrong:
@@ -153,7 +153,7 @@ class PolicyModel:
 
     @contextmanager
     def with_weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Compute with other values of the `trained` tensors, without copying any on the same device."""
+        """Compute with other values of the `trained` tensors. Tensors on the same device are not copied."""
         own = dict(self.named_parameters())
         before = {name: own[name].data for name in weights}
         try:
@@ -165,7 +165,7 @@ class PolicyModel:
                 own[name].data = tensor
 
     def save(self, directory: Path) -> None:
-        """As a directory that `from_pretrained` loads, adapters merged; in several files when it is large."""
+        """Write a directory that `from_pretrained` loads, adapters merged; large models in several files."""
         self.module.save_pretrained(directory, state_dict=self.weights() if self.adapted else None)
 
 
@@ -196,7 +196,7 @@ def _add_adapters(module: Any, lora: Lora, seed: int) -> None:
 
 
 def merged(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state with each adapter added to the weight it adapts, under the names of the model without adapters."""
+    """A state with each adapter added to its weight, under the names of the model without adapters."""
     from peft.tuners.lora import LoraLayer
 
     layers: Iterable[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]

@@ -1,9 +1,9 @@
-"""A small Qwen3 and a character tokenizer, made here and saved in Hugging Face format.
+"""A small Qwen3 and a character tokenizer, saved in Hugging Face format.
 
-With them the whole path of a real model (chat template, sampling, parsing, training, weights on disk) runs on a laptop in
-seconds. The tokenizer knows printable ASCII, one token per character, and one token for each piece of text that every
-episode repeats: tags, the JSON frame of a tool call, and the words of the arithmetic templates. Fewer tokens per episode
-are less work for both rollout and training.
+With them the whole path of a real model (chat template, sampling, parsing, training, weights on disk) runs on a laptop
+in seconds. The tokenizer has one token per printable ASCII character, and one token for each text that every episode
+repeats: tags, the JSON frame of a tool call, and the words of the arithmetic templates. Fewer tokens make rollout and
+training faster.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
-"""One token before each message and one after: the conversation so far is always a prefix of what it becomes."""
+"""One token before each message and one after, so that a conversation is always a prefix of its continuation."""
 
 
 def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> PreTrainedTokenizerFast:
     """The character tokenizer with its chat template.
 
-    Text of printable ASCII and newlines survives encoding and decoding unchanged; any other character becomes ``<unk>``, or
-    with ``byte_fallback`` the tokens of its UTF-8 bytes, so that all text survives. The end-of-turn token is also the end-of-sequence token. ``max_length`` is in tokens.
+    Text of printable ASCII and newlines survives encoding and decoding unchanged; any other character becomes
+    ``<unk>``, or with ``byte_fallback`` the tokens of its UTF-8 bytes, so that all text survives. The end-of-turn token
+    is also the end-of-sequence token. ``max_length`` is in tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
@@ -94,7 +95,7 @@ def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> Pr
     characters = sorted({"\n", " "} | set(string.ascii_letters + string.digits + string.punctuation))
     octets = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
     vocabulary = {token: index for index, token in enumerate((*specials, *characters, *octets))}
-    # BPE without merges is a tokenizer of single characters; its decoder joins tokens with nothing between them.
+    # BPE without merges splits a text into single characters; its decoder joins tokens without separators.
     bpe = models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN, byte_fallback=byte_fallback)
     tokenizer = Tokenizer(bpe)
     tokenizer.decoder = decoders.Fuse()
@@ -118,8 +119,8 @@ def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> Pr
 def initialise_model(spec: InitialiseModel, directory: Path, seed: int) -> None:
     """Write a freshly initialised float32 model and its tokenizer to ``directory``, loadable with ``from_pretrained``.
 
-    The weights are a function of ``spec`` and ``seed``; the random state of torch is left as it was. They are drawn with
-    standard deviation 1/sqrt(hidden size): with the 0.02 meant for wide models, a narrow one takes several times as many
+    The weights are a function of ``spec`` and ``seed``; the random state of torch does not change. The standard
+    deviation is 1/sqrt(hidden size): with 0.02, which suits wide models, a narrow model takes several times as many
     supervised steps until it copies operands.
     """
     import torch

@@ -1,6 +1,6 @@
-"""The learner's torch side: supervised steps, GRPO-RoC steps, weights out, checkpoints in Hugging Face format.
+"""The learner's torch side: supervised steps, GRPO-RoC steps, copies of weights, checkpoints in Hugging Face format.
 
-Synchronous and free of sockets; the learner actor runs it in a thread of its own.
+All methods are synchronous and use no sockets; the learner actor calls them in a separate thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agent_rl.records.checkpoint_files import Position
 
 @dataclass(slots=True)
 class _Sequence:
-    """One trajectory as the trainer sees it; arrays over its n response tokens, ``tokens`` over prompt and response."""
+    """One trajectory in training: arrays over its n response tokens, ``tokens`` over prompt and response."""
 
     name: str
     tokens: Tensor
@@ -78,7 +78,7 @@ class Trainer:
         tokenizer: Any = None,
         mismatch_tokens: int = 1024,
     ) -> None:
-        """``tokenizer`` is saved with the model; without it, the model's own."""
+        """``tokenizer`` is saved with the model (default: the model's own)."""
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.algorithm = algorithm
@@ -130,8 +130,8 @@ class Trainer:
     def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> TrainingFigures:
         """One step of GRPO-RoC on the kept groups, in the given order.
 
-        The proximal log-probabilities are the learner's own before the first update. Raises NotFiniteError, with weights and
-        optimizer as before the step, when the loss or gradient of any update is not finite.
+        The proximal log-probabilities are the learner's before the first update. Raises NotFiniteError, with weights
+        and optimizer as before the step, when the loss or gradient of any update is not finite.
         """
         sequences = [sequence for group in groups for sequence in self._sequences(group)]
         if not sequences:
@@ -141,9 +141,9 @@ class Trainer:
         self.model.module.train()
         totals = _Totals()
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
-        if len(batches) > 1:  # with one update its own forward pass is the proximal one
+        if len(batches) > 1:  # with one update, its forward pass gives the proximal log-probabilities
             self._fill_proximal(sequences)
-        # A single update is refused before it changes anything; of several, the first may have been made already.
+        # A single update fails before it changes anything. With several, an earlier update may have been applied.
         before = self.optimizer.snapshot() if len(batches) > 1 else None
         try:
             gradient_norms = [
@@ -202,7 +202,7 @@ class Trainer:
                 _keep_proximal(batch, logprobs)
 
     def _update(self, sequences: Sequence[_Sequence], totals: _Totals, rate: float) -> float:
-        """One optimizer update; its gradient norm. Raises NotFiniteError before it changes a weight."""
+        """Make one optimizer update; return its gradient norm. Raises NotFiniteError before any weight changes."""
         self.optimizer.zero_grad()
         normaliser = max(1.0, float(sum(float(s.mask.sum()) for s in sequences)))
         loss_sum = 0.0
@@ -241,7 +241,7 @@ class Trainer:
         return [[sequences[index] for index in batch] for batch in batches]
 
     def _response_logprobs(self, batch: Sequence[_Sequence], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
-        """Of a micro-batch: log-probabilities, [rows, longest response] with 0 where masked, and entropies of the model's tokens."""
+        """Log-probabilities [rows, longest response], 0 where masked, and entropies of the model's tokens."""
         wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask > 0]) for s in batch]
         logprobs, entropy = self.model.logprobs(
             [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature, with_entropy=with_entropy
@@ -252,9 +252,10 @@ class Trainer:
     # Weights and checkpoints ------------------------------------------------------------------------------------------
 
     def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Tensor]:
-        """The weights, under the model's own names, as those of ``version``: training may go on meanwhile.
+        """Copy the weights of ``version``, under the model's names; training may then continue.
 
-        They are in host memory, or on another ``device``, and whole once this returns: other threads and streams may read them.
+        The copy is in host memory or on another ``device``. It is complete when this method returns, so other threads
+        and streams may read it.
         """
         weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.weights().items()}
         trained = self.model.trained()
@@ -267,10 +268,7 @@ class Trainer:
         return weights
 
     def save(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint that `from_pretrained` loads and `restore` continues; it appears whole or not at all.
-
-        Raises TrainingStoppedError, and writes nothing, when weights or moments are not finite.
-        """
+        """Write a checkpoint that `from_pretrained` loads and `restore` continues. See `save_checkpoint`."""
         save_checkpoint(
             directory,
             position,
@@ -281,14 +279,14 @@ class Trainer:
         )
 
     def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
-        """Take up a checkpoint; its position and what was kept beside it. Raises CheckpointError, having changed nothing."""
+        """Restore a checkpoint; return its position and extra data. See `load_checkpoint`."""
         return load_checkpoint(directory, model=self.model, optimizer=self.optimizer)
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write a copy of weights to one safetensors file; it appears whole or not at all.
+    """Write weights to one safetensors file, completely or not at all.
 
-    Raises TrainingStoppedError, and writes nothing, when they are not finite.
+    Raises TrainingStoppedError and writes nothing when a weight is not finite.
     """
     refuse_not_finite(weights, path)
     with whole(path) as partial:
@@ -301,7 +299,7 @@ def _keep_proximal(batch: Sequence[_Sequence], logprobs: Tensor) -> None:
 
 
 def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
-    """An infinite log-probability need not make the loss so: the capped correction hides it."""
+    """Check the log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite."""
     found = []
     for sequence in sequences:
         parts = {
@@ -314,12 +312,12 @@ def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
 
 
 def _cause(batch: Sequence[_Sequence], logprobs: Tensor) -> str:
-    """Of a micro-batch whose loss is not finite: whether the model's answers are not, and of which rollouts."""
+    """The cause of a loss that is not finite: the model's log-probabilities, and of which rollouts."""
     rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask > 0]) for row, s in enumerate(batch)]
     wrong = not_finite(rows)
     if wrong:
-        return f"not finite: log-probabilities by the learner of {named(wrong)}"
-    return "though everything it is computed from is finite"
+        return f"not finite: the learner's log-probabilities of {named(wrong)}"
+    return "but all values it is computed from are finite"
 
 
 def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:

@@ -26,7 +26,7 @@ def test_the_scheduler_goes_on(tmp_path: Path) -> None:
                 peer = stage["rollout_generator"]
                 peer.announce("odd_news", "kv_scheduler.0").set(message)
                 await peer.push("odd", "kv_scheduler.0").send(message)
-                with pytest.raises(CallFailed, match="is unknown or not expected here"):
+                with pytest.raises(CallFailed, match="is unknown here or not expected"):
                     await peer.call("odd_calls", "kv_scheduler.0")(message)
                 await peer.push("odd", "kv_scheduler.0").drained()
                 assert actor.context.node.figures["decode_errors"] == 3

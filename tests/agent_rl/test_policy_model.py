@@ -122,7 +122,7 @@ def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(m
     shutil.copytree(model, cut)
     weights = cut / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(TrainingStoppedError, match=r"cut cannot be loaded to be trained: .*not fully covered"):
+    with pytest.raises(TrainingStoppedError, match=r"cut cannot be loaded for training: .*not fully covered"):
         PolicyModel(cut, dtype="float32", device="cpu", options=ModelOptions())
 
 

@@ -143,7 +143,7 @@ def test_of_several_updates_those_made_are_undone(model: Path, steps_before: int
     start = everything(trained)
     trained.optimizer.step = watched  # type: ignore[method-assign]
     batch = groups(trained)
-    with pytest.raises(NotFiniteError, match="though everything it is computed from is finite"):
+    with pytest.raises(NotFiniteError, match="but all values it is computed from are finite"):
         trained.rl_step(batch, stage, steps_before)
     assert made == [True, True]
     assert_same(start, everything(trained))
@@ -154,7 +154,7 @@ def test_a_model_whose_answers_are_not_finite_is_what_the_message_names(model: P
     batch = groups(trained)
     with torch.no_grad():
         trained.model.module.model.norm.weight[0] = torch.inf
-    with pytest.raises(NotFiniteError, match=r"loss is nan, not finite: log-probabilities by the learner of s0-g"):
+    with pytest.raises(NotFiniteError, match=r"loss is nan, not finite: the learner's log-probabilities of s0-g"):
         trained.rl_step(batch, builders.rl_stage(), 0)
 
 
@@ -187,7 +187,7 @@ def test_a_loss_that_is_not_finite_though_its_inputs_are_is_said_to_be_so(model:
     trained = Trainer(
         model, dtype="float32", device="cpu", algorithm=builders.algorithm(), threads=1, seed=0, loss=broken
     )
-    with pytest.raises(NotFiniteError, match="though everything it is computed from is finite"):
+    with pytest.raises(NotFiniteError, match="but all values it is computed from are finite"):
         trained.rl_step(groups(trained), builders.rl_stage(), 0)
 
 

@@ -108,7 +108,7 @@ def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
 
 def test_another_definition_of_a_type_is_refused():
     theirs = dataclasses.make_dataclass("Point", [("y", float), ("x", int)], frozen=True, slots=True)
-    with pytest.raises(DecodeError, match="Point: the sender's definition of it is another one"):
+    with pytest.raises(DecodeError, match="Point: the sender defines this type differently"):
         decode(encode(theirs(1.0, 2)), REGISTRY)
 
 

@@ -125,7 +125,7 @@ def test_a_known_peers_message_of_an_unexpected_type_is_counted_told_once_and_no
             await push.send(Question(1))
             await push.send(Item(2))
             a.node.announce("news", ["b"]).set(Item(3))
-            with pytest.raises(CallFailed, match="'Item' is unknown or not expected here"):
+            with pytest.raises(CallFailed, match="'Item' is unknown here or not expected"):
                 await call(Item(4))
             assert await call(Question(5)) == Item(5)
             await push.drained()
@@ -135,7 +135,7 @@ def test_a_known_peers_message_of_an_unexpected_type_is_counted_told_once_and_no
             assert isinstance(events[0], MalformedFrames)
             assert node.figures["decode_errors"] == 3
             (rejected,) = a.told(MessageRejected)
-            assert "'Question' is unknown or not expected here" in rejected.reason
+            assert "'Question' is unknown here or not expected" in rejected.reason
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -246,9 +246,9 @@ def test_bind_errors_name_address_and_remedy(directory):
         taken.listen()
         assert "another process listens there" in bind_error({"a": f"ipc://{directory}/a"})
     (directory / "file").touch()
-    assert "something else than a socket" in bind_error({"a": f"ipc://{directory}/file"})
+    assert "is not a socket: remove it" in bind_error({"a": f"ipc://{directory}/file"})
     assert (directory / "file").exists()
-    assert "is no directory: create it" in bind_error({"a": f"ipc://{directory}/none/a"})
+    assert "is not a directory: create it" in bind_error({"a": f"ipc://{directory}/none/a"})
     assert "shorter run directory" in bind_error({"a": f"ipc://{directory}/{'x' * 120}"})
 
 

@@ -1,1 +1,1 @@
-"""The contract of links as tests; ``transport/testing.py`` is the door to it."""
+"""The contract of links as tests. Import it from ``transport/testing.py``."""

@@ -1,4 +1,4 @@
-"""What the contract's tests stand on: messages, a handler that remembers, a network with faults, nodes to be killed."""
+"""Helpers of the contract's tests: messages, a handler that stores messages, a network with faults, nodes to kill."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """A message type that only a sender knows."""
+    """A message type that no receiver knows."""
 
     number: int
 
@@ -60,7 +60,7 @@ REGISTRY = Registry(Item, Question, Block)
 
 
 class Recorder:
-    """A handler that keeps what it is given and answers calls; ``gate`` holds it up while it is closed."""
+    """A handler that stores deliveries and answers calls. It waits while ``gate`` is closed."""
 
     def __init__(self, *, answers: Callable[[Delivery], Awaitable[object]] | None = None) -> None:
         self.deliveries: list[Delivery] = []
@@ -106,10 +106,10 @@ class Recorder:
 
 
 class FaultyNetwork:
-    """Another network with faults: ``copies`` says for each frame how often it is delivered (0 loses, 2 doubles it).
+    """Adds faults to a network: ``copies`` returns for each frame how often it is delivered (0 loses, 2 doubles it).
 
-    It is called with source, destination (node names; a back flow's destination is an identity ``name#incarnation``)
-    and the frames.
+    ``copies`` gets the source, the destination (node names; for returning frames an identity ``name#incarnation``) and
+    the frames.
     """
 
     def __init__(self, network: Network, copies: Callable[[str, str, Sequence[Buffer]], int]) -> None:
@@ -153,7 +153,7 @@ class _FaultyPort:
 
 
 class Running:
-    """A node that runs, what it reported, and the means to kill it."""
+    """A running node and its events; `stop` kills it."""
 
     def __init__(self, node: Node, events: list[LinkEvent]) -> None:
         self.node = node
@@ -188,7 +188,7 @@ class World:
         concurrency: int = 1,
         registry: Registry = REGISTRY,
     ) -> Running:
-        """Start a node; without a handler one that ignores everything."""
+        """Start a node; without a handler it ignores all messages."""
         events: list[LinkEvent] = []
         node = Node(name, self.network, registry, incarnation=incarnation, limits=self.limits, on_event=events.append)
         running = Running(node, events)
@@ -211,7 +211,7 @@ async def _open_world(network: Network, limits: Limits, seconds: float) -> Async
 
 
 class ContractBase:
-    """What a network's tests provide: the network, and how a test is run."""
+    """A network's tests define these: the network, and how to run a test."""
 
     limits = Limits()
 
@@ -229,7 +229,7 @@ class ContractBase:
         copies: Callable[[str, str, Sequence[Buffer]], int] | None = None,
         seconds: float = 3 * PATIENCE,
     ) -> AbstractAsyncContextManager[World]:
-        """Nodes of these names may be started in it, which exists for ``seconds`` at most; all are stopped at its end."""
+        """A world for nodes of these names, for ``seconds`` at most. All nodes are stopped at its end."""
         network = self.network(names)
         return _open_world(network if copies is None else FaultyNetwork(network, copies), self.limits, seconds)
 
@@ -248,7 +248,7 @@ async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> 
 
 
 class Losing:
-    """For FaultyNetwork: loses the frame of this number, counted from 1 over all that is sent."""
+    """For FaultyNetwork: loses frame ``number``, counted from 1 over all frames sent."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -261,5 +261,5 @@ class Losing:
 
 
 def appending(numbers: list[int], number: int) -> Callable[[], None]:
-    """An ``on_ack`` that notes which message was acknowledged."""
+    """An ``on_ack`` that appends ``number`` to ``numbers``."""
     return lambda: numbers.append(number)
