@@ -1,6 +1,6 @@
-"""Whether a class can play an actor at all: what it declares, which methods are awaited, what it is tried on.
+"""Check that a class can be an actor: its declarations, its asynchronous methods, and a trial on made-up input.
 
-A substitute is looked at as a class; nothing of it is started. Each fault names what is wrong and what would mend it.
+Only the class is inspected; no actor is started. Each fault names the error and the remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REQUIRED = (
     *("receives", "links", "Settings", "handle", "start", "stop", "status", "waiting_for", "busy_seconds"),
     *("cpu_seconds", "link_options", "concurrency"),
 )
-"""What the process that runs an actor asks of its class; all of it comes with ``actors.base.Actor``."""
+"""The attributes that an actor's process uses; ``actors.base.Actor`` defines all of them."""
 ASYNCHRONOUS = ("handle", "start", "stop")
 SYNCHRONOUS = ("status", "waiting_for", "busy_seconds", "cpu_seconds", "link_options")
 OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": set[str]()}
@@ -41,7 +41,7 @@ def declaration(cls: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def class_findings(cls: Any, name: str) -> Iterator[Finding]:
-    """What keeps a class from being an actor; further faults are only worth looking for when there is none."""
+    """Why a class cannot be an actor. Other checks need a class without these faults."""
     lacking = [each for each in REQUIRED if not hasattr(cls, each)]
     actor: Any = cls
     if not isinstance(cls, type) or lacking:
@@ -50,7 +50,7 @@ def class_findings(cls: Any, name: str) -> Iterator[Finding]:
         return
     if inspect.isabstract(cls):
         abstract = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        yield f"{name} is abstract: it does not say what {abstract} does", "define it"
+        yield f"{name} is abstract: it does not define {abstract}", "define it"
     settings = actor.Settings
     if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
         yield f"{name}.Settings is {_kind(settings)}, no pydantic model", "derive it from actors.base.Settings"
@@ -62,7 +62,7 @@ def class_findings(cls: Any, name: str) -> Iterator[Finding]:
 
 
 def _declared(cls: Any, name: str) -> Iterator[Finding]:
-    """Whether ``receives`` and ``links`` are what they have to be."""
+    """Check the types of ``receives`` and ``links``."""
     if not isinstance(cls.links, Mapping):
         yield f"{name}.links is {_kind(cls.links)}", "write a dictionary, as in {'progress': Announce(GroupsProgress)}"
         return
@@ -119,7 +119,7 @@ def option_findings(cls: Any, name: str, settings: BaseModel) -> Iterator[Findin
 
 
 def objections(cls: Any, trial: str, topology: Any, settings: BaseModel) -> list[str]:
-    """What a class' own ``check`` objects to, or what it does wrong when tried on made-up input (``probe``)."""
+    """The faults that a class's own ``check`` reports, or its failures on made-up input (``probe``)."""
     try:
         return list(getattr(cls, trial)(topology, settings)) if hasattr(cls, trial) else []
     except PluginError:

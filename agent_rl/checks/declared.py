@@ -1,7 +1,7 @@
 """The format of episodes that a topology's generator declares.
 
-Whoever writes or reads conversations, the learner's demonstrations included, takes it from here, so that one changed ``class``
-line of a topology changes it everywhere.
+All code that writes or reads conversations, also the learner's demonstrations, uses this format. So one changed
+``class`` line of a topology changes the format everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def declared_format(topology: Topology) -> type[ChatFormat]:
 
 
 def chat_format(topology: Topology, tokenizer: Any, environments: Environments) -> ChatFormat:
-    """How the topology's conversations are written with this tokenizer. Raises PromptError when it will not do."""
+    """The topology's chat format with this tokenizer. Raises PromptError when the tokenizer does not suit."""
     return declared_format(topology)(tokenizer, environments, environments.schemas)
 
 

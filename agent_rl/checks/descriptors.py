@@ -1,4 +1,4 @@
-"""How many files a process may have open, and how many each process of a topology needs for its peers."""
+"""The limit of open files of a process, and the number that each process of a topology needs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Use all that this machine lets a process have, for this process and those it starts; shells give less by default."""
+    """Raise the limit of this process and its children to the hard limit; shells set a lower one by default."""
     hard = descriptor_limit()
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one process needs. A peer that sends to it costs a connection; one that it sends to a connection and a socket."""
+    """The needs of one process.
+
+    A peer that sends to it costs a connection; a target costs a connection and a socket.
+    """
 
     node: str
     senders: int
@@ -43,8 +46,8 @@ class Need:
     def __str__(self) -> str:
         children = f", {EACH_CHILD} for each of {self.children:,} processes" if self.children else ""
         return (
-            f"{self.node} needs {self.descriptors:,} file descriptors: {OWN} of its own, 1 for each of {self.senders:,} that send "
-            f"to it, 2 for each of {self.targets:,} that it sends to{children}"
+            f"{self.node} needs {self.descriptors:,} file descriptors: {OWN} of its own, 1 for each of "
+            f"{self.senders:,} that send to it, 2 for each of {self.targets:,} that it sends to{children}"
         )
 
 

@@ -29,7 +29,7 @@ CONVERSATIONS = 1000
 
 
 def class_faults(topology: Topology, source: Source) -> list[Fault]:
-    """Classes that cannot be had, and settings that they do not take."""
+    """Classes that cannot be imported, and settings that they do not accept."""
     faults = []
     for index, entry in enumerate(topology.environments):
         place: KeyPath = ("environments", index)
@@ -46,7 +46,7 @@ def class_faults(topology: Topology, source: Source) -> list[Fault]:
 
 
 def environment_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
-    """What is wrong with environments whose classes and settings are sound: found by asking them as the actors will."""
+    """Faults of environments with valid classes and settings, found by calling them as the actors do."""
     base = path.absolute().parent
     faults = []
     try:
@@ -105,8 +105,8 @@ def _try(topology: Topology, environment: Environment, problems: TaskSource) -> 
             raise TaskError(f"it gave {problem!r:.100} as a problem; make it an agent_rl.messages.Problem")
         if not _is_json(problem.payload):
             raise TaskError(
-                f"the payload of problem {problem.id!r} is {problem.payload!r:.80}, which is no JSON; make it of dictionaries with "
-                "texts as keys, lists (no tuples), texts, numbers, booleans and None"
+                f"the payload of problem {problem.id!r} is {problem.payload!r:.80}, which is no JSON; make it of "
+                "dictionaries with texts as keys, lists (no tuples), texts, numbers, booleans and None"
             )
         sound_prompt(environment, problem)
         for transcript in made_up_transcripts():

@@ -1,4 +1,4 @@
-"""Whether what a topology names on disk is there, and the run directory is on a disk that can hold a journal."""
+"""Check that a topology's files exist, and that the run directory is on a disk that can hold a journal."""
 
 from __future__ import annotations
 

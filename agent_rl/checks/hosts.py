@@ -1,4 +1,4 @@
-"""Whether the hosts of a topology can be listened on: ports, descriptors for all peers, and the key that TCP needs."""
+"""Check the hosts of a topology: free ports, file descriptors for all peers, and the key that TCP needs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ HIGHEST_PORT = 65535
 
 
 def host_faults(topology: Topology, path: Path, source: Source, started: str | None = None) -> list[Fault]:
-    """Port ranges that end too high or overlap, addresses nobody can reach, too many peers, several hosts without a key.
+    """Port ranges that end too high or overlap, unreachable addresses, too many peers, several hosts without a key.
 
-    Whether ports are free is asked for the host that is ``started`` here, or for all: looking takes a port for a moment,
-    and the other hosts of a machine may look at their own just then.
+    Free ports are checked for the host that is ``started`` here, or for all. The check binds a port for a moment, and
+    other hosts on this machine may check their own ports at the same time.
     """
     hosts = topology.hosts_in_use
     looked_at = hosts if started is None else tuple(name for name in hosts if name == started)

@@ -1,6 +1,6 @@
-"""Whether the model that a topology names can be loaded and spoken to, and the devices that actors name are there.
+"""Check that a topology's model can be loaded and has a usable chat template, and that the actors' devices exist.
 
-Nothing here loads torch or transformers: files are read as what they are (`agent_rl.models.model_files`).
+No code here loads torch or transformers; `agent_rl.models.model_files` reads the files directly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def model_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
 
 
 def device_faults(topology: Topology, source: Source, host: str | None) -> Iterator[Fault]:
-    """Devices that actors of this machine name and cannot have. ``host`` is the one that is started here, if one is named."""
+    """Devices that actors of this machine name and cannot have.
+
+    ``host`` is the one that is started here, if one is named.
+    """
     machine = Machine.here()
     alone = all(is_loopback(topology.hosts[name].address) for name in topology.hosts_in_use)
     for role, entry in topology.actors.items():

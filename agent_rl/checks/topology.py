@@ -1,8 +1,7 @@
-"""Prove a topology sound before anything starts: classes, settings, links, cycles, windows, files, hosts.
+"""Check a topology before any process starts: classes, settings, links, cycles, windows, files, hosts.
 
-Actor classes are found by the names the file gives and looked at only through what they declare (``receives``,
-``links``, ``Settings``; optionally ``single`` and a classmethod ``check``), so a substitute is held to its role's
-contract.
+Actor classes are inspected only through their declarations (``receives``, ``links``, ``Settings``; optionally
+``single`` and a classmethod ``check``), so that a substitute must fulfil the contract of its role.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agent_rl.config.topology import ActorEntry, Topology
 
 
 class LinkDeclaration(Protocol):
-    """What an actor class says of a link: its kind (push, call, announce) and the message types that go over it."""
+    """An actor class's declaration of a link: its kind (push, call, announce) and its message types."""
 
     kind: str
 
@@ -220,7 +219,7 @@ def _disagreement_faults(actors: Mapping[str, CheckedActor], source: Source) -> 
 
 
 def _unsent_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[Fault]:
-    """What an actor waits for and nobody sends it."""
+    """Messages that an actor requires and that no actor sends."""
     faults = []
     for role, actor in actors.items():
         sent = {
@@ -242,7 +241,7 @@ def _unsent_faults(actors: Mapping[str, CheckedActor], source: Source) -> list[F
 
 
 def _not_received(declared: LinkDeclaration, target: CheckedActor) -> list[str]:
-    """What of a link's messages the target has no use for."""
+    """The link's messages that the target does not receive."""
     name = f"{target.role} ({target.entry.class_path})"
     same_kind = [received for received in target.cls.receives if received.kind == declared.kind]
     verb = "answer" if declared.kind == "call" else "receive"

@@ -1,8 +1,8 @@
-"""Where every node of a run listens: derived from the topology file alone, so that every process derives the same.
+"""The address of every node of a run, derived from the topology file only, so that all processes derive the same.
 
-A run on one host uses Unix sockets throughout. With several hosts, an actor whose peers are all on its own host still
-does; the others, and the supervisors, listen on TCP. A host's supervisor has its ``base_port``, its actors the ports
-after it, in the order of the file.
+A run on one host uses Unix sockets. With several hosts, an actor uses a Unix socket if all its peers are on its host;
+other actors and the supervisors listen on TCP. A host's supervisor has the ``base_port``, its actors the ports after
+it, in the order of the file.
 """
 
 from __future__ import annotations

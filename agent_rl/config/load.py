@@ -1,4 +1,4 @@
-"""From TOML files and ``--set`` overrides to a Topology, or to all that is wrong with them, line by line."""
+"""Load a Topology from TOML files and ``--set`` overrides, or report every fault with its line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_order(faults: Sequence[Fault]) -> list[Fault]:
 def validation_faults(
     error: ValidationError, model: type[BaseModel], source: Source, data: Any, prefix: KeyPath = ()
 ) -> list[Fault]:
-    """Say what pydantic found in words of the file; ``prefix`` is where ``data``, the validated table, stands in it."""
+    """Translate pydantic's errors to the keys of the file; ``prefix`` is the path of the validated table ``data``."""
     messages: dict[KeyPath, Fault] = {}
     everything = error.errors(include_url=False)
     for found in everything:

@@ -1,9 +1,9 @@
-"""Code that a topology names: the one loader of ``module:Name``, the short names of what is built in, and what is said of failures.
+"""Load plug-ins: the only loader of ``module:Name``, the short names of built-in plug-ins, and messages about failures.
 
-A plug-in is a function or a class that satisfies the `Protocol` of its kind. A topology names it as ``module:Name``, or by a
-short name of ``ALIASES``. `resolve` imports it; `find` looks for it without importing, where the module may load torch. Whether
-it fits is tried on made-up input before anything starts (``Actor.probe``), and what it returns is looked at every time: a run
-that would train on rubbish stops instead, with the reason and the file and line of the user's code.
+A plug-in is a function or a class that satisfies the `Protocol` of its kind. A topology names it as ``module:Name`` or
+by a short name of ``ALIASES``. `resolve` imports it. `find` looks for it without an import, since its module may load
+torch. Each plug-in is tried on made-up input before the run starts (``Actor.probe``), and every result is checked. A
+run with invalid results stops with the reason and the file and line of the user's code.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "wandb": "agent_rl.observe.trackers.wandb:WandbTracker",
     },
 }
-"""The short names of what is built in, by kind. Those of actors are the roles, each with its standard class. A path that an
-earlier version used is an alias too."""
+"""The short names of what is built in, by kind. Those of actors are the roles, each with its standard class.
+
+A path that an earlier version used is an alias too.
+"""
 
 FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "rollout", "selection"})
 
@@ -85,11 +87,11 @@ _LOOKED_FOR = "modules are looked for in the working directory, beside the topol
 
 
 class ContractError(Exception):
-    """Code of the user's own does not do what its role promises; the message says what it did, and with what."""
+    """A user's code breaks its contract; the message says what the code did, and with which input."""
 
 
 class PluginError(ContractError):
-    """What a topology names as ``module:Name`` cannot be had; ``message`` says why, ``remedy`` what to do."""
+    """A ``module:Name`` of a topology cannot be loaded; ``message`` says why, ``remedy`` what to do."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message}; {remedy}" if remedy else message)
@@ -97,7 +99,10 @@ class PluginError(ContractError):
 
 
 def path_of(kind: Kind, name: str) -> str:
-    """The ``module:Name`` that a name stands for. Raises PluginError when it is neither such a path nor a short name."""
+    """The ``module:Name`` that a name stands for.
+
+    Raises PluginError when it is neither such a path nor a short name.
+    """
     path = ALIASES[kind].get(name, name)
     module, colon, attribute = path.partition(":")
     if not (module and colon and attribute):

@@ -1,4 +1,4 @@
-"""From topology files and ``--set`` overrides to one table of values, each with the file and line it comes from."""
+"""Merge topology files and ``--set`` overrides into one table of values, each with its file and line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from agent_rl.config.topology import Topology
 class Fault:
     """One thing wrong with a topology file: what, where, and what helps.
 
-    ``line`` counts from 1; it is None when the key stands on none, as one set by ``--set``. ``file`` is None for the first one.
+    ``line`` counts from 1; it is None when the key stands on none, as one set by ``--set``. ``file`` is None for the
+    first one.
     """
 
     line: int | None
@@ -38,7 +39,7 @@ class Fault:
 
 
 LONGEST_MESSAGE, LONGEST_KEY = 800, 100
-"""Characters: what a file repeats in a key or a value may be a megabyte."""
+"""Characters of a key or value in a message; a file may contain a megabyte."""
 
 
 def _cut(text: str, most: int) -> str:

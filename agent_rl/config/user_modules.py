@@ -1,6 +1,6 @@
-"""Where the modules that a topology names are looked for: what is installed, the working directory, and the topology's own folder.
+"""Where a topology's modules are searched: installed packages, the working directory, the topology's folder.
 
-In this order, so that a folder ``actors/`` or a file ``random.py`` of the user takes the place of nothing.
+In this order, so that a user's folder ``actors/`` or file ``random.py`` replaces no installed module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Conversations with tool calls, for supervised training: one form on disk, made of the forms that are about.
+"""Conversations with tool calls for supervised training: one format on disk, converted from the common formats.
 
-The form: ``{"messages": [{"role": ..., "content": ...}, ...]}`` with the roles system (at most one, first), user, assistant and
-tool; calls stand in the assistant's text as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. A conversation says all
-there is to say: nothing is put before it in training. The loss is on the assistant's turns alone.
+The format: ``{"messages": [{"role": ..., "content": ...}, ...]}`` with the roles system (at most one, first), user,
+assistant and tool. Calls are in the assistant's text as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+Training adds no prompt to a conversation. The loss covers the assistant's turns only.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ FOLLOWERS = {
 
 
 class NoConversation(Exception):  # noqa: N818 - named for what it is
-    """A row is no conversation to train on; the text is the reason it is counted under."""
+    """A row is not a conversation to train on; the text is the reason under which the row is counted."""
 
 
 def conversation(row: Mapping[str, Any]) -> list[Message]:
     """The conversation in a row of either form; its ``tools`` (JSON schemas) go into the system message.
 
-    Raises NoConversation for a row without one, an unknown role, content that is no text, a call that cannot be read, or
-    roles that do not take turns from the user's to the assistant's.
+    Raises NoConversation for a row without one, an unknown role, content that is no text, a call that cannot be read,
+    or roles that do not take turns from the user's to the assistant's.
     """
     turns = row.get("messages") or row.get("conversations")
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
@@ -163,7 +163,10 @@ def _tools(tools: Any) -> list[Any]:
 
 
 def conversations(patterns: Sequence[str], base: Path) -> Iterator[list[Message]]:
-    """The conversations of files for training, once and in order. Raises TaskError, naming the row, for what is none."""
+    """The conversations of files for training, once and in order.
+
+    Raises TaskError, naming the row, for what is none.
+    """
     for where, row in rows_of(patterns, base):
         try:
             yield conversation(row)

@@ -1,7 +1,8 @@
-"""What becomes of a problem: kept, or dropped for a named reason. Each filter sees the rows one by one, in order.
+"""Filters that keep a problem or drop it for a named reason. Each filter takes the rows one by one, in order.
 
-Decontamination compares words: runs of letters and digits in lower case, and each Chinese, Japanese or Korean character by itself; all else, TeX's
-signs included, separates. De-duplication compares all signs, since 3 + 4 is not 3 - 4, but for blanks, dollars and case.
+Decontamination compares words: runs of letters and digits in lower case, and single Chinese, Japanese or Korean
+characters. All other characters, also TeX's, separate words. De-duplication compares all characters except blanks,
+dollar signs and case, since 3 + 4 is not 3 - 4.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def words(text: str) -> list[str]:
 class Decontaminate:
     """Drops problems that share n words in a row with an evaluation problem.
 
-    ``share`` 0: one common n-gram is enough; else so large a share of the problem's n-grams must be common. Problems of fewer
-    than n words are dropped when an evaluation problem has the very same words. Memory: the evaluation problems' n-grams.
+    ``share`` 0: one common n-gram is enough; else so large a share of the problem's n-grams must be common. Problems of
+    fewer than n words are dropped when an evaluation problem has the very same words. Memory: the evaluation problems'
+    n-grams.
     """
 
     def __init__(self, against: Iterable[Problem], n: int = 8, share: float = 0.0) -> None:
@@ -81,10 +83,10 @@ class Deduplicate:
 
 
 class Difficulty:
-    """Keeps problems by the share of a model's own samples that were right: what is always solved teaches nothing.
+    """Keeps problems by the share of a model's own samples that were right: a problem always solved teaches nothing.
 
-    ``shares`` are by text of the problem. Kept are those of at least ``least`` and less than ``most``, and without ``unsolved``
-    not those of 0.
+    ``shares`` are by text of the problem. Problems with ``least`` <= share < ``most`` are kept; without ``unsolved``,
+    problems with share 0 are dropped.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What training would refuse, or pass over, of rows that are converted: found row by row, counted and named."""
+"""Find, count and name the rows that training would refuse or skip."""
 
 from __future__ import annotations
 

@@ -23,11 +23,14 @@ Write: TypeAlias = Callable[[Row], None]
 
 
 class DataError(Exception):
-    """Data cannot be prepared as asked; the message says what is wrong and what would mend it."""
+    """Data cannot be prepared; the message says what is wrong and what to do."""
 
 
 def rows_of(patterns: Sequence[str], base: Path) -> Iterator[Placed]:
-    """The rows of the files that paths and globs name, in order. Raises TaskError for what is no such file or no row."""
+    """The rows of the files that paths and globs name, in order.
+
+    Raises TaskError for what is no such file or no row.
+    """
     for pattern in patterns:
         for name, path in resolve(pattern, base):
             yield from read_rows(name, path)

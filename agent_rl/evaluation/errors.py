@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class EvaluationError(Exception):
-    """The evaluation cannot be made as asked; the message says what is wrong and what would mend it."""
+    """The evaluation is not possible; the message says what is wrong and what to do."""

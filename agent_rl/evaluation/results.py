@@ -29,7 +29,7 @@ GROUPINGS = {"environment": "by_environment", "file": "by_file", "subject": "by_
 
 @dataclass(frozen=True, slots=True)
 class ProblemResult:
-    """What became of one problem. Lists have an entry a rollout; a rollout that never came has no answer and is wrong."""
+    """The result of one problem. Lists have an entry for each rollout; a missing rollout has no answer and is wrong."""
 
     environment: str
     file: str
@@ -73,7 +73,10 @@ class ProblemResult:
 
 
 def read_results(directory: Path, asked: int, samples: int, decode: Callable[[bytes], Any]) -> list[ProblemResult]:
-    """What the journal of an evaluation holds, one by one in the order asked. Raises EvaluationError when some are missing."""
+    """What the journal of an evaluation holds, one by one in the order asked.
+
+    Raises EvaluationError when some are missing.
+    """
     opened = read_journal(directory)
     try:
         results = [
@@ -204,7 +207,8 @@ def load_results(path: Path) -> list[ProblemResult]:
 def paired(a: Sequence[ProblemResult], b: Sequence[ProblemResult]) -> tuple[list[tuple[Fraction, Fraction]], int]:
     """The shares of right answers of the problems that are in both, and how many are in one alone.
 
-    Problems are the same when text and answer are; one that stands in several files is paired as often as it is in both.
+    Problems are the same when text and answer are; one that stands in several files is paired as often as it is in
+    both.
     """
     places: dict[tuple[str, str], list[ProblemResult]] = {}
     for result in b:

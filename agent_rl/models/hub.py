@@ -1,7 +1,7 @@
 """Models and data sets of the Hugging Face hub, by name (``organisation/name``): files from the cache, or fetched.
 
-A model that is in the cache is used as it is, without asking the hub. The hub is asked once for anything else: when it
-does not answer within `ANSWER_SECONDS`, an error says so, and what helps.
+A model in the cache is used without a request to the hub. Other models take one request. When the hub does not answer
+within `ANSWER_SECONDS`, the error says so and names remedies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent_rl.models.model_files import Unreadable, missing_shards
 T = TypeVar("T")
 
 ANSWER_SECONDS = 8.0
-"""How long the hub may take to say what it has of a name, connecting included."""
+"""How long the hub may take to answer, including the time to connect."""
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configuration, tokenizer and chat template."""
 WEIGHTS = ("*.safetensors",)
@@ -31,7 +31,7 @@ NOT_OURS = ("*/*", "consolidated*.safetensors")
 
 
 class HubError(Exception):
-    """A model or data set of the hub cannot be had; the message says why, and what helps."""
+    """A model or data set of the hub is not available; the message says why and what to do."""
 
 
 def is_hub_name(name: str) -> bool:
@@ -102,7 +102,7 @@ def _fetched(name: str, patterns: tuple[str, ...], told: Callable[[str], object]
 
 @contextmanager
 def _explained(name: str, kind: Literal["model", "data set"]) -> Iterator[None]:
-    """Turn what huggingface_hub raises about ``name`` into a HubError that says what helps."""
+    """Turn errors of huggingface_hub about ``name`` into a HubError with the remedy."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -127,11 +127,11 @@ def _explained(name: str, kind: Literal["model", "data set"]) -> Iterator[None]:
         raise HubError(f"there is {directory} {kind} {whose} at {url}; {remedy}{given}") from error
     except RevisionNotFoundError as error:
         raise HubError(f"{name} at {url} has no such revision; name a branch, a tag or a commit{given}") from error
-    except Exception as error:  # HTTP libraries have errors of their own, and they change with versions
+    except Exception as error:  # the error types of HTTP libraries change with versions
         if (number := disk_errno(error)) is not None:
             raise HubError(
-                f"{name} cannot be written to the cache {constants.HF_HUB_CACHE}: {os.strerror(number)}; make room there, "
-                "or point HF_HOME to another disk"
+                f"{name} cannot be written to the cache {constants.HF_HUB_CACHE}: {os.strerror(number)}; make room "
+                "there, or point HF_HOME to another disk"
             ) from error
         if constants.HF_HUB_OFFLINE:
             raise HubError(

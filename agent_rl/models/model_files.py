@@ -1,10 +1,11 @@
-"""What a Hugging Face model directory says of its model, read without torch or transformers, and what is wrong with it.
+"""Read and check a Hugging Face model directory without torch or transformers.
 
 ::
 
     directory --> config.json, tokenizer.json, chat template, headers of *.safetensors --> ModelFiles.faults()
 
-Everything is read as JSON, text, or a header of a few kilobytes, so that a model of any size is checked within a second.
+Everything is read as JSON, text, or a header of a few kilobytes, so that a model of any size is checked within a
+second.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Unreadable(Exception):  # noqa: N818 - named for what it is
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file. Raises Unreadable, naming the file, for anything else, numbers of thousands of digits included."""
+    """A JSON object in a file.
+
+    Raises Unreadable, naming the file, for anything else, numbers of thousands of digits included.
+    """
     try:
         value = reading_json.read_json(path)
     except (OSError, reading_json.JsonError) as error:
@@ -50,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model's directory, and its config.json; of a model of several kinds of input, the text's part of that."""
+    """A model's directory and its config.json (for a multimodal model, the text part of it)."""
 
     directory: Path
     config: Mapping[str, Any]
@@ -75,7 +79,10 @@ class ModelFiles:
         return "bfloat16" if stored == "bfloat16" else "float32"
 
     def faults(self, *, template: str | None = None, weights: bool = True) -> Iterator[Finding]:
-        """All that is wrong. ``template`` is a chat template in place of the model's own; ``weights`` says that they are here."""
+        """All that is wrong.
+
+        ``template`` is a chat template in place of the model's own; ``weights`` says that they are here.
+        """
         yield from self._config_faults()
         yield from self.files_missing(weights=weights)
         yield from self._tokenizer_faults()
@@ -182,7 +189,10 @@ class ModelFiles:
 
 
 def missing_shards(directory: Path) -> list[str]:
-    """The files of weights that a model's index names and that are not there; none without an index. Raises Unreadable."""
+    """The files of weights that a model's index names and that are not there; none without an index.
+
+    Raises Unreadable.
+    """
     index = directory / INDEX
     if not index.is_file():
         return []
@@ -220,7 +230,7 @@ def read_template(file: Path) -> str:
 
 
 def template_fault(template: str) -> str:
-    """Why a chat template cannot be compiled, or what it says against a conversation with tools; empty for a sound one."""
+    """Why a chat template cannot be compiled, or why it refuses a conversation with tools; empty for a valid one."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols

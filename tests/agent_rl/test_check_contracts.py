@@ -56,7 +56,7 @@ REFUSED = [
             @abstractmethod
             def score(self, rollout): ...
         """,
-        "is abstract: it does not say what score does",
+        "is abstract: it does not define score",
         "define it",
     ),
     (
