@@ -26,6 +26,7 @@ from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
+    Judgement,
     Policy,
     Sampling,
     ToolCall,
@@ -341,7 +342,7 @@ def figures(actor: Any) -> dict[str, float]:
 def step_shares(made: Trajectory) -> dict[str, float]:
     """What of the rollout enters a step's metrics, without what is 0."""
     names = ("malformed", "unknown", "cut", "truncated", "tool_error_share", "rollouts_failed", "prompts")
-    means = rollout_means([RolloutFigures.of(made).judged(1.0)])
+    means = rollout_means([RolloutFigures.of(made).judged(Judgement(1.0, success=True))])
     return {name: value for name, value in numbers(means).items() if name.startswith(names) and value}
 
 
