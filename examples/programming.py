@@ -39,7 +39,7 @@ class Programming(Environment):
         return [{"role": "user", "content": problem.text}]
 
     async def judge(self, problem: Problem, transcript: Transcript, context: Context) -> Judgement:
-        blocks = re.findall(r"```python\n(.*?)```", transcript.texts[-1], re.DOTALL)
+        blocks = re.findall(r"```python\n(.*?)```", "\n".join(transcript.texts), re.DOTALL)
         tests, right = problem.payload["tests"], 0
         for given, expected in tests if blocks else ():
             output = await context.execute(f"{blocks[-1]}\nprint('\\n' + repr(solve({given})))")
