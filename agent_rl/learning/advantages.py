@@ -25,7 +25,11 @@ def named_advantage(name: str) -> Advantage:
         given = f"for the rewards {rewards.tolist()}"
         made = called(name, lambda: advantage(rewards, divide_by_std=divide_by_std), given, advantage)
         found = np.asarray(made)
-        if found.shape != rewards.shape or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+        if (
+            found.shape != rewards.shape
+            or found.dtype.kind not in "fiu"
+            or (np.isfinite(rewards).all() and not np.isfinite(found).all())
+        ):
             place = defined_at(advantage)
             wanted = f"it must return as many finite numbers{f' ({place})' if place else ''}"
             raise ContractError(f"{name} returned {made!r:.80} {given}; {wanted}")

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_rl.config.plugins import ALIASES
 from agent_rl.config.topology import InitialiseModel
+from agent_rl.environments.maths.environment import format_penalty
 from agent_rl.groups.resampling import candidate, named_selection
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.tiny import initialise_model
@@ -74,7 +75,15 @@ def sampled(seed: int, *, spread: float, mode: str = "release", count: int = 2) 
 
 
 def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list[int]:
-    candidates = [candidate(rollout, reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+    candidates = [
+        replace(
+            candidate(rollout),
+            reward=reward,
+            success=reward > 0,
+            format_penalty=format_penalty(rollout.transcript.texts),
+        )
+        for rollout, reward in zip(rollouts, rewards, strict=True)
+    ]
     kept = list(named_selection(mode, 4)(candidates, random.Random(0)))
     if mode == "release":
         assert kept == reference_loss.release_keeps(rollouts, rewards, keep=4)
