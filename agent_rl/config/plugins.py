@@ -124,7 +124,8 @@ def resolve(kind: Kind, name: str) -> Any:
             raise PluginError(f"there is no module {error.name!r}", _LOOKED_FOR) from error
         place = place_of(error)
         needs = f"{module_name} needs {error.name!r}, which is not installed" + (f" ({place})" if place else "")
-        raise PluginError(needs, "install it") from error
+        package = (error.name or module_name).partition(".")[0]
+        raise PluginError(needs, f"install it: pip install {package}") from error
     except (Exception, SystemExit) as error:
         raise PluginError(f"importing {module_name} fails with {described(error)}") from error
     found = getattr(module, attribute, None)
