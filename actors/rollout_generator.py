@@ -26,7 +26,7 @@ from actors.generation.user_loop import UserLoop
 from actors.weights import transfer
 from actors.weights.files import model_directory
 from agent_rl.checks.contracts import declaration
-from agent_rl.checks.declared import declared_format, format_faults
+from agent_rl.checks.declared import format_faults
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.base import TaskError
@@ -194,7 +194,8 @@ class RolloutGenerator(Actor):
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
-        return declared_format(self.context.topology)(tokenizer, self._environments, self._environments.schemas)
+        chat: type[ChatFormat] = declaration(type(self), {"chat_format": self.context.settings.chat_format})
+        return chat(tokenizer, self._environments, self._environments.schemas)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The agent loop's decider for one rollout."""

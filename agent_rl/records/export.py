@@ -118,7 +118,7 @@ def _rows(journal: Journal, group: str, decode: Decode) -> Iterator[Row]:
             about |= {"sample": each.sample, "attempt": each.attempt, "status": each.status, "reward": each.reward}
             about["judgement"] = None if each.judgement is None else asdict(each.judgement)
             about["kept"] = (each.sample, each.attempt) in row.kept if row.kept else None
-            yield about | _columns(decode(each.payload))
+            yield _columns(decode(each.payload)) | about
     except ValueError as error:
         raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
 

@@ -19,7 +19,7 @@ from actors.runtime.process import user_mistake
 from actors.weights.files import Checkpoints
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
-from agent_rl.records.checkpoint_files import STATE_FILE, Position, read_position
+from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
 
 
 class Contract(LearnerContract):
@@ -215,7 +215,8 @@ def test_killed_while_it_deletes_a_checkpoint_it_leaves_none_that_is_half_there(
     for step in (3, 6):
         state = saved.path(Position(0, 0, 0, step)) / STATE_FILE
         state.parent.mkdir(parents=True)
-        state.write_text(json.dumps({"stage": 0, "stage_version": 0, "version": 0, "step": step}))
+        content = {"stage": 0, "stage_version": 0, "version": 0, "step": step}
+        state.write_text(json.dumps(content | {"checksum": checksum_of_state(content)}))
     with monkeypatch.context() as patch:
         patch.setattr("actors.weights.files.remove", lambda path: killed(path) if path.is_dir() else None)
         with pytest.raises(KeyboardInterrupt):

@@ -284,7 +284,7 @@ def test_a_directory_that_the_user_may_not_enter_is_one_clear_line(command, tmp_
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "name a command: check, run, "),
+        ([], "name a command: new, check, run, "),
         (["data"], "name a command: fetch, "),
         (["frobnicate"], 'Unknown command "frobnicate"'),
         (["run"], "FILE requires an argument"),

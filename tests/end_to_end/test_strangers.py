@@ -20,7 +20,7 @@ STRANGER = """
 import os, random, sys
 import msgpack, zmq
 from transport.codec import WIRE_VERSION
-from transport.frames import Announce, Heartbeat, Push, pack
+from transport.frames import AnnounceFrame, Heartbeat, PushFrame, pack
 
 rng = random.Random(1)
 context = zmq.Context()
@@ -46,8 +46,8 @@ for path in sys.argv[1:]:
         deep = b"\\x91" * 100000
         socket.send(len(deep).to_bytes(4, "big") + deep)
         socket.send(pack(Heartbeat(1, [])))
-        socket.send(pack(Push("trajectories", 1, 1), [rng.randbytes(500)]))
-        socket.send(pack(Announce("status", 1, "ActorStatus", 1 << 60), [rng.randbytes(500)]))
+        socket.send(pack(PushFrame("trajectories", 1, 1), [rng.randbytes(500)]))
+        socket.send(pack(AnnounceFrame("status", 1, "ActorStatus", 1 << 60), [rng.randbytes(500)]))
         socket.close()
     big = context.socket(zmq.DEALER)
     big.connect(f"ipc://{path}")

@@ -148,7 +148,7 @@ def test_a_reply_of_another_type_than_expected_fails_the_call():
         async with case.world("a", "b") as world:
             a, _ = await world.start("a"), await world.start("b")
             call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
-            with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown or not expected"):
+            with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown here or not expected"):
                 await call(Question(1))
             assert len(a.told(MalformedFrames)) == 1
             assert a.node.figures["outstanding_calls"] == 0

@@ -203,5 +203,7 @@ def groups_of(groups: ControlGroups) -> list[Path]:
 def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
     groups_or_skip("memory")
     sandbox = Sandbox(memory_bytes=4 << 20, limits=ExecutionLimits())
-    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="memory limit of all calls together"), flatten_subgroups=True):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(Exception, match="memory limit of all calls together"), flatten_subgroups=True
+    ):
         run_with(sandbox, lambda sandbox: sandbox.execute("1"))

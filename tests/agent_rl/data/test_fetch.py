@@ -22,10 +22,9 @@ from huggingface_hub import constants, file_download
 from pyarrow import parquet
 
 from actors.cli.main import main
-from agent_rl.config.load import load_topology
 from agent_rl.data.fetch import CONVERTED, Request, as_problem, configurations, fetch
 from agent_rl.data.rows import DataError
-from agent_rl.environments.tasks import load_tasks
+from agent_rl.environments.task_files import read_tasks
 from agent_rl.models.hub import HubError, HubFiles
 
 CARD = """---
@@ -199,7 +198,7 @@ def test_a_data_set_becomes_task_files_with_a_record_of_where_they_are_from(hub:
     assert f"fetching main/train-00000-of-00002.jsonl of org/sums from {hub.url}" in said
 
 
-def test_the_command_writes_what_a_topology_reads(hub: Hub, tmp_path: Path) -> None:
+def test_the_command_writes_what_an_environment_of_files_reads(hub: Hub, tmp_path: Path) -> None:
     """In a process of its own: HF_ENDPOINT, HF_HOME and HF_TOKEN are honoured, the check names the command."""
     environment = os.environ | {
         "HF_ENDPOINT": hub.url,
@@ -215,14 +214,10 @@ def test_the_command_writes_what_a_topology_reads(hub: Hub, tmp_path: Path) -> N
     assert f"fetching main/test-00000-of-00001.jsonl of org/sums from {hub.url}" in done.stderr
     assert hub.token == "Bearer good"
     assert any((tmp_path / "home").rglob("blobs"))
-    example = Path(__file__).parent.parent.parent.parent / "examples" / "gsm8k.toml"
-    topology = load_topology(example).tasks.model_copy(
-        update={"files": ("data/sums/train.jsonl",), "evaluation_files": ("data/sums/test.jsonl",)}
-    )
-    source = load_tasks(topology, seed=0, base=tmp_path)
-    assert source.evaluation_count == 20
-    problem = source.problem(0, 0)
-    assert int(problem.answer) == 2 * int(problem.text.partition(" ")[0])
+    training, held_out = read_tasks(("data/sums/train.jsonl", "data/sums/test.jsonl"), tmp_path)
+    assert (len(training), len(held_out)) == (90, 20)
+    for problem in training:
+        assert int(problem.answer) == 2 * int(problem.text.partition(" ")[0])
 
 
 def test_what_is_there_is_verified_and_not_written_again(hub: Hub, tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_whatever_the_order_each_is_complete_once(order: list[int]) -> None:
     done: list[int] = []
     for number in order:
         seen.append(number)
-        rollout = RolloutFigures(1, 1, 0, 0, truncated=False, seconds=0.0, reward=1.0, purpose="evaluate_sampled")
+        rollout = RolloutFigures(
+            1, 1, 0, 0, truncated=False, seconds=0.0, reward=1.0, success=True, purpose="evaluate_sampled"
+        )
         found = evaluations.group_done(number, [rollout] * SAMPLES)
         complete = [k for k in range(1, 5) if set(evaluations.numbers(k)) <= set(seen)]
         if found:
