@@ -125,13 +125,8 @@ class KVScheduler(Actor):
         """The problem of the stage's group ``number``. A pure function: a restarted scheduler gets the same problem."""
         if purpose == "train":
             return self._tasks.problem(stage, number)
-        held_out = number
-        spec = self.context.topology.stages[stage]
-        if spec.kind == "evaluate":
-            held_out = number % spec.problems
-        elif spec.kind == "rl" and spec.evaluate is not None:
-            held_out = number % spec.evaluate.problems
-        return self._tasks.evaluation(held_out)
+        spec = self.context.topology.stages[stage]  # an evaluate stage asks its problems sampled, then greedily
+        return self._tasks.evaluation(number % spec.problems if spec.kind == "evaluate" else number)
 
     async def handle(self, message: Any) -> None:
         """Pass the event to `GroupScheduler`. A separate task carries out the resulting instructions."""

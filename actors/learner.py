@@ -295,7 +295,7 @@ class Learner(ModelKeeper):
 
     async def _interim_evaluations(self, stage: RlStage) -> bool:
         """Wait for the unfinished evaluations of this rl stage. False when the run stops meanwhile."""
-        expected = {Evaluation(self._position.stage, number + 1) for number in range(stage.evaluations)}
+        expected = {Evaluation(self._position.stage, step) for step in stage.evaluation_steps}
         while not expected <= self._evaluations.keys() and not self._past_limit():
             if self._stopping:
                 return False

@@ -47,7 +47,6 @@ from agent_rl.groups.outages import EnvironmentTrust, OutageError
 from agent_rl.groups.resampling import Candidate, Select, made_up_groups, named_selection, sound_selection
 from agent_rl.messages import (
     CheckpointSaved,
-    Evaluation,
     EvaluationReady,
     GroupOpened,
     GroupsProgress,
@@ -65,7 +64,6 @@ from agent_rl.messages import (
 )
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.history import Mark, check_history, refuse_learner
-from agent_rl.records.journal import interim_stage
 from agent_rl.records.run_records import RunRecords
 from transport import CallRefused
 
@@ -222,10 +220,8 @@ class RoCFilter(Actor):
             case GroupOpened():
                 self._acks.append(self.defer_ack())
                 if self._book.group_opened(message):
-                    payload = encode_stored(message)
-                    within = message.evaluation is not None and message.evaluation.within is not None
-                    stage = interim_stage(message.stage) if within else message.stage
-                    self._journal.open_group(message.group, stage, message.number, message.purpose, payload)
+                    place = message.group, message.stage, message.number, message.purpose
+                    self._journal.open_group(*place, encode_stored(message), message.at_step)
             case UnfinishedGroups():
                 answer = self._book.unfinished(message.stage)
                 if answer is None:
@@ -358,15 +354,9 @@ class RoCFilter(Actor):
                     self._records.write_summary(self.context.wall())
                     self._commit()
                     raise OutageError(message)
-                case Evaluated(Evaluation(stage, None) as evaluation, figures):
-                    if stage not in self._journal.evaluations():
-                        self._journal.add_evaluation(stage, figures)
-                        self._records.evaluation(figures, self.context.wall())
-                    self._training.send_nowait(EvaluationReady(evaluation, figures))
-                case Evaluated(Evaluation(stage, int(number)) as evaluation, figures):
-                    assert self._book.interim is not None
-                    self._journal.add_interim_evaluation(stage, number, figures, self._book.interim.numbers(number))
-                    self._records.interim_evaluation(stage, number, figures, self.context.wall())
+                case Evaluated(evaluation, figures):
+                    if self._journal.add_evaluation(evaluation, figures):
+                        self._records.evaluation(evaluation, figures, self.context.wall())
                     self._training.send_nowait(EvaluationReady(evaluation, figures))
                     self._compaction.want()
         self._commit_wanted.set()

@@ -88,18 +88,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of the recipe: an evaluate stage, or evaluation number ``within`` (from 1) within an rl stage."""
+    """One evaluation of the recipe: an evaluate stage, or within an rl stage the evaluation after ``at_step`` steps."""
 
     stage: int
-    within: int | None = None
+    at_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOpened:
     """A new group. The journal stores the group before the scheduler requests any of its rollouts.
 
-    ``evaluation`` is None for a training group. ``number`` counts the groups of the stage from 0; evaluations within an
-    rl stage have their own count. Group id, task and seeds are functions of run seed, stage, evaluation and number.
+    ``evaluation`` is None for a training group. ``number`` counts the stage's groups from 0; each evaluation within
+    an rl stage has its own count. Group id, task and seeds are functions of run seed, stage, evaluation and number.
     ``policy`` is the oldest policy that an engine served at opening: a lower bound for every token of the group.
     """
 
@@ -111,6 +111,11 @@ class GroupOpened:
     samples: int
     policy: Policy
     evaluation: Evaluation | None = None
+
+    @property
+    def at_step(self) -> int | None:
+        """The step of the evaluation within an rl stage that the group belongs to; None for all other groups."""
+        return None if self.evaluation is None else self.evaluation.at_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,13 +550,14 @@ class UnfinishedGroup:
 class GroupsUnfinished:
     """The open groups of a stage.
 
-    Every number below ``opened`` has been opened in this stage, and below ``interim_opened`` for its evaluations.
+    Every number below ``opened`` has been opened in this stage. ``interim_opened`` pairs the ``at_step`` of evaluations
+    within the stage with the number of groups that each has opened.
     """
 
     stage: int
     opened: int
     groups: tuple[UnfinishedGroup, ...]
-    interim_opened: int = 0
+    interim_opened: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from agent_rl.groups.book import DecidedGroup, GroupBook
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Evaluation, EvaluationReady, Policy, StepReady, TrainingGroup, Transcript
-from agent_rl.records.journal import GroupRow, Journal, JournalError, interim_stage
+from agent_rl.records.journal import GroupRow, Journal, JournalError
 
 
 def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[Instruction]]:
@@ -20,24 +20,23 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     steps = journal.steps(stage=stage)
     surplus = sum(len(step.decided) - book.algorithm.groups_per_step for step in steps)
     rows = list(journal.groups(stage=stage, states=("ready", "dropped", "trained")))
+    opened = journal.opened_counts(stage)
     waiting = sorted((row for row in rows if row.decided_order and row.step is None), key=lambda row: row.decided_order)
     book.restore(
         [DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row)) for row in waiting],
-        opened=journal.opened_count(stage),
+        opened=opened.pop(None, 0),
         last_order=max((row.decided_order for row in rows), default=0),
         surplus=surplus + sum(journal.uncounted(stage, reason) for reason in (STALE, TOO_FEW_ROLLOUTS)),
     )
-    for row in journal.groups(stage=stage, states=("evaluated",)):
-        book.evaluated_before(_evaluated(journal, row))
-    interim = interim_stage(stage)
+    finished = journal.interim_evaluations(stage)
     if book.interim is not None:
-        book.interim.opened = journal.opened_count(interim)
-        finished = journal.interim_evaluations(stage)
-        for row in journal.groups(stage=interim, states=("evaluated",)):
-            if book.interim.stage.interim_of(row.number) not in finished:
-                book.interim.group_done(row.number, _evaluated(journal, row))
-    open_groups = [row for each in (stage, interim) for row in journal.groups(stage=each, states=("open",))]
-    for row in open_groups:
+        book.interim.opened.update({at_step: count for at_step, count in opened.items() if at_step is not None})
+    for row in journal.groups(stage=stage, states=("evaluated",)):
+        if row.at_step is None:
+            book.evaluated_before(_evaluated(journal, row))
+        elif book.interim is not None and row.at_step not in finished:
+            book.interim.group_done(row.at_step, _evaluated(journal, row))
+    for row in journal.groups(stage=stage, states=("open",)):
         book.group_opened(decode_stored(row.opened))
         for stored in journal.trajectories(row.id):
             yield book.trajectory(decode_stored(stored.payload), stored.judgement)
@@ -61,8 +60,8 @@ def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | S
 
 def evaluations_within(journal: Journal, stage: int) -> Iterator[EvaluationReady]:
     """The results of evaluations within an rl stage, which the learner waits for before it leaves the stage."""
-    for number, figures in journal.interim_evaluations(stage).items():
-        yield EvaluationReady(Evaluation(stage, number), figures)
+    for at_step, figures in journal.interim_evaluations(stage).items():
+        yield EvaluationReady(Evaluation(stage, at_step), figures)
 
 
 def training_group(journal: Journal, group: str) -> TrainingGroup | None:

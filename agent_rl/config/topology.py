@@ -290,21 +290,16 @@ class RlStage(Part):
     """Evaluations while the stage trains; None: there are none."""
 
     @property
-    def evaluations(self) -> int:
-        """How many evaluations there are within the stage."""
-        return (self.steps - 1) // self.evaluate.every if self.evaluate is not None else 0
+    def evaluation_steps(self) -> range:
+        """The steps of the stage after which it is evaluated; its end is left to an evaluate stage."""
+        return range(0) if self.evaluate is None else range(self.evaluate.every, self.steps, self.evaluate.every)
 
-    def interim_of(self, number: int) -> int:
-        """Which evaluation within the stage, from 1, the group ``number`` of them belongs to."""
-        assert self.evaluate is not None
-        return 1 + number // self.evaluate.problems
-
-    def interim(self, number: int) -> EvaluateStage:
-        """Evaluation ``number``, from 1, as an evaluate stage would make it; named ``rl@50`` after the steps it came after."""
+    def interim(self, at_step: int) -> EvaluateStage:
+        """The evaluation after ``at_step`` steps as an evaluate stage, named ``rl@50``."""
         assert self.evaluate is not None
         return EvaluateStage(
             kind="evaluate",
-            name=f"{self.name}@{number * self.evaluate.every}",
+            name=f"{self.name}@{at_step}",
             problems=self.evaluate.problems,
             samples=self.evaluate.samples,
             greedy=False,

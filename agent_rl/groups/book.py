@@ -186,11 +186,11 @@ class GroupBook:
         if self.entered is None or opened.stage != self.entered.stage or opened.group in self._groups:
             return False
         self._environments.add(opened.problem.environment)
-        if opened.evaluation is not None and opened.evaluation.within is not None:
+        if opened.at_step is not None:
             if self.interim is None:
                 return False
             self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
-            self.interim.opened = max(self.interim.opened, opened.number + 1)
+            self.interim.opened[opened.at_step] = max(self.interim.opened[opened.at_step], opened.number + 1)
             return True
         self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
         self._opened = max(self._opened, opened.number + 1)
@@ -295,7 +295,8 @@ class GroupBook:
             )
             if missing:
                 groups.append(UnfinishedGroup(group.opened, missing))
-        return GroupsUnfinished(stage, self._opened, tuple(groups), self.interim.opened if self.interim else 0)
+        interim = tuple(self.interim.opened.items()) if self.interim else ()
+        return GroupsUnfinished(stage, self._opened, tuple(groups), interim)
 
     @property
     def open_groups(self) -> int:
@@ -395,9 +396,10 @@ class GroupBook:
         instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group), *outage]
         judged = [replace(r.figures, purpose=group.opened.purpose) for r in group.judged()]
         judged = judged or list(group.lost_figures()[:1])
-        if self.interim is not None:
-            done = self.interim.group_done(group.opened.number, judged)
-            return instructions + ([Evaluated(Evaluation(self.entered.stage, done[0]), done[1])] if done else [])
+        if self.interim is not None and group.opened.at_step is not None:
+            figures = self.interim.group_done(group.opened.at_step, judged)
+            evaluation = Evaluation(self.entered.stage, group.opened.at_step)
+            return instructions + ([Evaluated(evaluation, figures)] if figures else [])
         self._decided += 1
         self._evaluated.extend(judged)
         return instructions + self.close_evaluation()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from agent_rl.config.topology import RlStage
@@ -12,39 +13,29 @@ from agent_rl.groups.statistics import RolloutFigures, evaluation_figures
 
 @dataclass(slots=True)
 class InterimEvaluations:
-    """Those of one stage; their groups are numbered through, from 0."""
+    """The evaluations within one stage, each by its ``at_step``: the steps of the stage before it."""
 
     stage: RlStage
-    opened: int = 0
-    """Every group number below it was opened."""
-    _rollouts: dict[int, list[RolloutFigures]] = field(default_factory=dict)
-    _groups: dict[int, set[int]] = field(default_factory=dict)
+    opened: Counter[int] = field(default_factory=Counter)
+    """The number of groups that each has opened."""
+    _groups: dict[int, list[tuple[RolloutFigures, ...]]] = field(default_factory=dict)
+    """The judged groups of each evaluation that is not complete."""
 
-    def numbers(self, evaluation: int) -> range:
-        """The groups of an evaluation."""
-        assert self.stage.evaluate is not None
-        problems = self.stage.evaluate.problems
-        return range((evaluation - 1) * problems, evaluation * problems)
+    def group_done(self, at_step: int, rollouts: Iterable[RolloutFigures]) -> EvaluationFigures | None:
+        """All rollouts of a group are judged; the figures of its evaluation when that was the last group.
 
-    def group_done(self, number: int, rollouts: Iterable[RolloutFigures]) -> tuple[int, EvaluationFigures] | None:
-        """All rollouts of a group are judged; the evaluation and its figures when that was its last group.
-
-        The policy goes on changing meanwhile: the figures say which ones answered.
+        The policy changes during the evaluation: the figures say which versions answered.
         """
-        evaluation = self.stage.interim_of(number)
-        here = self._rollouts.setdefault(evaluation, [])
-        here.extend(rollouts)
-        done = self._groups.setdefault(evaluation, set())
-        done.add(number)
-        if len(done) < len(self.numbers(evaluation)):
+        assert self.stage.evaluate is not None
+        groups = self._groups.setdefault(at_step, [])
+        groups.append(tuple(rollouts))
+        if len(groups) < self.stage.evaluate.problems:
             return None
-        del self._rollouts[evaluation], self._groups[evaluation]
-        return evaluation, self._figures(evaluation, here)
-
-    def _figures(self, evaluation: int, rollouts: Sequence[RolloutFigures]) -> EvaluationFigures:
-        judged = [rollout for rollout in rollouts if not rollout.lost]
+        del self._groups[at_step]
+        every = [rollout for group in groups for rollout in group]
+        judged = [rollout for rollout in every if not rollout.lost]
         return replace(
-            evaluation_figures(rollouts, self.stage.interim(evaluation)),
+            evaluation_figures(every, self.stage.interim(at_step)),
             version_oldest=min((rollout.oldest for rollout in judged), default=None),
             version_newest=max((rollout.newest for rollout in judged), default=None),
         )

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent_rl.figures import StepFigures, TrainingFigures
-from agent_rl.messages import Judgement
+from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.journal import Journal, JournalError, interim_stage
+from agent_rl.records.journal import Journal, JournalError
+from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
 
 PAYLOAD = bytes(range(256)) * 8
@@ -36,12 +37,14 @@ def raises(words: str) -> Iterator[None]:
     assert words in message, f"{message} does not contain {words!r}"
 
 
-def open_groups(journal: Journal, numbers: int | range, *, stage: int = 0, purpose: str = "train") -> list[str]:
+def open_groups(
+    journal: Journal, numbers: int | range, *, stage: int = 0, purpose: str = "train", at_step: int | None = None
+) -> list[str]:
     """Open groups with one rollout each; return their ids."""
     names = []
     for number in range(numbers) if isinstance(numbers, int) else numbers:
-        names.append(f"s{stage}-g{number:06d}")
-        journal.open_group(names[-1], stage, number, purpose, b"opened")
+        names.append(group_id(stage, number, at_step))
+        journal.open_group(names[-1], stage, number, purpose, b"opened", at_step)
         journal.add_trajectory(names[-1], 0, 0, "finished", PAYLOAD + names[-1].encode())
     return names
 
@@ -120,7 +123,7 @@ class JournalContract(ABC):
         assert step is not None
         assert (step.figures, step.learner_figures) == (StepFigures(groups_trained=1), TrainingFigures(loss=0.1))
         assert [each.id for each in journal.groups(stage=0, states=("open", "dropped"))] == [equal, late, still]
-        assert (journal.opened_count(0), journal.opened_count(1), journal.uncounted(0, "stale")) == (4, 0, 1)
+        assert (journal.opened_counts(0), journal.opened_counts(1), journal.uncounted(0, "stale")) == ({None: 4}, {}, 1)
         journal.close()
 
     def test_a_settled_group_does_not_change_again(self, tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ class JournalContract(ABC):
         """What an earlier stage left is dropped; what a later one holds stays."""
         journal = self.open(tmp_path)
         a, b = open_groups(journal, 2)
-        (interim,) = open_groups(journal, 1, stage=interim_stage(0), purpose="evaluate_sampled")
+        (interim,) = open_groups(journal, 1, at_step=5, purpose="evaluate_sampled")
         (later,) = open_groups(journal, 1, stage=1)
         for order, group in enumerate((a, b, later)):
             journal.ready(group, [(0, 0)], [1.0], 0, order + 1)
@@ -233,12 +236,7 @@ class JournalContract(ABC):
         for group in asked:
             journal.evaluated(group)
         assert journal.judged(1) == dict(zip(asked, (1.0, 0.0, 0.0), strict=True))
-        journal.add_evaluation(1, evaluated(0.25))
-        journal.add_interim_evaluation(0, 3, evaluated(0.5), range(4))
-        assert (journal.evaluations(), journal.interim_evaluations(0)) == (
-            {1: evaluated(0.25)},
-            {3: evaluated(0.5)},
-        )
+        journal.add_evaluation(Evaluation(1), evaluated(0.25))
         balance = audit_journal(journal)
         assert (balance.opened, balance.evaluated, balance.balanced) == (4, 3, True)
         journal.ask_again([asked[0], a])
@@ -248,6 +246,31 @@ class JournalContract(ABC):
         assert (journal.records(), journal.record_count()) == (["one", "two"], 2)
         assert journal.group_ids() == [a, b, right, wrong, *asked]
         journal.close()
+
+    def test_a_stage_and_the_evaluations_within_it_are_kept_apart_also_when_opened_again(self, tmp_path: Path) -> None:
+        """Each counts its own groups and has its own result, whatever the stage has trained meanwhile."""
+        journal = self.open(tmp_path)
+        open_groups(journal, 5, stage=2)
+        for at_step in (10, 20):
+            open_groups(journal, 3, stage=2, purpose="evaluate_sampled", at_step=at_step)
+            journal.evaluated(group_id(2, 0, at_step))
+        assert journal.add_evaluation(Evaluation(2, 20), evaluated(0.5))
+        assert journal.add_evaluation(Evaluation(1), evaluated(0.25))
+        assert not journal.add_evaluation(Evaluation(2, 20), evaluated(0.75))  # the first result counts
+        journal.close()
+        again = self.open(tmp_path)
+        assert again.opened_counts(2) == {None: 5, 10: 3, 20: 3}
+        done = [(row.id, row.at_step) for row in again.groups(stage=2, states=("evaluated",))]
+        assert done == [(group_id(2, 0, 10), 10), (group_id(2, 0, 20), 20)]
+        assert (again.interim_evaluations(2), again.interim_evaluations(1)) == ({20: evaluated(0.5)}, {})
+        assert again.evaluations() == {1: evaluated(0.25)}
+        assert not again.add_evaluation(Evaluation(1), evaluated(0.0))
+        open_groups(again, range(4, 5), stage=2, purpose="evaluate_sampled", at_step=10)
+        (fault,) = audit_journal(again).faults
+        assert fault == "stage 2, its evaluation after 10 steps: 4 groups recorded, but numbers reach 5"
+        assert again.leave_stages(but=2, reason="boundary") == 0
+        assert again.leave_stages(but=3, reason="boundary") == 5 + 2 + 2 + 1
+        again.close()
 
     # Commits ----------------------------------------------------------------------------------------------------------
 
@@ -354,13 +377,12 @@ class JournalContract(ABC):
         """Those of evaluate stages stay, to be read."""
         journal = self.made(tmp_path)
         stays = open_groups(journal, 2, stage=1, purpose="evaluate_greedy")
-        inner = interim_stage(2)
-        first = open_groups(journal, 2, stage=inner, purpose="evaluate_sampled")
+        first = open_groups(journal, 2, stage=2, purpose="evaluate_sampled", at_step=10)
         for group in (*stays, *first):
             journal.evaluated(group)
-        journal.add_evaluation(1, evaluated(0.0))
-        journal.add_interim_evaluation(2, 1, evaluated(0.0), range(2))
-        second = open_groups(journal, range(2, 4), stage=inner, purpose="evaluate_sampled")
+        journal.add_evaluation(Evaluation(1), evaluated(0.0))
+        journal.add_evaluation(Evaluation(2, 10), evaluated(0.0))
+        second = open_groups(journal, 2, stage=2, purpose="evaluate_sampled", at_step=20)
         journal.evaluated(second[0])
         forget(journal)
         assert readable(journal, [*stays, *first, *second]) == [*stays, *second]

@@ -22,26 +22,28 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
-from agent_rl.messages import Judgement
+from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.rows import (
     EvaluationRow,
     FactRow,
     GroupRow,
+    InterimEvaluationRow,
     RecordRow,
+    Row,
     SegmentRow,
     StepRow,
     TrajectoryRow,
 )
 from agent_rl.records.store import EmptyJournalError, JournalError, Store
 
-__all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored", "interim_stage"]
+__all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored"]
 
-LAYOUT = "3"
+LAYOUT = "4"
 """The version of the rows and their meaning. A journal of another layout is refused."""
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
 """Groups of a stage's first and last step that keep their trajectories."""
@@ -69,11 +71,6 @@ class Stored(NamedTuple):
         return None if self.judgement is None else self.judgement.reward
 
 
-def interim_stage(stage: int) -> int:
-    """The number under which evaluations within an rl stage are stored: below 0, so different from all stages."""
-    return -1 - stage
-
-
 class Journal(Store):
     """The history of a run: groups, steps and evaluations. Methods change the current transaction: see `commit`."""
 
@@ -89,11 +86,13 @@ class Journal(Store):
 
     # Groups -----------------------------------------------------------------------------------------------------------
 
-    def open_group(self, group: str, stage: int, number: int, purpose: str, opened: bytes) -> None:
+    def open_group(
+        self, group: str, stage: int, number: int, purpose: str, opened: bytes, at_step: int | None = None
+    ) -> None:
         """Record a new group. Opening a group again changes nothing."""
         if self.group(group) is None:
-            track = TRAIN if purpose == "train" else INTERIM if stage < 0 else EVALUATE
-            self._put_group(GroupRow(group, stage, number, purpose, opened, self._segment(track)))
+            track = TRAIN if purpose == "train" else EVALUATE if at_step is None else INTERIM
+            self._put_group(GroupRow(group, stage, at_step, number, purpose, opened, self._segment(track)))
 
     def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
         """Record a trajectory of an open group; its judgement follows. A second one of the same attempt is ignored."""
@@ -147,7 +146,7 @@ class Journal(Store):
                 self._delete(StepRow, step.version)
         left = 0
         for row in self._select(GroupRow, state=("ready", "open")):
-            if 0 <= row.stage < but or (row.stage < 0 and row.stage > interim_stage(but)):
+            if row.stage < but:
                 left += 1
                 self._put_group(replace(row, state="dropped", reason=reason, step=None), row)
         return left
@@ -186,9 +185,12 @@ class Journal(Store):
         groups = self._scan(GroupRow, ("id", "state", "decided_order"))
         return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
 
-    def opened_count(self, stage: int) -> int:
-        """The number of groups that the stage has opened (group numbers have no gaps)."""
-        return max((number for (number,) in self._scan(GroupRow, ("number",), stage=stage)), default=-1) + 1
+    def opened_counts(self, stage: int) -> Counter[int | None]:
+        """The number of groups that the stage (key None), and each evaluation within it (``at_step``), has opened."""
+        counts: Counter[int | None] = Counter()
+        for at_step, number in self._scan(GroupRow, ("at_step", "number"), stage=stage):
+            counts[at_step] = max(counts[at_step], number + 1)  # numbers have no gaps
+        return counts
 
     def uncounted(self, stage: int, reason: str) -> int:
         """The number of the stage's groups that were dropped for this reason and that no step counts."""
@@ -289,15 +291,14 @@ class Journal(Store):
         if steps:
             before = min(before, self.last_step() + 1 - steps)
         samples = set(self.samples())
-        complete: dict[int, list[range]] = {}
-        for row in self._select(EvaluationRow):
-            complete.setdefault(interim_stage(row.stage), []).append(range(row.first, row.end))
+        complete = set(self._scan(InterimEvaluationRow, ("stage", "at_step")))
         self._current.pop(KEPT, None)
         waiting: set[str] = set()
         for segment in self._select(SegmentRow):
             if segment.track in waiting:
                 continue  # groups opened later are needed longer
-            groups = list(self._scan(GroupRow, ("id", "state", "step", "stage", "number"), segment=segment.number))
+            columns = ("id", "state", "step", "stage", "at_step")
+            groups = list(self._scan(GroupRow, columns, segment=segment.number))
             if segment.track == KEPT:
                 if any(group in samples for group, *_ in groups):
                     continue
@@ -380,27 +381,35 @@ class Journal(Store):
                 self._delete(StepRow, step.version)
                 rows += [row for row in map(self.group, step.decided) if row is not None]
         for row in rows:
-            fresh = GroupRow(row.id, row.stage, row.number, row.purpose, row.opened, row.segment)
+            fresh = GroupRow(row.id, row.stage, row.at_step, row.number, row.purpose, row.opened, row.segment)
             self._put_group(fresh if row.id in asked_again else replace(row, step=None), self.group(row.id))
 
     # Evaluations ------------------------------------------------------------------------------------------------------
 
-    def add_evaluation(self, stage: int, figures: EvaluationFigures) -> None:
-        """Record the result of an evaluation stage."""
-        self._put(EvaluationRow(stage, 0, figures))
+    def add_evaluation(self, evaluation: Evaluation, figures: EvaluationFigures) -> bool:
+        """Record a result; False when it was recorded before.
+
+        Trajectories of an evaluation within an rl stage may then leave.
+        """
+        stage, at_step = evaluation.stage, evaluation.at_step
+        if at_step is None:
+            known = stage in self.evaluations()
+            row: Row = EvaluationRow(stage, figures)
+        else:
+            known = at_step in self.interim_evaluations(stage)
+            row = InterimEvaluationRow(stage, at_step, figures)
+        if not known:
+            self._put(row)
+            self._begin_segment(EVALUATE if at_step is None else INTERIM)
+        return not known
 
     def evaluations(self) -> dict[int, EvaluationFigures]:
-        """Results by stage."""
-        return {row.stage: row.figures for row in self._select(EvaluationRow, number=0)}
-
-    def add_interim_evaluation(self, stage: int, number: int, figures: EvaluationFigures, groups: range) -> None:
-        """Record the result of an evaluation within an rl stage; ``groups`` may then be compacted."""
-        self._put(EvaluationRow(stage, number, figures, groups.start, groups.stop))
-        self._begin_segment(INTERIM)
+        """Results of evaluate stages, by stage."""
+        return {row.stage: row.figures for row in self._select(EvaluationRow)}
 
     def interim_evaluations(self, stage: int) -> dict[int, EvaluationFigures]:
-        """Results of the evaluations within an rl stage, by number."""
-        return {row.number: row.figures for row in self._select(EvaluationRow, stage=stage) if row.number}
+        """Results of the evaluations within an rl stage, by ``at_step``."""
+        return {row.at_step: row.figures for row in self._select(InterimEvaluationRow, stage=stage)}
 
     # Records and facts ------------------------------------------------------------------------------------------------
 
@@ -481,12 +490,13 @@ class Journal(Store):
 
     def faults(self) -> Iterator[str]:
         """Every contradiction of the journal's rules, group by group."""
-        numbers: dict[int, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         settled: dict[str, tuple[str, int]] = {}
-        for group, stage, number, purpose, state, reason, step in self._scan(
-            GroupRow, ("id", "stage", "number", "purpose", "state", "reason", "step")
+        for group, stage, at_step, number, purpose, state, reason, step in self._scan(
+            GroupRow, ("id", "stage", "at_step", "number", "purpose", "state", "reason", "step")
         ):
-            numbers.setdefault(stage, []).append(number)
+            where = f"stage {stage}" if at_step is None else f"stage {stage}, its evaluation after {at_step} steps"
+            numbers.setdefault(where, []).append(number)
             if step is not None:
                 settled[group] = state, step
             contradictions = (
@@ -497,9 +507,9 @@ class Journal(Store):
                 ("open, yet in a step", state == "open" and step is not None),
             )
             yield from (f"{group}: {what}" for what, found in contradictions if found)
-        for stage, each in sorted(numbers.items()):
+        for where, each in sorted(numbers.items()):
             if len(each) != max(each) + 1:
-                yield f"stage {stage}: {len(each)} groups recorded, but numbers reach {max(each) + 1}"
+                yield f"{where}: {len(each)} groups recorded, but numbers reach {max(each) + 1}"
         seen: dict[str, int] = {}
         for row in self.steps():
             expected = "dropped" if row.skipped else "trained" if row.trained else "ready"
@@ -537,7 +547,7 @@ class Journal(Store):
 
 
 def _spent(
-    state: str, step: int | None, stage: int, number: int, *, before: int, complete: Mapping[int, Sequence[range]]
+    state: str, step: int | None, stage: int, at_step: int | None, *, before: int, complete: Container[tuple[Any, ...]]
 ) -> bool:
     """Whether a group's trajectories are no longer needed when replays start at the version ``before``."""
     match state:
@@ -546,5 +556,5 @@ def _spent(
         case "trained":
             return step is not None and step < before
         case "evaluated":
-            return any(number in groups for groups in complete.get(stage, ()))
+            return (stage, at_step) in complete
     return False

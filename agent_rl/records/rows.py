@@ -25,6 +25,7 @@ class Row:
 class GroupRow(Row):
     """A group. ``kept`` pairs samples with attempts; ``step`` is the version of the step that decided the group.
 
+    ``at_step`` is set for groups of an evaluation within an rl stage: the steps of the stage before the evaluation.
     ``segment`` holds the payloads of its trajectories. ``right`` says whether any rollout of a dropped group succeeded.
     """
 
@@ -33,6 +34,7 @@ class GroupRow(Row):
     INDEXES: ClassVar[tuple[tuple[str, ...], ...]] = (("state", "stage"), ("segment",))
     id: str
     stage: int
+    at_step: int | None
     number: int
     purpose: str
     opened: bytes
@@ -98,18 +100,23 @@ class StepRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow(Row):
-    """The result of an evaluation. ``number`` is 0 for an evaluate stage, from 1 for those within an rl stage.
-
-    ``first`` and ``end`` bound the numbers of the groups of an evaluation within an rl stage.
-    """
+    """The result of an evaluate stage."""
 
     TABLE: ClassVar[str] = "evaluations"
-    KEY: ClassVar[tuple[str, ...]] = ("stage", "number")
+    KEY: ClassVar[tuple[str, ...]] = ("stage",)
     stage: int
-    number: int
     figures: EvaluationFigures
-    first: int = 0
-    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InterimEvaluationRow(Row):
+    """The result of the evaluation within an rl stage after ``at_step`` steps of the stage."""
+
+    TABLE: ClassVar[str] = "interim_evaluations"
+    KEY: ClassVar[tuple[str, ...]] = ("stage", "at_step")
+    stage: int
+    at_step: int
+    figures: EvaluationFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +139,14 @@ class RecordRow(Row):
     row: str
 
 
-ROWS: tuple[type[Row], ...] = (GroupRow, TrajectoryRow, SegmentRow, StepRow, EvaluationRow, FactRow, RecordRow)
+ROWS: tuple[type[Row], ...] = (
+    GroupRow,
+    TrajectoryRow,
+    SegmentRow,
+    StepRow,
+    EvaluationRow,
+    InterimEvaluationRow,
+    FactRow,
+    RecordRow,
+)
 """Every type of row."""

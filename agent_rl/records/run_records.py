@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config.topology import RlStage, Topology
+from agent_rl.config.topology import Topology
 from agent_rl.figures import EvaluationFigures, Fates, StageFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
+from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
 from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SUMMARY
@@ -84,17 +85,9 @@ class RunRecords:
             wall,
         )
 
-    def evaluation(self, figures: EvaluationFigures, wall: float) -> None:
-        """An evaluation stage is complete."""
-        version = int(self._journal.fact("stage_version") or 0)
-        self._append({"kind": "evaluation", "stage": figures.name, "version": version, **figures.row()}, wall)
-
-    def interim_evaluation(self, stage: int, number: int, figures: EvaluationFigures, wall: float) -> None:
-        """An evaluation within an rl stage is complete."""
-        spec = self._topology.stages[stage]
-        assert isinstance(spec, RlStage)
-        assert spec.evaluate is not None
-        version = int(self._journal.fact("stage_version") or 0) + number * spec.evaluate.every
+    def evaluation(self, evaluation: Evaluation, figures: EvaluationFigures, wall: float) -> None:
+        """An evaluation of the current stage is complete."""
+        version = int(self._journal.fact("stage_version") or 0) + (evaluation.at_step or 0)
         self._append({"kind": "evaluation", "stage": figures.name, "version": version, **figures.row()}, wall)
 
     def stage_left(self, left: StageFigures, wall: float) -> None:

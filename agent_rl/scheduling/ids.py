@@ -5,14 +5,9 @@ from __future__ import annotations
 import hashlib
 
 
-def group_id(stage: int, number: int) -> str:
-    """The id of the stage's group: readable, and sufficient to make the group again."""
-    return f"s{stage}-g{number:06d}"
-
-
-def interim_id(stage: int, number: int) -> str:
-    """The id of a group of an evaluation within an rl stage."""
-    return f"s{stage}-e{number:06d}"
+def group_id(stage: int, number: int, at_step: int | None = None) -> str:
+    """The id of a stage's group, or of a group of the evaluation after ``at_step`` steps. Ids are for people to read."""
+    return f"s{stage}-g{number:06d}" if at_step is None else f"s{stage}@{at_step}-g{number:06d}"
 
 
 def rollout_id(group: str, sample: int, attempt: int) -> str:

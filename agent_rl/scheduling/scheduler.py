@@ -16,9 +16,10 @@ with room.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeAlias
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
@@ -37,7 +38,7 @@ from agent_rl.messages import (
     RolloutRequest,
     Sampling,
 )
-from agent_rl.scheduling.ids import group_id, interim_id, rollout_id, rollout_seed
+from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed
 from agent_rl.scheduling.placement import (
     Engine,
     EngineRoom,
@@ -46,7 +47,6 @@ from agent_rl.scheduling.placement import (
     Waiting,
     chosen_engine,
     chosen_rollout,
-    group_of,
 )
 
 
@@ -108,7 +108,7 @@ class GroupScheduler:
         self._engines: dict[str, Engine] = {}
         self._pending: deque[Waiting] = deque()
         self._recording: dict[str, GroupOpened] = {}
-        self._in_flight: dict[str, str] = {}
+        self._in_flight: dict[str, Place] = {}
         self._retried: set[Retry] = set()
         self._dropped: frozenset[str] = frozenset()
         self._announced_unwanted: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class GroupScheduler:
         self._asked: tuple[int, int] | None = None
         self._ready = False
         self._opened = 0
-        self._interim_opened = 0
+        self._interim_opened: Counter[int] = Counter()
         self._interim_next = False
         self._uncounted = 0
 
@@ -146,7 +146,7 @@ class GroupScheduler:
             return []
         self._ready = True
         self._opened = answer.opened
-        self._interim_opened = answer.interim_opened
+        self._interim_opened = Counter(dict(answer.interim_opened))
         self._uncounted = 0
         for group in answer.groups:
             for missing in group.missing:
@@ -170,9 +170,9 @@ class GroupScheduler:
 
     def rollout_done(self, rollout: str) -> list[Instruction]:
         """The request is acknowledged: the journal holds the trajectory, whatever its status."""
-        generator = self._in_flight.pop(rollout, None)
-        if generator is not None:
-            self._engines[generator].free(rollout)
+        place = self._in_flight.pop(rollout, None)
+        if place is not None:
+            self._engines[place.generator].free(rollout)
         return self._decide()
 
     def progress(self, progress: GroupsProgress) -> list[Instruction]:
@@ -185,9 +185,8 @@ class GroupScheduler:
         for retry in progress.retries:
             if retry not in self._retried and retry.group not in self._dropped:
                 self._retried.add(retry)
-                within = retry.evaluation is not None and retry.evaluation.within is not None
-                group = self._interim_group(retry.number) if within else self._group(retry.number)
-                self._enqueue(group, retry.sample, retry.attempt)
+                at_step = None if retry.evaluation is None else retry.evaluation.at_step
+                self._enqueue(self._group(retry.number, at_step), retry.sample, retry.attempt)
         return self._decide()
 
     # Figures of the live table
@@ -224,7 +223,7 @@ class GroupScheduler:
 
     def in_flight_of(self, group: str) -> int:
         """Number of the group's rollouts in flight."""
-        return sum(rollout.startswith(group + "/") for rollout in self._in_flight)
+        return sum(place.request.group == group for place in self._in_flight.values())
 
     # Decisions
 
@@ -248,36 +247,36 @@ class GroupScheduler:
                     break
                 del self._pending[position]
                 self._engines[generator].take(item.request.rollout, item.need)
-                self._in_flight[item.request.rollout] = generator
-                instructions.append(Place(item.request, generator))
+                place = self._in_flight[item.request.rollout] = Place(item.request, generator)
+                instructions.append(place)
             opened = None if self._pending else self._next_group()
             if opened is None:
                 return instructions
             if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
                 return instructions  # the groups being recorded will fill the free room
-            interim = opened.evaluation is not None and opened.evaluation.within is not None
-            if interim:
-                self._interim_opened += 1
-            else:
+            if opened.at_step is None:
                 self._opened += 1
-            self._interim_next = not interim
+            else:
+                self._interim_opened[opened.at_step] += 1
+            self._interim_next = opened.at_step is None
             self._recording[opened.group] = opened
             instructions.append(OpenGroup(opened))
 
     def _next_group(self) -> GroupOpened | None:
         """The next group to open, if any may be opened. Groups to train and groups of a due evaluation take turns."""
-        evaluates, trains = self._interim_opened < self._interim_due(), self._may_open()
-        if evaluates and (self._interim_next or not trains):
-            return self._interim_group(self._interim_opened)
+        at_step, trains = self._evaluation_due(), self._may_open()
+        if at_step is not None and (self._interim_next or not trains):
+            return self._group(self._interim_opened[at_step], at_step)
         return self._group(self._opened) if trains else None
 
-    def _interim_due(self) -> int:
-        """How many of the stage's evaluation groups may be open now: every engine serves the policies they evaluate."""
+    def _evaluation_due(self) -> int | None:
+        """The first evaluation within the stage that every engine serves the policy of, and that lacks groups."""
         stage, served = self._stage, self._served()
         if not isinstance(stage, RlStage) or stage.evaluate is None or served is None or self._published is None:
-            return 0
-        steps = served - self._published.stage_version
-        return min(steps // stage.evaluate.every, stage.evaluations) * stage.evaluate.problems
+            return None
+        problems, steps = stage.evaluate.problems, served - self._published.stage_version
+        served_steps = takewhile(lambda at_step: at_step <= steps, stage.evaluation_steps)
+        return next((at_step for at_step in served_steps if self._interim_opened[at_step] < problems), None)
 
     def _eligible(self) -> list[Engine]:
         """Engines that serve a policy of this epoch, at least as new as the stage."""
@@ -297,51 +296,33 @@ class GroupScheduler:
         steps = min(self._max_staleness + served - self._published.stage_version + 1, stage.steps)
         return self._opened - self._uncounted < steps * self._algorithm.groups_per_step
 
-    def _group(self, number: int) -> GroupOpened:
+    def _group(self, number: int, at_step: int | None = None) -> GroupOpened:
         assert self._published is not None
-        stage = self._stage
-        assert stage is not None
+        index, spec = self._published.stage, self._spec(at_step)
         purpose: Purpose = "train"
         samples = self._algorithm.samples
-        if stage.kind == "evaluate":
-            sampled = number < stage.problems
-            purpose, samples = ("evaluate_sampled", stage.samples) if sampled else ("evaluate_greedy", 1)
+        if spec.kind == "evaluate":
+            sampled = number < spec.problems
+            purpose, samples = ("evaluate_sampled", spec.samples) if sampled else ("evaluate_greedy", 1)
         return GroupOpened(
-            group=group_id(self._published.stage, number),
-            stage=self._published.stage,
+            group=group_id(index, number, at_step),
+            stage=index,
             number=number,
             purpose=purpose,
-            problem=self._problems(self._published.stage, number, purpose),
+            problem=self._problems(index, number, purpose),
             samples=samples,
             policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
-            evaluation=Evaluation(self._published.stage) if stage.kind == "evaluate" else None,
+            evaluation=Evaluation(index, at_step) if spec.kind == "evaluate" else None,
         )
 
-    def _interim_group(self, number: int) -> GroupOpened:
-        assert self._published is not None
-        stage = self._published.stage
-        rl = self._stage
-        assert isinstance(rl, RlStage)
-        assert rl.evaluate is not None
-        return GroupOpened(
-            group=interim_id(stage, number),
-            stage=stage,
-            number=number,
-            purpose="evaluate_sampled",
-            problem=self._problems(stage, number, "evaluate_sampled"),
-            samples=rl.evaluate.samples,
-            policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
-            evaluation=Evaluation(stage, rl.interim_of(number)),
-        )
-
-    def _limits(self, opened: GroupOpened) -> EvaluateStage | RlStage:
-        """The stage or evaluation that limits the length of the group's rollouts."""
+    def _spec(self, at_step: int | None) -> EvaluateStage | RlStage:
+        """The stage, or the evaluation within it after ``at_step`` steps: it says how rollouts are sampled."""
         stage = self._stage
         assert stage is not None
-        return stage.interim(1) if isinstance(stage, RlStage) and opened.evaluation is not None else stage
+        return stage.interim(at_step) if at_step is not None and isinstance(stage, RlStage) else stage
 
     def _enqueue(self, opened: GroupOpened, sample: int, attempt: int) -> None:
-        stage = self._limits(opened)
+        stage = self._spec(opened.at_step)
         if stage.kind == "evaluate":
             temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
         else:
@@ -360,7 +341,7 @@ class GroupScheduler:
         self._pending.append(Waiting(request, self._need(opened)))
 
     def _need(self, opened: GroupOpened) -> int:
-        return self._prompt_tokens(opened.problem) + self._limits(opened).max_response_tokens
+        return self._prompt_tokens(opened.problem) + self._spec(opened.at_step).max_response_tokens
 
     def _places(self, need: int) -> int:
         """How many rollouts of this need fit on the eligible engines."""
@@ -379,10 +360,10 @@ class GroupScheduler:
         if not self._dropped and not self._announced_unwanted and not self._other_stages_in_flight:
             return []
         current = self._published.stage if self._published else 0
-        groups = {group_of(rollout) for rollout in self._in_flight}
-        others = {group for group in groups if not group.startswith(f"s{current}-")}
+        stages = {place.request.group: place.request.stage for place in self._in_flight.values()}
+        others = {group for group, stage in stages.items() if stage != current}
         self._other_stages_in_flight = bool(others)
-        unwanted = tuple(sorted(others | (groups & self._dropped)))
+        unwanted = tuple(sorted(others | (stages.keys() & self._dropped)))
         if unwanted == self._announced_unwanted:
             return []
         self._announced_unwanted = unwanted

@@ -15,9 +15,8 @@ from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Interim, RlStage, Topology
 from agent_rl.messages import Evaluation, EvaluationReady, GroupsUnfinished, StageEntered, UnfinishedGroups
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import interim_stage
 from agent_rl.records.sqlite import SqliteJournal
-from agent_rl.scheduling.ids import interim_id
+from agent_rl.scheduling.ids import group_id
 from tests import builders
 from tests.actors.test_roc_filter import FILTER, RL, enter
 from tests.actors.topologies import micro
@@ -36,7 +35,7 @@ def evaluating(folder: Path) -> Topology:
 async def answer(stage: Stage, number: int, answers: list[str | None]) -> None:
     """Open a group of an evaluation and answer it; None: that answer does not come."""
     group = builders.opened(number, stage=RL, version=7, samples=len(answers), purpose="evaluate_sampled")
-    group = replace(group, group=interim_id(RL, number), evaluation=Evaluation(RL, 1 + number // 2))
+    group = replace(group, group=group_id(RL, number, 2), evaluation=Evaluation(RL, 2))
     opened = stage["kv_scheduler"].push("groups", FILTER)
     await opened.send(group)
     await opened.drained()
@@ -62,20 +61,20 @@ def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tm
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                 journal = stage["kv_scheduler"].call("journal", FILTER)
                 unfinished: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
-                assert (unfinished.opened, unfinished.interim_opened) == (0, 2)
+                assert (unfinished.opened, unfinished.interim_opened) == (0, ((2, 2),))
                 assert [(g.opened.group, [m.sample for m in g.missing]) for g in unfinished.groups] == [
-                    (interim_id(RL, 1), [1])
+                    (group_id(RL, 1, 2), [1])
                 ]
                 await answer(stage, 1, [None, "4"])
                 told = await stage["learner"].receive(EvaluationReady)
-                assert (told.evaluation, told.figures.sampled.success) == (Evaluation(RL, 1), 0.75)
+                assert (told.evaluation, told.figures.sampled.success) == (Evaluation(RL, 2), 0.75)
                 restored = StageEntered(RL, 5, 7, restored=True)  # a learner that has forgotten it
                 await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
                 assert await stage["learner"].receive(EvaluationReady) == told
         assert audit(tmp_path).balanced
         opened = SqliteJournal(tmp_path / "journal.sqlite")
-        assert opened.opened_count(interim_stage(RL)) == 2
-        assert opened.trajectories(interim_id(RL, 0)) == []  # read, and of no more use
+        assert opened.opened_counts(RL) == {2: 2}
+        assert opened.trajectories(group_id(RL, 0, 2)) == []  # read, and of no more use
         opened.close()
         rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert sum('"rl@2"' in row for row in rows) == 1

@@ -21,6 +21,7 @@ from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
     CheckpointSaved,
+    Evaluation,
     EvaluationReady,
     GroupsProgress,
     GroupsUnfinished,
@@ -434,11 +435,11 @@ def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_t
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
                 await enter(stage)
                 records = actor._records  # type: ignore[attr-defined]
-                records.evaluation(builders.evaluated(1.0), 1.0)
+                records.evaluation(Evaluation(1), builders.evaluated(1.0), 1.0)
                 records.commit()
                 records.write_summary(1.0)
                 before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
-                records.evaluation(builders.evaluated(1.0), 2.0)
+                records.evaluation(Evaluation(1), builders.evaluated(1.0), 2.0)
                 actor._journal.commit()  # type: ignore[attr-defined]
                 with no_file_longer_than(len(before[0]) + 10):
                     with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):

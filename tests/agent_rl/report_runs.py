@@ -16,7 +16,16 @@ from actors.filter.stored import decode_stored, encode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
-from agent_rl.messages import GroupOpened, Judgement, Policy, Problem, ToolCallRecord, Trajectory, Transcript
+from agent_rl.messages import (
+    Evaluation,
+    GroupOpened,
+    Judgement,
+    Policy,
+    Problem,
+    ToolCallRecord,
+    Trajectory,
+    Transcript,
+)
 from agent_rl.observe.report import make_report
 from agent_rl.records.continuing import remember
 from agent_rl.records.run_records import RunRecords
@@ -138,9 +147,9 @@ class SyntheticRun:
                 self.journal.evaluated(group.group)
         name = "before" if stage == BEFORE else "after"
         figures = evaluation_figures(judged, evaluate_stage(name=name, problems=len(rewards)))
-        self.journal.add_evaluation(stage, figures)
+        self.journal.add_evaluation(Evaluation(stage), figures)
         self.wall += 1.0
-        self.records.evaluation(figures, self.wall)
+        self.records.evaluation(Evaluation(stage), figures, self.wall)
 
     def whole(self) -> SyntheticRun:
         """A run from beginning to end."""

@@ -223,7 +223,7 @@ def test_a_commit_that_the_disk_refuses_is_undone_whole_and_nothing_follows_it(t
         filler = fill(disk, but=20_000)
         with pytest.raises(DiskError, match=r"journal\.sqlite cannot be written: No space left on device; make room"):
             add_until_refused(journal)
-        kept = journal.opened_count(0)
+        kept = journal.opened_counts(0)[None]
         with pytest.raises(DiskError):
             add_groups(journal, range(200, 201))  # outside of a transaction it would count at once
         with pytest.raises(DiskError):
@@ -231,7 +231,7 @@ def test_a_commit_that_the_disk_refuses_is_undone_whole_and_nothing_follows_it(t
         journal.close()
         filler.unlink()
         again = SqliteJournal(disk / "journal.sqlite")
-        assert again.opened_count(0) == kept < 99
+        assert again.opened_counts(0)[None] == kept < 99
         assert list(again.faults()) == []
         add_groups(again, range(kept, kept + 2))
         again.close()

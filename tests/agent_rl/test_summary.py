@@ -26,7 +26,7 @@ def a_step(
     journal: Journal, version: int, *, trained: int = 0, equal: int = 0, correct: float = 0.0, skipped: bool = False
 ) -> None:
     """A step of so many groups of 8 rollouts of 100 tokens."""
-    first = journal.opened_count(0)
+    first = journal.opened_counts(0)[None]
     names = [f"s0-g{first + number:06d}" for number in range(trained + equal)]
     for number, name in enumerate(names):
         journal.open_group(name, 0, first + number, "train", b"")
