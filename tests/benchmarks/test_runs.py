@@ -97,6 +97,7 @@ def test_the_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
     assert (found.step_seconds, found.cores, found.tokens_per_s) == (0.5, 2, 100.0)
 
 
+@pytest.mark.slow
 def test_throughput_of_a_real_run_is_measured_and_names_what_limits_it(tmp_path: Path, capsys) -> None:
     topology = write_micro(tmp_path, steps=400)[0]
     assert main(["bench", "throughput", str(topology), "--seconds", "4", "--set", "stages.1.problems=1"]) == 0

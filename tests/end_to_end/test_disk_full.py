@@ -26,9 +26,8 @@ def trained(directory: Path) -> dict[str, int]:
         journal.close()
 
 
-@pytest.mark.parametrize(
-    "room", [pytest.param(0, id="at once"), pytest.param(120_000, id="after a while", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [pytest.param(0, id="at once"), pytest.param(120_000, id="after a while")])
 def test_a_full_disk_stops_the_run_clearly_and_it_goes_on_once_there_is_room(tmp_path: Path, room: int) -> None:
     with small_disk(tmp_path / "small", "24M") as disk:
         path, directory = write_half_right(disk, steps=STEPS)

@@ -95,6 +95,13 @@ def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_ro
     assert "judged" not in again
 
 
+def check_complete(folder: Path, out: str) -> None:
+    overall = json.loads(out.splitlines()[-1])
+    assert (overall["pass@1"], overall["lost"]) == (0.5, 0)
+    assert len(stored(folder)) == 4 * PROBLEMS
+
+
+@pytest.mark.slow
 def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
     arguments = prepare(tmp_path)
     process = begin(tmp_path, *arguments)
@@ -105,10 +112,13 @@ def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
     code, out, err = finish(process)
     assert code == 0, out + err
     assert (out + err).count("starting it again") >= 3
-    overall = json.loads(out.splitlines()[-1])
-    assert (overall["pass@1"], overall["lost"]) == (0.5, 0)
-    assert len(stored(tmp_path)) == 4 * PROBLEMS
+    check_complete(tmp_path, out)
 
+
+def test_results_choose_the_problems_of_a_later_run(tmp_path: Path) -> None:
+    code, out, err = finish(begin(tmp_path, *prepare(tmp_path)))
+    assert code == 0, out + err
+    check_complete(tmp_path, out)
     data = ["fours.jsonl", "--results", "out", "--out", "hard.jsonl"]
     command = [sys.executable, "-m", "actors.cli", "data", "difficulty", *data]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)

@@ -113,6 +113,7 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temp
     traces.assert_none()
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_nothing_and_the_next_run_continues(tmp_path: Path, temporary: Path) -> None:
     path, directory = write_micro(tmp_path, steps=200)
     traces = Traces(path, temporary)

@@ -64,6 +64,7 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, temporary: Path) -> None:
     path, directory = write_micro(tmp_path, steps=400)
     process = start(path, TMPDIR=str(temporary))

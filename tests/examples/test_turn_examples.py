@@ -75,7 +75,8 @@ def test_most_players_that_are_shown_overlook_the_word_avoid() -> None:
     assert 0.28 < sum(obeyed) / len(obeyed) < 0.42
 
 
-@pytest.mark.parametrize("name", [pytest.param("doors", marks=pytest.mark.slow), "expressions"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["doors", "expressions"])
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     changes = {
         "run.directory": tmp_path / "run",
