@@ -19,6 +19,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
+from actors.execution.blocking import interruptible
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.generation.serving import ServedPolicy
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
@@ -301,7 +302,8 @@ class RolloutGenerator(Actor):
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
-        trajectory = judged_at_once(self._environments, request.problem, trajectory)
+        with interruptible():
+            trajectory = judged_at_once(self._environments, request.problem, trajectory)
         self._tally.add(trajectory)
         await self.context.link("trajectories").send(trajectory, on_ack=partial(self._acknowledge, request.rollout))
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, get_args
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.execution.context import ExecutorContext, Services, session_name
+from actors.execution.context import ExecutorContext, Pause, Services, session_name
 from actors.execution.deadlines import DeadlineError, NoThreadError, Threads
 from actors.execution.observing import observed
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
@@ -32,6 +32,7 @@ from agent_rl.config.plugins import defined_at, place_of
 from agent_rl.environments.base import (
     SNAPSHOT_BYTES,
     BadArgumentError,
+    BlockedError,
     CheckError,
     CheckUnavailableError,
     Tool,
@@ -164,7 +165,7 @@ class ToolExecutor(Actor):
             self._functions = self._function_sandbox(apart, settings.interpreters, limits)
             await self.context.nursery.start(self._functions.run)
         self._threads = Threads(settings.threads, self.context.in_thread)
-        self._services = Services(self._sandbox, self._checks, self._functions, self._threads)
+        self._services = Services(self._sandbox, self._checks, self._functions, self._threads, Pause())
         log = self.log.info if self._sandbox.level == "strong" else self.log.warning
         groups = self._sandbox.groups
         log(
@@ -269,7 +270,7 @@ class ToolExecutor(Actor):
     async def _run(self, tool: Tool, call: ToolCall, context: ExecutorContext) -> ToolOutput:
         settings: ToolExecutorSettings = self.context.settings
         try:
-            with context.enforced():
+            async with context.enforced():
                 returned = await tool.call(call.arguments, call.state, context)
             return bounded(as_output(returned), settings.output_bytes, stateful=tool.stateful)
         except BadArgumentError as error:
@@ -281,6 +282,9 @@ class ToolExecutor(Actor):
         except NoThreadError as error:
             context.log.error("no thread for a tool", call=call.call, why=str(error))  # noqa: TRY400  it says all there is
             return ToolOutput("unavailable", stderr=str(error))
+        except BlockedError as error:
+            context.log.error("a tool blocked the executor", call=call.call, why=str(error))  # noqa: TRY400  it says all
+            return ToolOutput("timeout")
         except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything: the model reads it
             where = place_of(error) or defined_at(getattr(tool, "function", type(tool)))
             said = f"{type(error).__name__}: {error}"
@@ -315,7 +319,7 @@ class ToolExecutor(Actor):
         judgement: Judgement | None = None
         fault = unavailable = ""
         try:
-            with context.enforced():
+            async with context.enforced():
                 judgement = sound_judgement(await environment.judge(message.problem, message.transcript, context))
         except CheckError as error:
             judgement = Judgement(0.0, success=False, note=str(error))
@@ -327,7 +331,7 @@ class ToolExecutor(Actor):
             fault = f"{name} took longer than judge_seconds = {settings.judge_seconds:g}" + (
                 f" ({where})" if where else ""
             )
-        except (Exception, SystemExit) as error:  # noqa: BLE001  an environment may raise anything: the reply says it
+        except (Exception, SystemExit, BlockedError) as error:  # noqa: BLE001  an environment may raise anything: the reply says it
             fault = fault_of(environment, "judge", error)
         seconds = self.context.now() - began
         how = "unavailable" if unavailable else "fault" if fault else judgement.note if judgement else ""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, TypeVar
+
+import trio
 
 from actors.execution.deadlines import Deadline, Threads
 from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
-from agent_rl.environments.base import BadArgumentError, ToolOutput
+from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutput
 from agent_rl.messages import Problem
 
 T = TypeVar("T")
+
+PAUSE_SECONDS = 1.5
+"""Longer than the interval of heartbeats (`transport.Limits`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,27 @@ class Services:
     checks: FunctionSandbox
     functions: FunctionSandbox | None
     threads: Threads
+    pause: Pause
+
+
+class Pause:
+    """Lets the loop turn after code of users has blocked it, before any other code of users begins.
+
+    Otherwise the calls of a group, which often come together, would block the loop one after the other, and peers would
+    take the executor for lost.
+    """
+
+    def __init__(self) -> None:
+        self._until = -inf
+
+    async def over(self) -> None:
+        """Wait for the end of the pause. Nothing runs between its end and what follows."""
+        while (seconds := self._until - trio.current_time()) > 0:
+            await trio.sleep(seconds)
+
+    def begin(self) -> None:
+        """The loop was blocked just now."""
+        self._until = trio.current_time() + PAUSE_SECONDS
 
 
 class ExecutorContext:
@@ -33,8 +60,8 @@ class ExecutorContext:
 
     Use::
 
-    with context.enforced():
-        output = await tool.call(arguments, state, context)
+        async with context.enforced():
+            output = await tool.call(arguments, state, context)
     """
 
     def __init__(
@@ -57,9 +84,16 @@ class ExecutorContext:
         self.queue_seconds = 0.0
         """Waiting for the sandbox so far."""
 
-    def enforced(self) -> AbstractContextManager[None]:
-        """Within it the deadline holds. Raises DeadlineError."""
-        return self._deadline.enforced()
+    @asynccontextmanager
+    async def enforced(self) -> AsyncIterator[None]:
+        """Within it the deadline holds. Raises DeadlineError and BlockedError."""
+        await self._services.pause.over()
+        try:
+            with self._deadline.enforced():
+                yield
+        except BlockedError:
+            self._services.pause.begin()
+            raise
 
     @property
     def deadline(self) -> float:

@@ -1,4 +1,4 @@
-"""How long trusted code may take: a deadline that stands still while the code waits for the sandbox, and threads that are bounded.
+"""How long trusted code may take: a deadline that does not run while the code waits for the sandbox, and bounded threads.
 
 ::
 
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from actors.execution.blocking import interruptible
 from agent_rl.config.plugins import place_in
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class Deadline:
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
-        """Count the time of the block. Raises DeadlineError when it was too much."""
+        """Count the time of the block. Raises DeadlineError when it was too much, BlockedError (see `interruptible`)."""
         self._scope.deadline = trio.current_time() + self._left
-        with self._scope:
+        with self._scope, interruptible(self._left):
             yield
         if self._scope.cancelled_caught:
             raise DeadlineError(self.hangs_at)

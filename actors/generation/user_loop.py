@@ -22,6 +22,7 @@ from actors.execution.deadlines import Deadline, DeadlineError
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.generation.tool_calls import ToolsUnavailableError
 from agent_rl.config.plugins import ContractError, defined_at, place_of
+from agent_rl.environments.base import BlockedError
 from agent_rl.rollout.conversation import Conversation
 from agent_rl.rollout.parsing import ParsedCall
 
@@ -45,7 +46,7 @@ class UserLoop:
         self._writing = False
         self._calls = 0
         self._in_order = trio.Lock()
-        self._failure: Exception | None = None
+        self._failure: Exception | BlockedError | None = None
 
     async def run(self, rollout: Rollout) -> None:
         """Run the loop to its end. Raises EngineError and ToolsUnavailableError, and EnvironmentFaultError for a fault of the loop."""
@@ -56,7 +57,7 @@ class UserLoop:
                 await rollout(episode.request.problem, self._model, _Tools(self))
         except DeadlineError:
             fault = f"has taken more than {self._seconds:g} s for itself, beside model() and tools"
-        except Exception as error:  # noqa: BLE001  the user's code may raise anything
+        except (Exception, BlockedError) as error:  # noqa: BLE001  the user's code may raise anything
             self._failure = self._failure or error
         if isinstance(self._failure, EngineError | ToolsUnavailableError):
             raise self._failure
@@ -67,7 +68,7 @@ class UserLoop:
             fault = "has returned without a turn of the model; await model(messages)"
         if fault:
             place = (place_of(self._failure) if self._failure else "") or defined_at(rollout)
-            where = f" ({place})" if place else ""
+            where = f" ({place})" if place and place not in fault else ""
             raise EnvironmentFaultError(
                 f"environment {episode.request.problem.environment!r}: its own rollout: {fault}{where}"
             )

@@ -21,6 +21,7 @@ from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_
 from actors.runtime.roster import written
 from agent_rl.config.topology import ActorEntry, Topology
 from agent_rl.files.leftovers import Janitor
+from agent_rl.groups.outages import FAULTS
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.logs import log_directory
 
@@ -79,6 +80,8 @@ class ActorProcess:
         self.failure = ""
         """The last failure that the actor reported in its status."""
         self._killed_for = ""
+        self._blocked = 0
+        """How many processes in a row were killed because code of users blocked them."""
         self._died_at: float | None = None
         self._ready_at: float | None = None
         """When the present process first reported that it had started."""
@@ -121,6 +124,12 @@ class ActorProcess:
         if status == USER_MISTAKE:
             self._reports.fail(f"{self.name}: {self._why(child)}", 2)
             return False
+        self._blocked = self._blocked + 1 if child.blocked_at else 0
+        blocked = f"its event loop stood still in {child.blocked_at}" if child.blocked_at else ""
+        if self._blocked >= FAULTS:
+            times = f"{self.name} was killed {FAULTS} times in a row, since {blocked}"
+            self._reports.fail(f"{times}; mend that code and run again: the run goes on", 2)
+            return False
         if not self._budget.spend(trio.current_time(), early=self._died_early(status)):
             budget = f"{self.entry.restarts} restarts {self._budget.within} are spent"
             said = [f"it said: {self.failure}"] if self.failure else []
@@ -129,7 +138,7 @@ class ActorProcess:
             return False
         self.incarnation += 1
         self._died_at = trio.current_time()
-        reason = self.failure or child.message or (last_words[-1] if last_words else "")
+        reason = blocked or self.failure or child.message or (last_words[-1] if last_words else "")
         self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
         return True
 

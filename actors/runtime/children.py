@@ -15,11 +15,14 @@ from typing import BinaryIO
 
 import trio
 
+from actors.execution.blocking import blocked_at
 from agent_rl.files.disk import rotate_open, writing
 from agent_rl.observe.silence import ProcessSeen
 
 MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
 """Environment variable with the file descriptor of a file in memory. The actor writes its last message to this file."""
+STACK_BEGINS = "Timeout ("
+"""The first words of what faulthandler writes to the message file while the event loop stands."""
 PIPE_BYTES = 1 << 15
 """A larger write needs a larger pipe than the default of 64 KiB."""
 LAST_WORDS_BYTES = 16384
@@ -43,6 +46,8 @@ class ActorChild:
         self._message = message
         self.message = ""
         """The actor's last message to the user, set after the process has ended. The disk was not needed for it."""
+        self.blocked_at = ""
+        """The code of users in which the actor's event loop stood when the process was killed; empty if it did not."""
 
     @property
     def pid(self) -> int:
@@ -117,7 +122,11 @@ class ActorChild:
         if not self._message.closed:
             with self._message:
                 self._message.seek(0)
-                self.message = self._message.read().decode(errors="replace").strip()
+                text = self._message.read().decode(errors="replace").strip()
+            if text.startswith(STACK_BEGINS):
+                self.blocked_at = blocked_at(text)
+            else:
+                self.message = text
 
     def rotate_stderr(self, limit: float) -> None:
         """When the stderr file has ``limit`` bytes, move its content to another file and empty it."""
@@ -174,12 +183,18 @@ def _memory_file() -> BinaryIO:
     return tempfile.TemporaryFile(buffering=0)
 
 
+def message_file() -> int | None:
+    """In an actor's process: the descriptor of the message file; None for a process without a supervisor."""
+    descriptor = os.environ.get(MESSAGE_VARIABLE)
+    return None if descriptor is None else int(descriptor)
+
+
 def leave_message(text: str) -> None:
     """In an actor's process: leave the last message for the supervisor, in the message file and on stderr."""
     with contextlib.suppress(OSError):  # the disk may be full, and the message may be about that
         os.write(2, f"{text}\n".encode())
-    descriptor = os.environ.get(MESSAGE_VARIABLE)
+    descriptor = message_file()
     if descriptor is not None:
-        os.write(int(descriptor), text.encode())
+        os.write(descriptor, text.encode())
     # Output buffered for a full disk would change the exit status of the interpreter.
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open to the end

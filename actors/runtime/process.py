@@ -22,7 +22,8 @@ import trio
 
 from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
 from actors.engines.base import EngineRefusedError
-from actors.runtime.children import leave_message
+from actors.execution.blocking import Watchdog
+from actors.runtime.children import leave_message, message_file
 from actors.runtime.networks import run_network
 from actors.runtime.roster import read
 from actors.sandbox.isolation.control_groups import ControlGroupsError
@@ -219,6 +220,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
         stopping = trio.Event()
         async with trio.open_nursery() as nursery:
             await nursery.start(_obey_signals, stopping)
+            nursery.start_soon(Watchdog(entry.silent_seconds, message_file()).run)
             if arguments.lifeline is not None:
                 nursery.start_soon(_watch_lifeline, arguments.lifeline, node, log)
             context = ActorContext(

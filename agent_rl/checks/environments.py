@@ -59,7 +59,8 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
         names = [entry.name for entry in topology.environments]
         at: KeyPath = ("environments", names.index(error.environment or names[0]))
         place = (*at, "settings", *error.key) if error.key else (*at, "class")
-        return [source.fault(place, str(error), fetching(topology, error.missing, base) if error.missing else "")]
+        remedies = dict.fromkeys(fetching(topology, pattern, base) for pattern in error.missing)
+        return [source.fault(place, str(error), "; ".join(remedies))]
     known = tasks.evaluation_count
     for index, stage in enumerate(topology.stages):
         key: KeyPath = ("stages", index, "problems")

@@ -32,12 +32,12 @@ SNAPSHOT_BYTES = 64 * 1024
 class TaskError(Exception):
     """Tasks cannot be had as asked; the message names what is wrong, where, and what would mend it.
 
-    ``key`` is the setting at fault, by its keys and indices, where it is one; ``missing`` is the file that is not there;
+    ``key`` is the setting at fault, by its keys and indices, where it is one; ``missing`` are the files that are not there;
     ``environment`` is the name of the environment whose tasks they are, where it is known.
     """
 
     def __init__(
-        self, message: str, key: tuple[str | int, ...] = (), *, missing: str = "", environment: str = ""
+        self, message: str, key: tuple[str | int, ...] = (), *, missing: Sequence[str] = (), environment: str = ""
     ) -> None:
         super().__init__(message)
         self.key, self.missing, self.environment = key, missing, environment
@@ -118,6 +118,13 @@ class CheckError(Exception):
 
 class CheckUnavailableError(Exception):
     """There was no checker to run a check, or it died of something else: the check says nothing, and may be tried again."""
+
+
+class BlockedError(BaseException):
+    """Raised in code of users that blocks an actor's event loop. ``except Exception`` does not catch it.
+
+    The message says for how long the code blocked the loop, where, and what to write.
+    """
 
 
 class BadArgumentError(Exception):

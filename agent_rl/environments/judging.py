@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 
 from agent_rl.config.plugins import ContractError, defined_at, described
-from agent_rl.environments.base import Environment
+from agent_rl.environments.base import BlockedError, Environment
 from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory, Transcript
 
 LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
@@ -23,7 +23,7 @@ def judged_at_once(environments: Mapping[str, Environment], problem: Problem, tr
         judgement = environment.judge_at_once(problem, trajectory.transcript)
         if judgement is not None:
             judgement = sound_judgement(judgement)
-    except Exception as error:  # noqa: BLE001 - the environment is the user's; the rollout's reason says what it raised
+    except (Exception, BlockedError) as error:  # noqa: BLE001 - of the user's code; the rollout's reason says what it raised
         fault = fault_of(environment, "judge_at_once", error)
         return replace(trajectory, transcript=replace(trajectory.transcript, status="environment_failed"), reason=fault)
     return replace(trajectory, judgement=judgement)

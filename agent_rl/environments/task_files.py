@@ -24,6 +24,26 @@ LABELS = ("subject", "level")
 """Columns that say of what kind a problem is; they become a problem's payload."""
 
 
+def require_files(settings: Mapping[str, Sequence[str]], base: Path) -> None:
+    """Raises TaskError that names every path and glob, of ``settings`` by their names, without a file."""
+    places = [
+        ((key, index), name)
+        for key, names in settings.items()
+        for index, name in enumerate(names)
+        if not _matches(name, base)
+    ]
+    if places:
+        paths = [normpath((base / name).absolute()) for _, name in places]
+        raise TaskError(f"no file matches {', nor '.join(paths)}", places[0][0], missing=[name for _, name in places])
+
+
+def _matches(pattern: str, base: Path) -> list[str]:
+    """The files that a path or glob names, in order."""
+    if (base / pattern).is_file():
+        return [pattern]
+    return sorted(glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207 Path.glob refuses absolute patterns
+
+
 def read_tasks(patterns: Sequence[str], base: Path, key: str = "files") -> tuple[tuple[Problem, ...], ...]:
     """The problems of the files that each of ``patterns`` (paths or globs, relative to ``base``) names, in the order named.
 
@@ -49,10 +69,9 @@ def _problems_of(pattern: str, base: Path, key: tuple[str, int]) -> Iterator[Pro
 
 def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> Iterator[tuple[str, Path]]:
     """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is none."""
-    matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
-    names = [pattern] if (base / pattern).is_file() else sorted(matches)
+    names = _matches(pattern, base)
     if not names:
-        raise TaskError(f"no file matches {normpath((base / pattern).absolute())}", key, missing=pattern)
+        raise TaskError(f"no file matches {normpath((base / pattern).absolute())}", key, missing=[pattern])
     for name in names:
         if not name.endswith(FORMATS):
             raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}", key)

@@ -87,7 +87,7 @@ class FunctionTool:
         seconds: float | None = None,
         render: Callable[[ToolOutput], str] | None = None,
     ) -> None:
-        """Raises ToolError for a function without annotations, or one that the sandbox could not find."""
+        """Raises ToolError for a function without annotations or not to be found by the sandbox, and a wrong schema."""
         self.function = function
         self.name = name or function.__name__
         self.runs: Literal["sandbox", "host"] = runs
@@ -95,6 +95,8 @@ class FunctionTool:
         self.render = render or rendered
         self._arguments, self._own = _parameters(function, self.name)
         self.stateful = "state" in self._own
+        if schema and (fault := _arguments_fault(schema, self._arguments) or _schema_fault(schema, self.name)):
+            raise ToolError(f"the tool {self.name}: {fault} ({_described(function)})")
         self.schema = schema or _schema(self.name, function, self._arguments)
         if runs == "sandbox" and ("." in function.__qualname__ or "context" in self._own):
             raise ToolError(
@@ -270,13 +272,21 @@ def _sentence(output: ToolOutput) -> str:
 
 def by_name(tools: Iterable[Tool], where: str) -> dict[str, Tool]:
     """Tools by their names. Raises ToolError, saying ``where``, for what is no tool and for two schemas under one name."""
-    found: dict[str, Tool] = {}
+    named: dict[str, Tool] = {}
     for each in tools:
         if fault := _fault(each):
             raise ToolError(f"{where}: {fault}")
-        if found.setdefault(each.name, each).schema != each.schema:
-            raise ToolError(f"{where}: two tools are named {each.name!r} and have different schemas; rename one")
-    return found
+        first = named.setdefault(each.name, each)
+        if first.schema != each.schema:
+            both = f"{_place(first)} and {_place(each)}"
+            raise ToolError(f"{where}: two tools are named {each.name!r} and have different schemas: {both}; rename one")
+    return named
+
+
+def _place(each: object) -> str:
+    """Where a tool, or the class of one, is written: file and line where they are the user's, else ``module:name``."""
+    written = getattr(each, "function", each if hasattr(each, "__qualname__") else type(each))
+    return defined_at(written) or f"{written.__module__}:{written.__qualname__}"
 
 
 def _fault(each: Any) -> str:
@@ -285,21 +295,66 @@ def _fault(each: Any) -> str:
         name for name in ("name", "schema", "runs", "stateful", "seconds", "call", "render") if not hasattr(each, name)
     ]
     if lacking:
-        name, place = getattr(each, "__qualname__", f"{each!r:.100}"), defined_at(each)
-        return f"{name}{f' ({place})' if place else ''} is no tool, it lacks {', '.join(lacking)}; write a function with @tool"
-    function = each.schema.get("function") if isinstance(each.schema, Mapping) else None
-    wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
-    if not isinstance(function, dict) or not isinstance(function.get("parameters"), dict):
-        return f"the schema of the tool {each.name!r} is {each.schema!r:.100}; write it as {wanted}"
-    if function.get("name") != each.name:
-        return f"the tool {each.name!r} has a schema for {function.get('name')!r}; give both one name"
+        name = getattr(each, "__qualname__", f"{each!r:.100}")
+        return f"{name} ({_place(each)}) is no tool, it lacks {', '.join(lacking)}; write a function with @tool"
+    fault = _schema_fault(each.schema, each.name)
+    if not fault and each.runs not in {"sandbox", "host"}:
+        fault = f'it runs in {each.runs!r}; write "sandbox" or "host"'
+    return f"the tool {each.name!r} ({_place(each)}): {fault}" if fault else ""
+
+
+# Schemas ---------------------------------------------------------------------------------------------------------------------
+
+TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+
+
+def _schema_fault(schema: Any, name: str) -> str:
+    """What is wrong with the schema of the tool ``name``; empty for that of an object with named properties."""
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    parameters = function.get("parameters") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(parameters, Mapping):
+        form = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+        return f"its schema is {schema!r:.100}; write it as {form}"
+    if function.get("name") != name:
+        return f"its schema is for {function.get('name')!r}; give both one name"
+    if parameters.get("type") != "object" or "properties" not in parameters:
+        return f'the parameters of its schema are {parameters!r:.100}; write {{"type": "object", "properties": {{...}}}}'
     try:
-        json.dumps(each.schema, allow_nan=False)
+        json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
-        return f"the schema of the tool {each.name!r} cannot be written as JSON: {error}"
-    if each.runs not in {"sandbox", "host"}:
-        return f'the tool {each.name!r} runs in {each.runs!r}; write "sandbox" or "host"'
-    return ""
+        return f"its schema cannot be written as JSON: {error}"
+    return _value_fault(parameters, "parameters")
+
+
+def _value_fault(schema: Any, at: str) -> str:
+    """What is wrong with the JSON schema of a value, which stands ``at``."""
+    if not isinstance(schema, Mapping):
+        return f"its schema has {schema!r:.60} at {at}; write a JSON schema there, as {{\"type\": \"string\"}}"
+    types = schema.get("type", [])
+    for each in types if isinstance(types, list) else [types]:
+        if each not in TYPES:
+            return f"its schema has the type {each!r:.60} at {at}; write one of {', '.join(TYPES)}"
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping):
+        return f"its schema has the properties {properties!r:.60} at {at}; write a schema for each name"
+    unknown = [each for each in required if each not in list(properties)] if isinstance(required, list) else [required]
+    if unknown:
+        return f"its schema requires {unknown[0]!r:.60} at {at}, which is none of its properties; name it there"
+    inside = {name: properties[name] for name in properties} | {key: schema[key] for key in ("items",) if key in schema}
+    return next(filter(None, (_value_fault(each, f"{at}.{name}") for name, each in inside.items())), "")
+
+
+def _arguments_fault(schema: Any, arguments: type[BaseModel]) -> str:
+    """Where a schema does not fit the function whose ``arguments`` it describes; empty where it fits."""
+    try:
+        told = set(schema["function"]["parameters"]["properties"])
+    except (KeyError, TypeError):
+        return ""  # `_schema_fault` says what is wrong
+    fields = arguments.model_fields
+    if unknown := sorted(told - set(fields)):
+        return f"its schema has the property {unknown[0]!r}, which the function does not take"
+    untold = [name for name, field in fields.items() if field.is_required() and name not in told]
+    return f"its schema lacks the parameter {untold[0]!r} of the function" if untold else ""
 
 
 # Functions -------------------------------------------------------------------------------------------------------------------

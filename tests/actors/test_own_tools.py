@@ -98,7 +98,7 @@ class Handwritten:
     name = "reverse"
     schema: ClassVar[dict[str, Any]] = {
         "type": "function",
-        "function": {"name": "reverse", "description": "Reverses.", "parameters": {"type": "object"}},
+        "function": {"name": "reverse", "description": "Reverses.", "parameters": {"type": "object", "properties": {}}},
     }
     runs, stateful, seconds = "host", False, None
 

@@ -151,6 +151,16 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
             "paths are relative to the topology file",
         ],
     ),
+    "several files that are missing": (
+        GENERATOR,
+        "class = 'maths'\nsettings.files = ['sound.jsonl', 'a.jsonl']\nsettings.evaluation_files = ['b.jsonl', 'c/*.jsonl']",
+        [
+            "environments.0.settings.files.1: environment 'maths': no file matches",
+            "a.jsonl, nor ",
+            "b.jsonl, nor ",
+            "*.jsonl",
+        ],
+    ),
     "a held-out file that is missing": (
         GENERATOR,
         "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['none.jsonl']",

@@ -299,7 +299,9 @@ def test_tools_of_one_name_are_one_unless_their_schemas_differ() -> None:
         """Another one."""
         return text
 
-    with pytest.raises(ToolError, match=f"^environment maths: two tools are named '{python.name}' and have different"):
+    line = other.function.__code__.co_firstlineno
+    both = rf"agent_rl.environments.python_tools:python and test_tools.py, line {line}; rename one"
+    with pytest.raises(ToolError, match=rf"^environment maths: two tools are named '{python.name}' and have .*: {both}"):
         by_name([python, other], "environment maths")
 
 
@@ -308,7 +310,7 @@ class NoTool:
 
 
 class BadSchema(NoTool):
-    schema: ClassVar[Any] = {"function": {"name": "x", "parameters": {}}}
+    schema: ClassVar[Any] = {"function": {"name": "x", "parameters": {"type": "object", "properties": {}}}}
     runs, stateful, seconds, call, render = "host", False, None, None, None
 
 
@@ -316,16 +318,31 @@ def changed(**fields: Any) -> Any:
     return type("Changed", (BadSchema,), fields)()
 
 
+OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def parameters(schema: object) -> Any:
+    return changed(schema={"function": {"name": "x", "parameters": schema}})
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [
         (NoTool(), "is no tool, it lacks schema, runs, stateful, seconds, call, render; write a function with @tool"),
         (len, "is no tool"),
-        (changed(schema="text"), "the schema of the tool 'x' is 'text'; write it as"),
-        (changed(schema={"function": {"name": "x"}}), "the schema of the tool 'x' is"),
-        (changed(name="y"), "the tool 'y' has a schema for 'x'; give both one name"),
-        (changed(schema={"function": {"name": "x", "parameters": {"x": object()}}}), "cannot be written as JSON"),
-        (changed(runs="cloud"), "the tool 'x' runs in 'cloud'; write \"sandbox\" or \"host\""),
+        (changed(schema="text"), "its schema is 'text'; write it as"),
+        (changed(schema={"function": {"name": "x"}}), "its schema is {'function'"),
+        (changed(name="y"), "the tool 'y' (tests.agent_rl.test_tools:Changed)"),
+        (changed(name="y"), "): its schema is for 'x'; give both one name"),
+        (parameters({}), 'the parameters of its schema are {}; write {"type": "object", "properties": {...}}'),
+        (parameters({"type": "string"}), "the parameters of its schema are {'type': 'string'}"),
+        (parameters({**OBJECT, "x": object()}), "cannot be written as JSON"),
+        (parameters({**OBJECT, "properties": ["a"]}), "its schema has the properties ['a'] at parameters"),
+        (parameters({**OBJECT, "properties": {"a": "text"}}), "its schema has 'text' at parameters.a"),
+        (parameters({**OBJECT, "properties": {"a": {"type": "text"}}}), "the type 'text' at parameters.a; write one of"),
+        (parameters({**OBJECT, "properties": {"a": {"type": "array", "items": 3}}}), "has 3 at parameters.a.items"),
+        (parameters({**OBJECT, "required": ["b"]}), "its schema requires 'b' at parameters, which is none of"),
+        (changed(runs="cloud"), "it runs in 'cloud'; write \"sandbox\" or \"host\""),
     ],
 )
 def test_what_is_no_tool_is_refused(found: Any, said: str) -> None:
@@ -333,6 +350,23 @@ def test_what_is_no_tool_is_refused(found: Any, said: str) -> None:
         by_name([found], "here")
     assert str(caught.value).startswith("here: ")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"a": {"type": "text"}}, "its schema has the type 'text' at parameters.a"),
+        ({"a": {}, "b": {}}, "its schema has the property 'b', which the function does not take"),
+        ({}, "its schema lacks the parameter 'a' of the function"),
+    ],
+)
+def test_a_schema_that_does_not_fit_its_function_is_refused_with_the_place(schema: Any, said: str) -> None:
+    def echo(a: str) -> str:
+        return a
+
+    parameters = {"type": "object", "properties": schema}
+    with pytest.raises(ToolError, match=rf"^the tool echo: {said}.*test_tools.py, line \d+"):
+        tool(schema={"type": "function", "function": {"name": "echo", "parameters": parameters}})(echo)
 
 
 def test_a_tool_renders_its_results() -> None:

@@ -1,0 +1,169 @@
+"""Interrupts code of users that blocks an actor's event loop, and leaves word of code that cannot be interrupted.
+
+::
+
+    the loop turns --> the thread rearms faulthandler's timer
+    the loop stands, in code that runs within `interruptible`
+        `--> the thread sends SIGURG, twice a second --> the main thread's handler raises BlockedError in that code
+    the loop still stands --> faulthandler's timer writes the stack --> the supervisor kills the actor and reads it
+
+While the loop stands, peers hear nothing, and take the actor for lost after ``transport.limits.silent_after`` (5 s).
+So code is interrupted earlier, after ``BLOCKED_SECONDS``: its error is then an ordinary one, and reaches who asked.
+
+The handler runs in the main thread between two bytecodes, as that of Ctrl-C does. It raises nothing while a function of
+the actor or of trio is the innermost one, whose state an exception would break. Code that cannot be interrupted keeps
+the interpreter's lock, or catches BaseException in a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import inf
+from types import FrameType
+
+import trio
+
+from agent_rl.config.plugins import place_in
+from agent_rl.environments.base import BlockedError
+
+BLOCKED_SECONDS = 3.0
+"""The longest that code may block the event loop, whatever its deadline."""
+TICK_SECONDS = 0.5
+"""How often the thread looks whether the loop has turned."""
+REPORT_SECONDS = 2.0
+"""How long before the supervisor kills a silent actor its stack is written."""
+PROTECTED = re.compile(r"(actors|transport|agent_rl(?!\.environments)|trio|outcome|sortedcontainers|attrs?|structlog|zmq)\b")
+"""Modules in whose functions nothing is interrupted: an exception could break the actor's state or the loop's."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Running:
+    """Code of users that runs: the seconds for which it may block the loop."""
+
+    seconds: float
+
+
+_RUNNING: ContextVar[_Running | None] = ContextVar("interruptible", default=None)
+"""The code of users that runs now. Tasks that the code starts inherit it."""
+
+
+@contextlib.contextmanager
+def interruptible(seconds: float = inf) -> Iterator[None]:
+    """Mark the block as code of users: after ``seconds`` without a turn of the loop, 3 at most, it gets BlockedError.
+
+    Raises that BlockedError itself where nurseries have put it into groups.
+    """
+    token = _RUNNING.set(_Running(min(seconds, BLOCKED_SECONDS)))
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        blocked, _ = group.split(BlockedError)
+        if blocked is None:
+            raise
+        error: BaseException = blocked
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+    finally:
+        _RUNNING.reset(token)
+
+
+class Watchdog:
+    """Watches the event loop of an actor's process. ``run`` must be called in the main thread.
+
+    ``silent_seconds`` is when the supervisor kills the actor; ``report`` is a file for its stack, None for no report.
+    """
+
+    def __init__(self, silent_seconds: float = inf, report: int | None = None) -> None:
+        self._report = report
+        self._report_after = max(1.0, silent_seconds - REPORT_SECONDS) if silent_seconds < inf else None
+        self._stopping = threading.Event()
+        self._turned = True
+        self._blocking: _Running | None = None
+        self._looks = 0
+        """At how many looks in a row ``_blocking`` held the loop."""
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        before = signal.signal(signal.SIGURG, self._interrupt)
+        try:
+            token, main = trio.lowlevel.current_trio_token(), threading.get_ident()
+            await trio.to_thread.run_sync(
+                self._watch, token, main, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+            )
+        finally:
+            self._stopping.set()
+            faulthandler.cancel_dump_traceback_later()
+            signal.signal(signal.SIGURG, before)
+
+    def _watch(self, token: trio.lowlevel.TrioToken, main: int) -> None:
+        """In the thread."""
+        while not self._stopping.wait(TICK_SECONDS):
+            if self._turned:
+                self._turned = False
+                self._arm()
+                with contextlib.suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._turn)
+            else:
+                signal.pthread_kill(main, signal.SIGURG)
+
+    def _arm(self) -> None:
+        if self._report is not None and self._report_after is not None:
+            faulthandler.dump_traceback_later(self._report_after, file=self._report)
+
+    def _turn(self) -> None:
+        """In the loop: it turns. A report of a time when it did not is void."""
+        self._turned, self._blocking = True, None
+        if self._report is not None and os.lseek(self._report, 0, os.SEEK_END):
+            os.ftruncate(self._report, 0)
+            os.lseek(self._report, 0, os.SEEK_SET)
+
+    def _interrupt(self, _number: int, frame: FrameType | None) -> None:
+        """In the main thread, while the loop stands. Raises BlockedError in code of users that has held it too long."""
+        running, innermost = _RUNNING.get(), _innermost(frame)
+        if running is None or innermost is None:
+            return
+        self._looks = self._looks + 1 if running is self._blocking else 1
+        self._blocking = running
+        if self._looks * TICK_SECONDS < running.seconds:
+            return
+        self._looks = 0
+        place = place_in(traceback.extract_stack(innermost)) or "{0.co_filename}, line {0.co_firstlineno}".format(
+            innermost.f_code
+        )
+        raise BlockedError(
+            f"it held the event loop for {running.seconds:g} s without an await; await what takes long, or run it with "
+            f"context.in_thread ({place})"
+        )
+
+
+def _innermost(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not the standard library's; None where it is the actor's own."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if PROTECTED.match(module):
+            return None
+        if module.partition(".")[0] not in sys.stdlib_module_names:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def blocked_at(report: str) -> str:
+    """The function of users in which the loop stood, by faulthandler's ``report``: ``name (file, line n)``, or nothing."""
+    stacks = re.split(r"^(?:Thread|Current thread) 0x\w+.*\n", report, flags=re.MULTILINE)
+    mains = [stack for stack in stacks if 'lifeline.py"' in stack]
+    for file, line, name in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', (mains or stacks)[-1], re.MULTILINE):
+        if place := place_in([traceback.FrameSummary(file, int(line), name, lookup_line=False)]):
+            return f"{name} ({place})"
+    return ""

@@ -1,0 +1,162 @@
+"""Code of users that blocks an actor's event loop: interrupted with its place, and counted as the environment's fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.execution import blocking
+from actors.execution.blocking import Watchdog, interruptible
+from actors.testing import running, stand_ins
+from actors.tool_executor import ToolExecutor
+from agent_rl.environments.arithmetic import Arithmetic
+from agent_rl.environments.base import BlockedError, Observation
+from agent_rl.environments.tools import tool
+from agent_rl.messages import Judgement, JudgementReply, ObserveTurn, Transcript
+from agent_rl.testing import tool_call
+from tests import builders
+from tests.actors.test_tool_executor import Ask, asker
+from tests.actors.topologies import micro
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "TICK_SECONDS", 0.05)
+
+
+def sleeps() -> None:
+    time.sleep(1e9)
+
+
+def spins() -> None:
+    while True:
+        pass
+
+
+async def sleeps_in_a_nursery() -> None:
+    async def sleeps_later() -> None:
+        await trio.lowlevel.checkpoint()
+        sleeps()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeps_later)
+
+
+def swallows_what_is_an_exception() -> None:
+    while True:
+        try:
+            time.sleep(1e9)
+        except Exception:  # noqa: BLE001, S110, PERF203
+            pass
+
+
+@pytest.mark.parametrize(
+    "code", [sleeps, spins, sleeps_in_a_nursery, swallows_what_is_an_exception], ids=lambda code: code.__name__
+)
+def test_what_blocks_the_loop_is_interrupted_where_it_stands(code: Callable[[], Any]) -> None:
+    async def main() -> str:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Watchdog().run)
+            await trio.sleep(0.15)
+            with pytest.raises(BlockedError) as caught, interruptible(0.15):
+                result = code()
+                if result is not None:
+                    await result
+            await trio.sleep(0.15)  # the loop turns on, and nothing else is interrupted
+            nursery.cancel_scope.cancel()
+        return str(caught.value)
+
+    said = trio.run(main)
+    assert said.startswith("it held the event loop for 0.15 s without an await; await what takes long, or run it with ")
+    assert "(test_blocking.py, line " in said
+
+
+def test_only_code_of_users_is_interrupted_and_only_where_it_does_not_turn_the_loop() -> None:
+    async def main() -> int:
+        turns = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Watchdog().run)
+            await trio.sleep(0.2)
+            time.sleep(0.4)  # noqa: ASYNC251  an actor's own work, which loads a model perhaps
+            with interruptible(0.15):
+                until = trio.current_time() + 0.4
+                while trio.current_time() < until:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+            nursery.cancel_scope.cancel()
+        return turns
+
+    assert trio.run(main) > 10
+
+
+class Blocks(Arithmetic):
+    """Blocks the executor wherever it is asked, when the rollout says so."""
+
+    observes = True
+
+    async def judge(self, problem: Any, transcript: Any, context: Any) -> Judgement:
+        if transcript.text == "block":
+            time.sleep(1e9)  # noqa: ASYNC251
+        return Judgement(1, success=True)
+
+    async def observe(self, problem: Any, transcript: Any, state: bytes, context: Any) -> Observation:
+        while True:
+            pass
+
+
+@tool(name="blocks")
+async def blocks() -> str:
+    """Block."""
+    time.sleep(1e9)  # noqa: ASYNC251
+    return ""
+
+
+def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Arithmetic, "judge", Blocks.judge)
+    monkeypatch.setattr(Arithmetic, "observe", Blocks.observe)
+    monkeypatch.setattr(Arithmetic, "tools", (blocks,))
+    monkeypatch.setattr("actors.execution.context.PAUSE_SECONDS", 0.1)
+    topology = micro(tmp_path, tool_executor={"judge_seconds": 0.15, "observe_seconds": 0.15, "wall_seconds": 0.15})
+    replies: dict[str, JudgementReply] = {}
+
+    async def judged(ask: Ask, text: str, number: int) -> None:
+        wanted = replace(builders.wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
+        replies[wanted.rollout] = await ask(wanted)
+
+    async def main() -> tuple[Any, Any]:
+        async with (
+            stand_ins(topology, "tool_executor") as stage,
+            running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
+            trio.open_nursery() as nursery,
+        ):
+            await stage.started("tool_executor.0")
+            nursery.start_soon(Watchdog().run)
+            ask = asker(stage)
+            async with trio.open_nursery() as asking:
+                for number in range(3):
+                    for text in ("block", "sound"):
+                        asking.start_soon(partial(judged, ask, text, number))
+            turns = stage["rollout_generator"].call("turns", "tool_executor.0")
+            observed = await turns(ObserveTurn("r/0/0", builders.problem(), Transcript(("a",)), b"", 7))
+            result = await ask(tool_call({}, "blocks"))
+            nursery.cancel_scope.cancel()
+        return observed, result
+
+    observed, result = trio.run(main)
+    said = "fails with BlockedError: it held the event loop for 0.15 s without an await"
+    for number in range(3):
+        assert replies[f"block-{number}"].fault.startswith(f"Arithmetic.judge {said}")
+        assert "(test_blocking.py, line " in replies[f"block-{number}"].fault
+        assert replies[f"sound-{number}"].judgement == Judgement(1.0, success=True)
+    assert f"observe {said}" in observed.fault
+    assert "(test_blocking.py, line " in observed.fault
+    assert result.outcome == "timeout"
