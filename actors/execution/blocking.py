@@ -42,7 +42,9 @@ TICK_SECONDS = 0.5
 """How often the thread looks whether the loop has turned."""
 REPORT_SECONDS = 2.0
 """How long before the supervisor kills a silent actor its stack is written."""
-PROTECTED = re.compile(r"(actors|transport|agent_rl(?!\.environments)|trio|outcome|sortedcontainers|attrs?|structlog|zmq)\b")
+PROTECTED = re.compile(
+    r"(actors|transport|agent_rl(?!\.environments)|trio|outcome|sortedcontainers|attrs?|structlog|zmq)\b"
+)
 """Modules in whose functions nothing is interrupted: an exception could break the actor's state or the loop's."""
 
 
@@ -138,8 +140,9 @@ class Watchdog:
         if self._looks * TICK_SECONDS < running.seconds:
             return
         self._looks = 0
-        place = place_in(traceback.extract_stack(innermost)) or "{0.co_filename}, line {0.co_firstlineno}".format(
-            innermost.f_code
+        place = (
+            place_in(traceback.extract_stack(innermost))
+            or f"{innermost.f_code.co_filename}, line {innermost.f_code.co_firstlineno}"
         )
         raise BlockedError(
             f"it held the event loop for {running.seconds:g} s without an await; await what takes long, or run it with "
@@ -160,7 +163,7 @@ def _innermost(frame: FrameType | None) -> FrameType | None:
 
 
 def blocked_at(report: str) -> str:
-    """The function of users in which the loop stood, by faulthandler's ``report``: ``name (file, line n)``, or nothing."""
+    """Where in code of users the loop stood, by faulthandler's ``report``: ``name (file, line n)``; empty for nowhere."""
     stacks = re.split(r"^(?:Thread|Current thread) 0x\w+.*\n", report, flags=re.MULTILINE)
     mains = [stack for stack in stacks if 'lifeline.py"' in stack]
     for file, line, name in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', (mains or stacks)[-1], re.MULTILINE):

@@ -47,8 +47,8 @@ class Pause:
 
     async def over(self) -> None:
         """Wait for the end of the pause. Nothing runs between its end and what follows."""
-        while (seconds := self._until - trio.current_time()) > 0:
-            await trio.sleep(seconds)
+        while trio.current_time() < self._until:  # noqa: ASYNC110  another call may have begun a new pause
+            await trio.sleep_until(self._until)
 
     def begin(self) -> None:
         """The loop was blocked just now."""

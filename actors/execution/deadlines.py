@@ -1,4 +1,4 @@
-"""How long trusted code may take: a deadline that does not run while the code waits for the sandbox, and bounded threads.
+"""How long trusted code may take: a deadline that stops while the code waits for the sandbox, and bounded threads.
 
 ::
 
@@ -52,7 +52,7 @@ class Deadline:
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
-        """Count the time of the block. Raises DeadlineError when it was too much, BlockedError (see `interruptible`)."""
+        """Count the time of the block. Raises DeadlineError when it was too much, and BlockedError."""
         self._scope.deadline = trio.current_time() + self._left
         with self._scope, interruptible(self._left):
             yield
@@ -74,7 +74,7 @@ class Deadline:
 
 
 class Threads:
-    """At most ``most`` threads for code that blocks. A thread cannot be ended: that of a call that hangs is taken until it returns."""
+    """At most ``most`` threads for code that blocks. A thread cannot be ended: a call that hangs takes it until it returns."""
 
     def __init__(
         self, most: int, in_thread: Callable[..., Awaitable[Any]], wait_seconds: float = THREAD_WAIT_SECONDS

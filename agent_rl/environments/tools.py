@@ -279,7 +279,9 @@ def by_name(tools: Iterable[Tool], where: str) -> dict[str, Tool]:
         first = named.setdefault(each.name, each)
         if first.schema != each.schema:
             both = f"{_place(first)} and {_place(each)}"
-            raise ToolError(f"{where}: two tools are named {each.name!r} and have different schemas: {both}; rename one")
+            raise ToolError(
+                f"{where}: two tools are named {each.name!r} and have different schemas: {both}; rename one"
+            )
     return named
 
 
@@ -318,7 +320,9 @@ def _schema_fault(schema: Any, name: str) -> str:
     if function.get("name") != name:
         return f"its schema is for {function.get('name')!r}; give both one name"
     if parameters.get("type") != "object" or "properties" not in parameters:
-        return f'the parameters of its schema are {parameters!r:.100}; write {{"type": "object", "properties": {{...}}}}'
+        return (
+            f'the parameters of its schema are {parameters!r:.100}; write {{"type": "object", "properties": {{...}}}}'
+        )
     try:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -329,7 +333,7 @@ def _schema_fault(schema: Any, name: str) -> str:
 def _value_fault(schema: Any, at: str) -> str:
     """What is wrong with the JSON schema of a value, which stands ``at``."""
     if not isinstance(schema, Mapping):
-        return f"its schema has {schema!r:.60} at {at}; write a JSON schema there, as {{\"type\": \"string\"}}"
+        return f'its schema has {schema!r:.60} at {at}; write a JSON schema there, as {{"type": "string"}}'
     types = schema.get("type", [])
     for each in types if isinstance(types, list) else [types]:
         if each not in TYPES:

@@ -301,7 +301,9 @@ def test_tools_of_one_name_are_one_unless_their_schemas_differ() -> None:
 
     line = other.function.__code__.co_firstlineno
     both = rf"agent_rl.environments.python_tools:python and test_tools.py, line {line}; rename one"
-    with pytest.raises(ToolError, match=rf"^environment maths: two tools are named '{python.name}' and have .*: {both}"):
+    with pytest.raises(
+        ToolError, match=rf"^environment maths: two tools are named '{python.name}' and have .*: {both}"
+    ):
         by_name([python, other], "environment maths")
 
 
@@ -339,10 +341,13 @@ def parameters(schema: object) -> Any:
         (parameters({**OBJECT, "x": object()}), "cannot be written as JSON"),
         (parameters({**OBJECT, "properties": ["a"]}), "its schema has the properties ['a'] at parameters"),
         (parameters({**OBJECT, "properties": {"a": "text"}}), "its schema has 'text' at parameters.a"),
-        (parameters({**OBJECT, "properties": {"a": {"type": "text"}}}), "the type 'text' at parameters.a; write one of"),
+        (
+            parameters({**OBJECT, "properties": {"a": {"type": "text"}}}),
+            "the type 'text' at parameters.a; write one of",
+        ),
         (parameters({**OBJECT, "properties": {"a": {"type": "array", "items": 3}}}), "has 3 at parameters.a.items"),
         (parameters({**OBJECT, "required": ["b"]}), "its schema requires 'b' at parameters, which is none of"),
-        (changed(runs="cloud"), "it runs in 'cloud'; write \"sandbox\" or \"host\""),
+        (changed(runs="cloud"), 'it runs in \'cloud\'; write "sandbox" or "host"'),
     ],
 )
 def test_what_is_no_tool_is_refused(found: Any, said: str) -> None:

@@ -112,12 +112,12 @@ def test_code_that_blocks_three_times_in_a_row_stops_the_run_with_its_place(
 @pytest.mark.slow
 def test_code_that_cannot_be_interrupted_stops_the_run_too(tmp_path: Path) -> None:
     """It holds the interpreter's lock: the executor is killed when it is silent for too long, three times."""
-    path, _ = write(tmp_path, "Keeps", executor="silent_seconds = 6.0")
+    path, _ = write(tmp_path, "Keeps", executor="silent_seconds = 15.0")
     code, out, err = finish(start(path))
     assert code == 2, out + err
     place = f"judge (blocking_code.py, line {line_of('return str', after='class Keeps(')})"
-    said = [line for line in (out + err).splitlines() if f"its event loop stood still in {place}" in line]
-    assert len(said) == 3, out + err
-    assert "starting it again" in said[0]
-    assert "tool_executor.0 was killed 3 times in a row" in said[-1]
+    notices = (out + err).splitlines()
+    assert sum(f"starting it again (its event loop stood still in {place})" in line for line in notices) == 2
+    (stop,) = [line for line in notices if "stopping the run" in line]
+    assert f"tool_executor.0 was killed 3 times in a row, since its event loop stood still in {place}" in stop
     assert processes_of(path) == []
