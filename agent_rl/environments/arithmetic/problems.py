@@ -5,12 +5,12 @@ much to work out in the head of a model of 0.6M parameters, one line of Python w
 
 What the demonstrations teach decides what reinforcement learning can show. Noise would: greedy decoding takes the most
 frequent behaviour and hides it, so that a model of 34 % sampled success would already solve 97 % greedily. Hence the
-demonstrations hold *systematic misconceptions*: for each template one wrong way (plus for minus, remainder for quotient,
-forgotten brackets) is shown more often than the right one. Sampled and greedy success are then both low after supervised
-training, and what rises afterwards was learned from reward. Operands are always copied faithfully.
+demonstrations hold *systematic misconceptions*: for each template one wrong way (plus for minus, remainder for
+quotient, forgotten brackets) is shown more often than the right one. Sampled and greedy success are then both low
+after supervised training, and what rises afterwards was learned from reward. Operands are always copied faithfully.
 
-Operand tuples are split into training and held-out ones by a hash of their sorted values alone: no template, order, seed or
-stage can bring an operand tuple from one side to the other.
+Operand tuples are split into training and held-out ones by a hash of their sorted values alone: no template, order,
+seed or stage can bring an operand tuple from one side to the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Split = Literal["training", "held_out"]
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """One operator for two operands, or two operators for three; ``grouped`` puts the first two operands in brackets."""
+    """One operator for two operands, or two for three; ``grouped`` puts the first two operands in brackets."""
 
     operators: tuple[str, ...]
     grouped: bool = False
@@ -82,8 +82,8 @@ class Template:
     right: Operations
     mistaken: Operations
     exceeds: int = 0
-    """The first operand must exceed this many times the second: 1 where a story sells what it has, 2 where it divides, so
-    that the remainder never equals the difference."""
+    """The first operand must exceed this many times the second: 1 where a story sells what it has, 2 where it divides,
+    so that the remainder never equals the difference."""
 
     def draw(self, rng: random.Random, split: Split) -> tuple[int, ...]:
         """Operands of the wanted split, uniform over the ranges."""
@@ -171,8 +171,8 @@ def split_of(operands: tuple[int, ...]) -> Split:
 def overlap(training_ids: Iterable[str], held_out_ids: Iterable[str]) -> set[tuple[int, ...]]:
     """Operand tuples, sorted, that occur in both: empty, or held-out success says less than it seems to.
 
-    Reads the operands from the ids alone (``sum:12+345`` has 12 and 345), so that a finished run can be checked from its
-    journal, without trust in how its problems were drawn.
+    Reads the operands from the ids alone (``sum:12+345`` has 12 and 345), so that a finished run can be checked from
+    its journal, without trust in how its problems were drawn.
     """
     return _operands(training_ids) & _operands(held_out_ids)
 
@@ -204,8 +204,8 @@ class ArithmeticTasks:
     ) -> None:
         if right_share + mistaken_share > 1 + 1e-9:
             raise TaskError(
-                f"right_share {right_share} and mistaken_share {mistaken_share} sum to more than 1; lower one (what is left is the "
-                "share of random operators)",
+                f"right_share {right_share} and mistaken_share {mistaken_share} sum to more than 1; lower one "
+                "(what is left is the share of random operators)",
                 ("right_share",),
             )
         self._seed = seed

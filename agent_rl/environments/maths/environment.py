@@ -78,9 +78,10 @@ class Maths(BoxedAnswers):
     ) -> None:
         """``files`` hold the training problems, ``evaluation_files`` the held-out ones.
 
-        ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them every problem of
-        every file is as likely as any other. ``prompt`` is the problem's text alone, or rStar2's system text, tools and answer
-        instruction. ``notebook``: the model's Python runs as the cells of a notebook, not each call by itself. Raises TaskError when settings contradict each other.
+        ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them
+        every problem of every file is as likely as any other. ``prompt`` is the problem's text alone, or rStar2's
+        system text, tools and answer instruction. ``notebook``: the model's Python runs as the cells of a notebook,
+        not each call by itself. Raises TaskError when settings contradict each other.
         """
         if weights and len(weights) != len(files):
             raise TaskError(f"`weights` holds {len(weights)} numbers for {len(files)} entries of `files`", ("weights",))

@@ -27,8 +27,8 @@ def final_answer(*turns: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` with balanced braces in the last well-formed ``<answer>...</answer>``.
 
     ``turns`` is what the model wrote, turn by turn. Well-formed is an opening tag whose closing tag comes in the same
-    turn and before the next opening one. A box that holds but another box is that box. None when there is no such answer, or no
-    such box in it. Linear in the length of the turns.
+    turn and before the next opening one. A box that holds but another box is that box. None when there is no such
+    answer, or no such box in it. Linear in the length of the turns.
     """
     answer = next((found for turn in reversed(turns) if (found := _last_answer(turn)) is not None), None)
     boxes = [] if answer is None else boxes_in(answer)
@@ -79,9 +79,9 @@ def is_integer(answer: str) -> bool:
 def answers_equal(gold: str, prediction: str) -> bool:
     """Whether ``prediction`` states the same answer as ``gold``; the rules are in docs/answer_checking.md.
 
-    Exactly, or once both are read: as numbers, functions, lists, sets, intervals, matrices, relations or words. What can't
-    be read, or has a meaning that depends on the reader, is not equal. Takes milliseconds; calculus, which Math-Verify's
-    parser and sympy judge, may take any time and memory: see the module.
+    Exactly, or once both are read: as numbers, functions, lists, sets, intervals, matrices, relations or words. What
+    can't be read, or has a meaning that depends on the reader, is not equal. Takes milliseconds; calculus, which
+    Math-Verify's parser and sympy judge, may take any time and memory: see the module.
     """
     decided = exactly_equal(gold, prediction)
     if decided is not None:
@@ -138,6 +138,8 @@ WARM_PAIRS = (("\\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("\\{1,2\\}", "(
 
 
 def warm_up() -> None:
-    """Compare a few answers, so that every child of a checker inherits what parser and formulas build when they are first used."""
+    """Compare a few answers, so that every child of a checker inherits what parser and formulas build when they are
+    first used.
+    """
     for gold, prediction in WARM_PAIRS:
         check(gold, prediction)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-_UP_TO_NINETEEN = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen"""
+_UP_TO_NINETEEN = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen"""
 _UP_TO_NINETY = "twenty thirty forty fifty sixty seventy eighty ninety"
 _SMALL = {word: Fraction(value) for value, word in enumerate(_UP_TO_NINETEEN.split())}
 _TENS = {word: Fraction(10 * place) for place, word in enumerate(_UP_TO_NINETY.split(), 2)}

@@ -1,7 +1,7 @@
 r"""Limits, sums, products and integrals, read by Math-Verify's LaTeX parser and evaluated by sympy.
 
-The parser has readings that the rest of the checker must not inherit (``2(3)`` is 5, ``R`` is ``r``), so that text which
-meets one of them is refused before it is parsed. Evaluation may take any time and memory: see ``rewards``.
+The parser has readings that the rest of the checker must not inherit (``2(3)`` is 5, ``R`` is ``r``), so that text
+which meets one of them is refused before it is parsed. Evaluation may take any time and memory: see ``rewards``.
 """
 
 from __future__ import annotations

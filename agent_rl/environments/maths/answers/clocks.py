@@ -7,7 +7,8 @@ import re
 from agent_rl.environments.maths.answers.statements import Clock
 
 _TIME = re.compile(
-    r"([0-9]{1,2})(?::([0-5][0-9])(?::([0-5][0-9]))?)?\s*(?:(?:\\text\s*\{)?\s*(?:([AaPp])\.?\s*[Mm]\.?|(o'clock))\s*\}?)?"
+    r"([0-9]{1,2})(?::([0-5][0-9])(?::([0-5][0-9]))?)?\s*"
+    r"(?:(?:\\text\s*\{)?\s*(?:([AaPp])\.?\s*[Mm]\.?|(o'clock))\s*\}?)?"
 )
 _NAMED = {"noon": 12, "12noon": 12, "midday": 12, "midnight": 0, "12midnight": 0}
 

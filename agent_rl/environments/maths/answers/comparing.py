@@ -66,7 +66,9 @@ def _answers(text: str) -> list[Answer]:
 
 
 def _with_one_function_name(answer: Answer) -> Answer:
-    """A function that is defined, under a name that says nothing: ``g(t) = t^2`` is ``f(t) = t^2``. Of several, each keeps its own."""
+    """A function that is defined, under a name that says nothing: ``g(t) = t^2`` is ``f(t) = t^2``. Of several, each
+    keeps its own.
+    """
     items = answer.items if isinstance(answer, Listing) else (answer,)
     names = {item.name for item in items if isinstance(item, Named) and item.parameters}
     if len(names) != 1 or not _FUNCTION_NAME.fullmatch(name := names.pop()):
@@ -143,7 +145,9 @@ def _matrices_equal(gold: Answer, prediction: Answer) -> bool:
 
 
 def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
-    """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of taste."""
+    """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of
+    taste.
+    """
     ours, theirs = gold.opening + gold.closing, prediction.opening + prediction.closing
     matched = len(gold.items) > 2 and {ours, theirs} <= {"()", "[]"}
     if ours == theirs and is_real_set(gold):  # the bounds of an interval are exact
@@ -152,7 +156,7 @@ def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
 
 
 def _named_equal(gold: Named, prediction: Named) -> bool:
-    """The same about the same name, parameters of functions renamed; or one equation solved for two of its variables."""
+    """The same about the same name, parameters of functions renamed; or one equation solved for two variables."""
     if gold.name != prediction.name:
         if "y" in (gold.name, prediction.name) and (gold.parameters or prediction.parameters):  # f(x) = x^2, y = x^2
             return _graph_of(gold) == _graph_of(prediction) != () and _equal(gold.answer, prediction.answer)
@@ -198,7 +202,9 @@ def _each_named(answer: Answer) -> Answer:
 
 
 def _listings_equal(gold: Answer, prediction: Answer) -> bool:
-    """As multisets; as sets where one is an explicit set, or gold repeats nothing. In the order of the names where a tuple, or names for each item on one side, say so."""
+    """As multisets; as sets where one is an explicit set, or gold repeats nothing. In the order of the names where a
+    tuple, or names for each item on one side, say so.
+    """
     if any(isinstance(side, Region | Comparison) or _is_union(side) for side in (gold, prediction)):
         return sets_equal(gold, prediction)
     if isinstance(gold, Listing) and _all_named(gold.items):
@@ -285,7 +291,10 @@ def _without_numbers(listing: Listing) -> Listing:
 
 
 def _sides(gold: Answer, prediction: Answer) -> tuple[Sequence[Answer], Sequence[Answer]]:
-    return tuple(side.items if isinstance(side, Listing | Bracketed) else (side,) for side in (gold, prediction))  # type: ignore[return-value]
+    def items(side: Answer) -> Sequence[Answer]:
+        return side.items if isinstance(side, Listing | Bracketed) else (side,)
+
+    return items(gold), items(prediction)
 
 
 def _sides_of(gold: Answer, prediction: Answer, item: Answer) -> tuple[Answer, Answer]:
@@ -322,7 +331,9 @@ def _pairwise(gold: Sequence[Answer], prediction: Sequence[Answer]) -> bool:
 
 
 def _comparisons_equal(gold: Answer, prediction: Answer) -> bool:
-    """The same solution set where both are solved; else the same relation, its terms moved across or its sides swapped."""
+    """The same solution set where both are solved; else the same relation, its terms moved across or its sides
+    swapped.
+    """
     if isinstance(gold, Value) and isinstance(prediction, Comparison):
         return (
             prediction.relations == ("=",)

@@ -11,7 +11,9 @@ from agent_rl.environments.maths.answers.statements import Answer, Comparison, N
 
 
 def is_combination(formula: Formula) -> bool:
-    """Whether a formula is a sum, difference, product or quotient of several variables, each once: that of ``m + n = 37``."""
+    """Whether a formula is a sum, difference, product or quotient of several variables, each once: that of ``m + n =
+    37``.
+    """
     names: list[str] = []
 
     def visit(part: Formula, operation: str) -> bool:

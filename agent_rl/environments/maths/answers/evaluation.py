@@ -1,7 +1,7 @@
 """The value of a formula at a point: exact while it is rational, an mpmath number beyond.
 
-Values are principal values in the complex plane, but for odd roots of negative numbers, which are real as in school. What
-is too large or undefined raises Undefined.
+Values are principal values in the complex plane, but for odd roots of negative numbers, which are real as in school.
+What is too large or undefined raises Undefined.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def _exactly_or_not(values: list[Result], operation: Any) -> Result:
 
 
 def _add(values: list[Result]) -> Result:
-    """The sum; a remainder far below the terms is the zero they cancel to, a term far below the sum is lost: Undefined."""
+    """The sum; a remainder far below the terms is the zero they cancel to, a term far below the sum is lost:
+    Undefined.
+    """
     if all(isinstance(value, Fraction) for value in values):
         return sum(values, Fraction(0))
     exact = sum((value for value in values if isinstance(value, Fraction)), Fraction(0))
@@ -248,7 +250,9 @@ def _log(value: Result, base: Result | None = None) -> Result:
 
 
 def _transcendental(name: str) -> Any:
-    """One of mpmath's functions, of arguments that keep their precision; a result that only rounding keeps from zero is 0."""
+    """One of mpmath's functions, of arguments that keep their precision; a result that only rounding keeps from zero
+    is 0.
+    """
 
     def apply(value: Result) -> Result:
         if isinstance(value, Fraction) and value == 0 and name in ("sin", "tan", "asin", "atan", "sinh", "tanh"):
@@ -299,7 +303,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def _calculus(formula: Calculus) -> tuple[Any, set[str]]:
-    """The sympy expression of a limit, sum, product or integral, evaluated, and its free variables. Raises Undefined."""
+    """A limit, sum, product or integral, evaluated by sympy, and its free variables. Raises Undefined."""
     try:
         found = calculus.expression(formula.source)
     except ValueError as error:

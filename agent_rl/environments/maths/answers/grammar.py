@@ -161,7 +161,9 @@ class _Parser:
         )
 
     def after_power(self) -> bool:
-        """Whether a number follows a power as its factor: ``2^{3}5``, ``2^3 3^2``. Without braces a space tells it apart."""
+        """Whether a number follows a power as its factor: ``2^{3}5``, ``2^3 3^2``. Without braces a space tells it
+        apart.
+        """
         if self.position != self.power_end:
             return False
         apart = self.tokens[self.position].start > self.tokens[self.position - 1].end

@@ -1,4 +1,4 @@
-r"""Matrices in their notations: environments, lists of lists, ``[1, 2; 3, 4]``, a number times a matrix, a transpose."""
+r"""Matrices in their notations: environments, lists of lists, ``[1, 2; 3, 4]``, multiples of them, transposes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agent_rl.environments.maths.answers.statements import Answer, Matrix, Value
 
 _ENVIRONMENT = re.compile(
     r"(?P<opening>[(\[]?)\s*\\begin\s*\{(?P<kind>[pbB]?(?:small)?matrix|array)\}(?:\s*\{[lcr|\s]*\})?(?P<body>.*)"
-    r"\\end\s*\{(?P=kind)\}\s*(?P<closing>[)\]]?)(?P<transposed>\s*\^\s*(?:\{\s*)?(?:\\top|\\mathsf\s*\{T\}|\\text\s*\{T\}|T)\s*\}?)?",
+    r"\\end\s*\{(?P=kind)\}\s*(?P<closing>[)\]]?)"
+    r"(?P<transposed>\s*\^\s*(?:\{\s*)?(?:\\top|\\mathsf\s*\{T\}|\\text\s*\{T\}|T)\s*\}?)?",
     re.DOTALL,
 )
 _ROWS = re.compile(r"\[([^\[\]();]+(?:;[^\[\]();]+)+)\]")
@@ -19,7 +20,9 @@ _NO_FACTOR = re.compile(r"\\begin|[=<>,;&]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
 
 def matrix_of(source: str, read: Callable[[str], Answer], number: Callable[[str], Formula]) -> Matrix | None:
-    """The matrix that a text is; ``read`` reads an entry, ``number`` a factor. None if it is none; may raise Unreadable."""
+    """The matrix that a text is; ``read`` reads an entry, ``number`` a factor. None if it is none; may raise
+    Unreadable.
+    """
     if r"\begin" not in source:
         rows = _ROWS.fullmatch(source)
         if rows is None or re.fullmatch(r"[^\s,]+;[^\s,]+", re.sub(r"\s*;\s*", ";", rows[1].strip())):

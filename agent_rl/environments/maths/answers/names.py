@@ -18,15 +18,18 @@ _LETTER = rf"(?:[a-zA-Z]|(?:{_GREEK})(?![a-zA-Z])|(?:{_DECORATED})\s*\{{[^{{}}]*
 _VARIABLE = re.compile(rf"{_LETTER}{_INDEX}")
 _FUNCTION = re.compile(
     rf"(?:[fghpquvFGHPQRSTEVCNdDLWM]|\\(?:phi|varphi|psi|Phi|Psi|Gamma|zeta|mu|sigma|tau|det|dim|deg|Pr)(?![a-zA-Z])"
-    rf"|\\mathbb\s*\{{[EPV]\}}|(?:Var|Cov|Area|area|Pr|det|dim|rank|tr|deg){_INDEX}){_INDEX}(?:\s*\^\s*(?:\{{-1\}}|-1))?\s*"
+    rf"|\\mathbb\s*\{{[EPV]\}}|(?:Var|Cov|Area|area|Pr|det|dim|rank|tr|deg){_INDEX})"
+    rf"{_INDEX}(?:\s*\^\s*(?:\{{-1\}}|-1))?\s*"
 )
 _TRIGONOMETRIC = re.compile(
-    rf"\\?(?:sin|cos|tan|cot|sec|csc)(?:\s*\(\s*{_LETTER}{_INDEX}\s*\)|(?![a-z])\s*(?:\\angle\s*)?{_LETTER}{_INDEX}|\s*\\angle\s*[A-Z]+)"
+    rf"\\?(?:sin|cos|tan|cot|sec|csc)(?:\s*\(\s*{_LETTER}{_INDEX}\s*\)"
+    rf"|(?![a-z])\s*(?:\\angle\s*)?{_LETTER}{_INDEX}|\s*\\angle\s*[A-Z]+)"
 )
 _EXTREME = re.compile(rf"\\(?:max|min|sup|inf|det|deg|dim)(?![a-zA-Z])\s*(?:{_LETTER}{_INDEX}(?:\s*\([^()]*\))?)?")
 _OF_SETS = re.compile(r"n\s*")
 _POINTS = re.compile(
-    r"(?:m?\s*\\angle|\\triangle|\\(?:overline|vec|overrightarrow|bar|widehat|hat)(?![a-zA-Z])|\{|\}|\s|[A-Z](?:_\{?\w\}?|')*)+"
+    r"(?:m?\s*\\angle|\\triangle|\\(?:overline|vec|overrightarrow|bar|widehat|hat)(?![a-zA-Z])"
+    r"|\{|\}|\s|[A-Z](?:_\{?\w\}?|')*)+"
 )
 _NORM = re.compile(
     r"\|\s*[A-Z]{2}\s*\||\|\s*\\(?:overline|vec|overrightarrow)\s*\{[^{}]*\}\s*\||\\\|[^|=<>]+\\\||\[\s*[A-Z]{3,}\s*\]"

@@ -1,8 +1,8 @@
 """Whether two formulas are the same number, or the same function of their variables.
 
-Rational arithmetic is exact. Where a formula leaves the rationals, values are compared to 45 of 80 digits; with variables,
-both formulas are evaluated at random points: two different elementary functions agree at one with probability nil. What
-is too large, too fine for that precision, or undefined is not the same as anything.
+Rational arithmetic is exact. Where a formula leaves the rationals, values are compared to 45 of 80 digits; with
+variables, both formulas are evaluated at random points: two different elementary functions agree at one with
+probability nil. What is too large, too fine for that precision, or undefined is not the same as anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ BRANCHING_POINTS = 64
 _BRANCHING = frozenset({"abs", "root", "pow", "floor", "ceil", "max", "min", "log", "arcsin", "arccos"})
 _SCALES = (1, 1, 10, 1, 100, 1, 1000, 1)
 DECIMAL_DIGITS = 6
-"""Significant digits from which a decimal may stand for a number that no decimal spells (Math-Verify's default: 6 places)."""
+"""Significant digits from which a decimal may stand for a number that no decimal spells (Math-Verify's default: 6
+places).
+"""
 FLOAT_DIGITS, MOST_FLOAT_DIGITS = 15, 17
 """Digits of a decimal that binary64 arithmetic gets right, and digits that it prints."""
 
@@ -140,8 +142,8 @@ def _branches(formula: Formula) -> bool:
 def _spells(formula: Formula, other: Formula) -> bool:
     """Whether a formula is a plain decimal, of enough digits, that the other one rounds to.
 
-    A number that a decimal spells exactly must be spelt exactly. The exception is what binary64 arithmetic prints for it,
-    ``0.30000000000000004``: the number next to it in that format, in the digits of its own spelling.
+    A number that a decimal spells exactly must be spelt exactly. The exception is what binary64 arithmetic prints for
+    it, ``0.30000000000000004``: the number next to it in that format, in the digits of its own spelling.
     """
     number, sign = formula, 1
     if isinstance(number, Apply) and number.function == "neg":

@@ -57,7 +57,7 @@ def values_equal(gold: Value, prediction: Value) -> bool:
 
 
 def _letters_agree(gold: str, prediction: str) -> bool:
-    """Capital letters side by side are points or choices, in order; a single one is a choice, which no formula equals."""
+    """Capital letters side by side are points or choices, in order; a single one is a choice and equals no formula."""
     if gold.isupper() and prediction.isupper():
         return gold == prediction
     return not any(len(letters) == 1 and letters.isupper() for letters in (gold, prediction))
@@ -69,7 +69,7 @@ def _labels_agree(gold: frozenset[str], prediction: frozenset[str]) -> bool:
 
 
 def _same_formula(gold: Formula, prediction: Formula) -> bool:
-    """Equal formulas; a letter that is a variable in one place is no function elsewhere: ``h(a + b)`` is ``ha + hb``."""
+    """Equal formulas; a letter that is a variable in one is no function in the other: ``h(a + b)`` is ``ha + hb``."""
     if same(gold, prediction):
         return True
     letters = (called_in(gold) | called_in(prediction)) & (names_in(gold) | names_in(prediction))

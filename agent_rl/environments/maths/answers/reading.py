@@ -1,4 +1,5 @@
-r"""The answer that a piece of notation states: a value, list, set, tuple, interval, matrix, equation, inequality or words.
+r"""The answer that a piece of notation states: a value, list, set, tuple, interval, matrix, equation, inequality or
+words.
 
 Which of two readings of a bracket holds, ``(1, 2)`` a point or an interval, is left open until it is compared.
 """
@@ -60,7 +61,7 @@ _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0
 
 
 def readings(text: str) -> list[Answer]:
-    """What a text may state: usually one answer, more where a comma between digits has several meanings. May be empty."""
+    """What a text may state: usually one answer, more where a comma between digits is ambiguous. May be empty."""
     found: list[Answer] = []
     if len(text) > MAX_CHARACTERS:
         return found

@@ -12,7 +12,8 @@ from agent_rl.environments.maths.answers.units import Unit
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only letters.
+    """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only
+    letters.
 
     ``lax_unit``: the unit is also met as a word for a number, ``5 decades``, so that it is converted but not left out.
     """

@@ -1,7 +1,7 @@
 r"""From a text to the notation of its answer: the part that counts, spelt in one way.
 
-``located`` finds the part: the last box, or what follows the last "the answer is"; ``mentioned`` the last formula or number
-of a sentence. ``cleaned`` removes what only sets type, and writes synonyms alike.
+``located`` finds the part: the last box, or what follows the last "the answer is"; ``mentioned`` the last formula or
+number of a sentence. ``cleaned`` removes what only sets type, and writes synonyms alike.
 """
 
 from __future__ import annotations
@@ -37,18 +37,21 @@ _CANDIDATE = re.compile(rf"{_MATHS.pattern}|({_PLAIN_NUMBER})", re.DOTALL)
 _SEPARATOR = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?[\s,;]*")
 _TRAILING_PERCENT = re.compile(r"\s*(?:\\?%|percent\b|percentage\b|pct\b)")
 _DENIAL = re.compile(
-    r"(?i)(?:\bnot|n't|\bneither|\bnor|\bexcept|\bwithout|\bunlike|\bthan|\bat\s+(?:least|most)|\bup\s+to|\bnever)\W+(?:\w+\W+){0,2}$"
+    r"(?i)(?:\bnot|n't|\bneither|\bnor|\bexcept|\bwithout|\bunlike|\bthan|\bat\s+(?:least|most)|\bup\s+to|\bnever)"
+    r"\W+(?:\w+\W+){0,2}$"
 )
 _DENIED = re.compile(r"(?i)\b(?:not|never|wrong|incorrect|false|untrue|doubt|neither|unless|cannot|no)\b|n't\b")
 _WITHDRAWN = re.compile(r"(?i)\b(?:no|not|wait|actually|wrong|instead|rather|sorry|incorrect|correction)\b")
 _BEFORE = re.compile(
-    r"(?i)(?:^|[:=,;.!>\n({}\]-]|\b(?:is|are|be|was|were|equals?|gives?|get|gets|obtain|obtains|have|has|find|found|that|therefore"
-    r"|thus|hence|so|then|answers?|results?|solutions?|conclude|say|write|and|or))\s*(?:\**|\\text\s*\{)\s*$"
+    r"(?i)(?:^|[:=,;.!>\n({}\]-]|\b(?:is|are|be|was|were|equals?|gives?|get|gets|obtain|obtains|have|has|find|found"
+    r"|that|therefore|thus|hence|so|then|answers?|results?|solutions?|conclude|say|write|and|or))"
+    r"\s*(?:\**|\\text\s*\{)\s*$"
 )
 """What may stand before a formula that a sentence states; ``half of`` and ``minus`` may not."""
 _CLAUSE = re.compile(r"([^.,;:!?\n<(]*)(.?)")
 _CONNECTIVE = re.compile(
-    r"(?i)\b(?:because|since|so|which|hence|thus|therefore|ago|indeed|(?:is|are) (?:the|our|an?) (?:solution|answer|result)s?)\b"
+    r"(?i)\b(?:because|since|so|which|hence|thus|therefore|ago|indeed"
+    r"|(?:is|are) (?:the|our|an?) (?:solution|answer|result)s?)\b"
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _FINAL_MARKS = re.compile(r"(?<![.,;])[.,;。]$|\\+[,;!: ]?$|~$|\\q?quad$")
@@ -67,7 +70,8 @@ _TRANSLATED = {
     "±": r" \pm ", "∓": r" \mp ", "π": r"\pi ", "√": r"\sqrt ", "∪": r" \cup ", "∩": r" \cap ", "∈": r" \in ",
     "∖": r" \setminus ", "²": "^{2}", "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}", "，": ", ", "、": ", ", "；": "; ", "（": "(", "）": ")", "＝": "=", "：": ":", "。": ".", "％": "%",
-    "‰": r"\text{ permille}", "º": "°", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "＋": "+", "＜": "<", "＞": ">", "\u200b": "",
+    "‰": r"\text{ permille}", "º": "°", "⟨": r"\langle ", "⟩": r"\rangle ", "′": "'", "’": "'", "＋": "+",
+    "＜": "<", "＞": ">", "\u200b": "",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_TRANSLATED)
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -99,7 +103,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (
-            r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\\circ\s*$|(?:\\text\s*\{)\s*degrees?\s*\}|\bdegrees?\b",
+            r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\\circ\s*$|(?:\\text\s*\{)\s*degrees?\s*\}"
+            r"|\bdegrees?\b",
             "°",
         ),
         (r"\^\s*(?:\\prime|\{\s*\\prime\s*\})", "'"),
@@ -127,7 +132,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def located(text: str) -> tuple[str, bool]:
-    """The part of ``text`` that is its answer, notation untouched, and whether words announce it; else the whole text."""
+    """The part of ``text`` that is its answer, notation untouched, or all of it; whether words announce an answer."""
     if r"\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
     boxed = _boxed(text)
@@ -150,8 +155,8 @@ def located(text: str) -> tuple[str, bool]:
 def mentioned(text: str, *, announced: bool) -> str | None:
     """The last formula or number that a sentence states, with those joined to it by commas, "and" or "or".
 
-    A number outside a formula must follow a verb or end a sentence, unless the whole text is announced as the answer. None
-    where there is none, or where it is denied.
+    A number outside a formula must follow a verb or end a sentence, unless the whole text is announced as the answer.
+    None where there is none, or where it is denied.
     """
     found: list[str] = []
     begin = end = -1

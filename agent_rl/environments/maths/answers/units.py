@@ -21,7 +21,8 @@ class Unit:
 _NAMES = {
     "length": """1 m meter metre; 254/10000 in inch inches; 3048/10000 ft foot feet; 9144/10000 yd yard;
         1609344/1000 mi mile; 9460730472580800 light-year lightyear; 1852 nmi""",
-    "mass": """1/1000 g gm gram gramme; 1000 t ton tonne; 45359237/100000000 lb lbs pound; 28349523125/1000000000000 oz ounce""",
+    "mass": """1/1000 g gm gram gramme; 1000 t ton tonne; 45359237/100000000 lb lbs pound;
+        28349523125/1000000000000 oz ounce""",
     "time": """1 s sec second; 60 min minute; 3600 h hr hour; 86400 day; 604800 week; 1209600 fortnight""",
     "month": "1 month; 12 yr year; 120 decade; 1200 century centuries; 12000 millennium millennia",
     "length^3": """1/1000 L l liter litre; 3785411784/1000000000000 gal gallon; 946352946/1000000000000 qt quart;
@@ -45,7 +46,8 @@ _NAMES = {
     "amount": "1 mol mole",
     "light": "1 lumen lm",
     "mass*length*time^-2": "1 N newton",
-    "mass*length^2*time^-2": "1 J joule; 3600000 kWh; 4184/1000 cal; 4184 kcal kilocalorie; 1602176634/10000000000000000000000000000 eV",
+    "mass*length^2*time^-2": "1 J joule; 3600000 kWh; 4184/1000 cal; 4184 kcal kilocalorie; "
+    "1602176634/10000000000000000000000000000 eV",
     "mass*length^2*time^-3": "1 W watt; 7457/10 hp horsepower",
     "mass*length^-1*time^-2": "1 Pa pascal; 100000 bar; 101325 atm atmosphere",
     "time^-1": "1 Hz hertz; 1/60 rpm",
@@ -60,11 +62,12 @@ _NAMES = {
     "unit": "1 unit u",
 }
 """Of each dimension: the base units that a unit is worth, and its names. Months and seconds do not convert."""
-_PREFIXES = {"n nano": "1/1000000000", "µ μ micro": "1/1000000", "m milli": "1/1000", "c centi": "1/100", "d deci": "1/10",
-             "k kilo": "1000", "M mega": "1000000", "G giga": "1000000000", "T tera": "1000000000000"}  # fmt: skip
-_PREFIXED = {"m": "meter metre", "g": "gram gramme", "s": "second", "L": "liter litre", "l": "", "Hz": "hertz", "W": "watt",
-             "J": "joule", "N": "newton", "V": "volt", "A": "ampere amp", "Pa": "pascal", "B": "byte", "eV": "", "mol": "mole",
-             "bit": "bit", "ohm": "ohm", "Ω": ""}  # fmt: skip
+_PREFIXES = {"n nano": "1/1000000000", "µ μ micro": "1/1000000", "m milli": "1/1000", "c centi": "1/100",
+             "d deci": "1/10", "k kilo": "1000", "M mega": "1000000", "G giga": "1000000000",
+             "T tera": "1000000000000"}  # fmt: skip
+_PREFIXED = {"m": "meter metre", "g": "gram gramme", "s": "second", "L": "liter litre", "l": "", "Hz": "hertz",
+             "W": "watt", "J": "joule", "N": "newton", "V": "volt", "A": "ampere amp",
+             "Pa": "pascal", "B": "byte", "eV": "", "mol": "mole", "bit": "bit", "ohm": "ohm", "Ω": ""}  # fmt: skip
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _CASELESS = words("km cm mm kg ft in lb hr kmh kph mph gm sec yd min oz usd ml mi inch rs")
 """Abbreviations that are also met in capitals."""
@@ -103,7 +106,9 @@ CURRENCY_SIGNS = {
 
 @lru_cache(maxsize=1024)
 def unit_of(label: str) -> Unit | None:
-    """The unit that ``label`` names, if it is known: ``cm^2``, ``square feet``, ``km/h``, ``m s^{-1}``, ``meters per second``."""
+    """The unit that ``label`` names, if it is known: ``cm^2``, ``square feet``, ``km/h``, ``m s^{-1}``, ``meters per
+    second``.
+    """
     label = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", label.strip())
     label = re.sub(
         r"^(?:°|degrees?)\s*(C|F|Celsius|Fahrenheit)\.?$", lambda m: {"C": "celsius", "F": "fahrenheit"}[m[1][0]], label

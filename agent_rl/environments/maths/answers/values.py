@@ -33,7 +33,8 @@ _SUMS = frozenset({"+", "-", r"\pm", r"\mp"})
 _FONT = r"\\(?:text|textrm|textbf|textnormal|mathrm|mbox|textit|mathit|operatorname|rm)"
 _PIECE = rf"(?:{_FONT}\s*\{{[^{{}}]*\}}|[A-Za-zµμΩ]+(?![A-Za-zµμΩ])\.?)(?:\s*\^\s*(?:\{{\s*-?[0-9]\s*\}}|-?[0-9]))?"
 _TAIL = re.compile(
-    rf"(?P<tail>(?<![\\A-Za-z])(?:-\s?)?(?:°\s*)?{_PIECE}(?:(?:\s*(?:/|\\cdot(?![a-zA-Z])|-)\s*|\s*){_PIECE}){{0,7}})\s*$"
+    rf"(?P<tail>(?<![\\A-Za-z])(?:-\s?)?(?:°\s*)?{_PIECE}"
+    rf"(?:(?:\s*(?:/|\\cdot(?![a-zA-Z])|-)\s*|\s*){_PIECE}){{0,7}})\s*$"
 )
 _LONG_TIMES = words("decade decades century centuries millennium millennia fortnight fortnights")
 """Units that are met as words for numbers."""
@@ -75,7 +76,9 @@ def _in_words(source: str) -> Answer | None:
 
 
 def _money(source: str) -> Answer | None:
-    """An amount with the sign or code of its currency before or behind it: ``¤5 million``, ``USD 5``, ``5 €``, ``¤5 per hour``."""
+    """An amount with the sign or code of its currency before or behind it: ``¤5 million``, ``USD 5``, ``5 €``, ``¤5
+    per hour``.
+    """
     first, last = _CURRENCY_FIRST.fullmatch(source), _CURRENCY_LAST.fullmatch(source)
     if first:
         currency, amount = CURRENCY_SIGNS.get(first[2] or "", "") or first[3].rstrip("."), first[5]
@@ -140,7 +143,9 @@ def _scaled(formula: Formula, factor: Fraction) -> Formula:
 
 
 def _counted(source: str) -> Answer | None:
-    r"""What must be told from a product of letters before the formula is read: ``5 cm``, ``5 ppm``, ``5\text{ m}``, ``5° C``."""
+    r"""What must be told from a product of letters before the formula is read: ``5 cm``, ``5 ppm``, ``5\text{ m}``,
+    ``5° C``.
+    """
     if not source[-1:].isalpha() and source[-1:] not in "}.23":
         return None
     tail = _TAIL.search(source)
