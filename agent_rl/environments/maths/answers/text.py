@@ -103,8 +103,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (
-            r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\\circ\s*$|(?:\\text\s*\{)\s*degrees?\s*\}"
-            r"|\bdegrees?\b",
+            (
+                r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\\circ\s*$|(?:\\text\s*\{)\s*degrees?\s*\}"
+                r"|\bdegrees?\b"
+            ),
             "°",
         ),
         (r"\^\s*(?:\\prime|\{\s*\\prime\s*\})", "'"),
