@@ -118,7 +118,7 @@ def _unpackable(value: Any, path: str) -> str | None:
         parts = ((f"{path}[{key!r:.80}]", each) for item in value.items() for key, each in ((item[0], item[0]), item))
     elif isinstance(value, (list, tuple)):
         parts = ((f"{path}[{index}]", each) for index, each in enumerate(value))
-    return next((found for where, part in parts if (found := _unpackable(part, where)) is not None), None)
+    return next((inner for where, part in parts if (inner := _unpackable(part, where)) is not None), None)
 
 
 def size_of(frames: Sequence[Buffer]) -> int:

@@ -21,9 +21,6 @@ from transport.schema import (
     Encoder,
     Invalid,
     Plan,
-    Same,
-    WrongType,
-    fixed_tuple,
     literal,
     mapping,
     sequence,
@@ -50,14 +47,12 @@ def compile_hint(hint: Any, within: tuple[type, ...] = ()) -> Plan:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return literal(hint)
-    if origin in (Union, types.UnionType):
-        return _union(tuple(compile_hint(argument, within) for argument in arguments), str(hint))
-    if origin is tuple:
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return sequence(compile_hint(arguments[0], within), tuple, str(hint))
-        return fixed_tuple(tuple(compile_hint(argument, within) for argument in arguments), str(hint))
-    if origin is list:
-        return sequence(compile_hint(arguments[0], within), list, str(hint))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        (member,) = (compile_hint(argument, within) for argument in arguments if argument is not type(None))
+        layouts = ("None" if argument is type(None) else member.layout for argument in arguments)
+        return _optional(member, str(hint), " | ".join(layouts))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return sequence(compile_hint(arguments[0], within), str(hint))
     if origin is dict and arguments[0] is str:
         return mapping(compile_hint(arguments[1], within), str(hint))
     if origin is np.ndarray:
@@ -83,7 +78,7 @@ def _build(cls: type, within: tuple[type, ...]) -> Plan:
     plans = field_plans(cls, within)
     layout = f"{cls.__name__}({', '.join(f'{name}: {plan.layout}' for name, plan in plans.items())})"
     encode, decode = shortcuts(cls, plans, careful(cls, plans))
-    return Plan(encode, decode, "array", cls.__name__, layout)
+    return Plan(encode, decode, cls.__name__, layout)
 
 
 def field_plans(cls: type, within: tuple[type, ...] = ()) -> dict[str, Plan]:
@@ -142,45 +137,6 @@ def careful(cls: type, plans: dict[str, Plan]) -> tuple[Encoder, Decoder]:
     return encode, decode
 
 
-def _union(members: tuple[Plan, ...], describe: str) -> Plan:
-    wires = [member.wire for member in members]
-    literals = {"str": "str", "int": "int", "bool": "bool"}
-    families = [literals.get(wire, wire) for wire in wires]
-    if len(set(families)) != len(families) or ("any" in families and len(families) > 1):
-        raise TypeError(f"{describe}: the members cannot be told apart on the wire")
-    # int before float, so that an int stays one
-    ordered = tuple(sorted(members, key=lambda member: member.wire == "float"))
-    without_none = tuple(member for member in ordered if member.wire != "nil")
-    optional = len(without_none) < len(ordered)
-    layout = " | ".join(member.layout for member in members)
-    if optional and len(without_none) == 1:
-        return _optional(without_none[0], describe, layout)
-
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        held = len(frames)
-        for member in ordered:
-            try:
-                return member.encode(value, frames)
-            except WrongType as invalid:
-                if invalid.path:  # the value is of this member, but a part of it does not fit
-                    raise
-                del frames[held:]
-        raise wrong(describe, value)
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        position = cursor.position
-        for member in ordered:
-            try:
-                return member.decode(value, cursor)
-            except WrongType as invalid:
-                if invalid.path:
-                    raise
-                cursor.position = position
-        raise wrong(describe, value)
-
-    return Plan(encode, decode, "union", describe, layout)
-
-
 def _optional(member: Plan, describe: str, layout: str) -> Plan:
     encode_member, decode_member = member.encode, member.decode
 
@@ -190,10 +146,8 @@ def _optional(member: Plan, describe: str, layout: str) -> Plan:
     def decode(value: Any, cursor: Cursor) -> Any:
         return None if value is None else decode_member(value, cursor)
 
-    same = None
-    if member.same is not None:
-        same = Same(f"({{v}} is None or {member.same.encode})", f"({{v}} is None or {member.same.decode})")
-    return Plan(encode, decode, "union", describe, layout, same)
+    unchanged = member.unchanged and f"({{v}} is None or {member.unchanged})"
+    return Plan(encode, decode, describe, layout, unchanged)
 
 
 def _array(hint: Any) -> Plan:
@@ -260,4 +214,4 @@ def _array(hint: Any) -> Plan:
         except ValueError as error:  # numpy's limits on shapes
             raise Invalid(str(error)) from error
 
-    return Plan(encode, decode_vector if ndim == 1 else decode, "array", describe, f"array[{dtype.str}, {ndim}]")
+    return Plan(encode, decode_vector if ndim == 1 else decode, describe, f"array[{dtype.str}, {ndim}]")

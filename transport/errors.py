@@ -11,8 +11,8 @@ class TransportError(Exception):
     """Base of every error of this package."""
 
 
-class EncodeError(TransportError):
-    """A message does not fit its own annotations. ``field`` is a dotted path, as in ``Trajectory.calls[2].turn``."""
+class _FieldError(TransportError):
+    """``field`` is a dotted path, as in ``Trajectory.calls[2].turn``."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -20,13 +20,12 @@ class EncodeError(TransportError):
         self.reason = reason
 
 
-class DecodeError(TransportError):
-    """Bytes that are not a message of the registry (the expected types). ``field`` is as in EncodeError."""
+class EncodeError(_FieldError):
+    """A message does not fit its own annotations."""
 
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
+
+class DecodeError(_FieldError):
+    """Bytes that are not a message of the registry (the expected types)."""
 
 
 class BindError(TransportError):
@@ -41,20 +40,18 @@ class UnknownPeer(TransportError):  # noqa: N818
     """The network has no address for this node."""
 
 
-class CallRefused(TransportError):  # noqa: N818
+class _ReasonError(TransportError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class CallRefused(_ReasonError):  # noqa: N818
     """Raised by a handler to refuse a call; the caller gets CallFailed with the reason."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
-
-class CallFailed(TransportError):  # noqa: N818
+class CallFailed(_ReasonError):  # noqa: N818
     """The replica refused the call, or the call or its answer could not be decoded."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class CallTimeout(TransportError):  # noqa: N818
@@ -139,7 +136,7 @@ class IncarnationRefused:
 
     peer: str
     claimed: int
-    told: int
+    expected: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,25 +23,25 @@ class Faults:
     def __init__(self, on_event: Callable[[LinkEvent], None]) -> None:
         self.counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._on_event = on_event
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def malformed(self, peer: str, reason: str) -> None:
         """The peer sent frames that cannot be read or are not expected here."""
-        self._count_and_tell("decode_errors", peer, MalformedFrames(peer, reason))
+        self._count_and_report("decode_errors", peer, MalformedFrames(peer, reason))
 
     def unauthenticated(self, address: str) -> None:
         """A client without the cluster's key was refused."""
-        self._count_and_tell("unauthenticated", address, Unauthenticated(address))
+        self._count_and_report("unauthenticated", address, Unauthenticated(address))
 
-    def refused(self, peer: str, claimed: int, told: int | None) -> None:
-        """A process claimed a higher incarnation than ``told``, the one announced to this node (None: none so far)."""
-        if told is None:  # the announcement may still come
+    def refused(self, peer: str, claimed: int, expected: int | None) -> None:
+        """A process claimed a higher incarnation than the one this node expects (None: none so far)."""
+        if expected is None:  # the announcement may still come
             self.counts["incarnations_refused"] += 1
             return
-        self._count_and_tell("incarnations_refused", f"{peer}#", IncarnationRefused(peer, claimed, told))
+        self._count_and_report("incarnations_refused", f"{peer}#", IncarnationRefused(peer, claimed, expected))
 
-    def _count_and_tell(self, figure: str, whom: str, event: LinkEvent) -> None:
+    def _count_and_report(self, figure: str, whom: str, event: LinkEvent) -> None:
         self.counts[figure] += 1
-        if whom not in self._told:
-            self._told.add(whom)
+        if whom not in self._reported:
+            self._reported.add(whom)
             self._on_event(event)

@@ -2,7 +2,7 @@
 
 ::
 
-    accepted, disconnected --> Gate --(nodes + STRANGERS open)-----> closed but for the run's hosts: others' SYN is dropped
+    accepted, disconnected --> Gate --(nodes + STRANGERS open)-----> open for the run's hosts alone
                                    `-(nodes + 2 * STRANGERS open)--> closed
                                    `-(fewer again)-----------------> open
 
@@ -71,8 +71,7 @@ class Gate:
     def _decide(self) -> None:
         if len(self._open) >= self._nodes + STRANGERS:
             self._forget_gone()
-        closed = (len(self._open) - self._nodes) // STRANGERS
-        closed = max(0, min(2, closed))
+        closed = max(0, min(2, (len(self._open) - self._nodes) // STRANGERS))
         if closed != self._closed and self._listener is not None:
             self._closed = closed
             filter_connections(self._listener, None if not closed else self._hosts if closed == 1 else ())
@@ -101,8 +100,8 @@ def filter_connections(listener: sockets.socket, hosts: Collection[str] | None) 
         listener.setsockopt(sockets.SOL_SOCKET, _SO_DETACH_FILTER, 0)
         return
     program = _program(hosts)
-    held = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
-    listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(held)))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
+    listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
 def _program(hosts: Collection[str]) -> list[tuple[int, int, int, int]]:

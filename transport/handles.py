@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -12,25 +13,18 @@ from transport.errors import CallTimeout, CreditWait, UnknownPeer
 from transport.limits import Limits
 from transport.link import CallRouter, PushSender, Unsettled, WaitingLine
 from transport.outbound import Outbound, PendingCall
-from transport.schema import Buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 # A send that finds room yields to the scheduler only every so often, so that a loop of sends lets other tasks run.
 _SENDS_BETWEEN_CHECKPOINTS = 32
 
 
+@dataclass(slots=True, eq=False)
 class _WaitingSend:
-    __slots__ = ("frames", "on_ack", "reported", "sent", "since", "to")
-
-    def __init__(self, frames: Sequence[Buffer], on_ack: Callable[[], None] | None, to: str | None) -> None:
-        self.frames = frames
-        self.on_ack = on_ack
-        self.to = to
-        self.since = trio.current_time()
-        self.reported = False
-        self.sent = trio.Event()
+    message: Unsettled
+    to: str | None
+    since: float = field(default_factory=trio.current_time)
+    reported: bool = False
+    sent: trio.Event = field(default_factory=trio.Event)
 
 
 class PushLink:
@@ -59,16 +53,16 @@ class PushLink:
         """
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
-        frames = encode(message, self._limits)
+        unsettled = Unsettled(encode(message, self._limits), on_ack)
         self._sends += 1
         if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
             await trio.lowlevel.checkpoint_if_cancelled()
             target = self._with_room(to)
             if target is not None:
-                self._offer(target, frames, on_ack)
+                self._offer(target, unsettled)
                 return
-        waiting = _WaitingSend(frames, on_ack, to)
-        self._waiting.add(waiting)
+        waiting = _WaitingSend(unsettled, to)
+        self._waiting.append(waiting)
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._waiting.serve(self._serve)
@@ -108,13 +102,13 @@ class PushLink:
 
     def overdue(self, now: float, after: float) -> list[CreditWait]:
         """Waits for credit longer than ``after`` seconds; each is returned once."""
-        found: dict[str, CreditWait] = {}
+        waits: dict[str, CreditWait] = {}
         for waiting in self._waiting:
             if not waiting.reported and now - waiting.since >= after:
                 waiting.reported = True
                 peer = waiting.to or ", ".join(self._senders)
-                found.setdefault(peer, CreditWait(self.name, peer, now - waiting.since))
-        return list(found.values())
+                waits.setdefault(peer, CreditWait(self.name, peer, now - waiting.since))
+        return list(waits.values())
 
     def _with_room(self, to: str | None) -> str | None:
         if to is not None:
@@ -127,12 +121,12 @@ class PushLink:
         target = self._with_room(waiting.to)
         if target is None:
             return False
-        self._offer(target, waiting.frames, waiting.on_ack)
+        self._offer(target, waiting.message)
         waiting.sent.set()
         return True
 
-    def _offer(self, target: str, frames: Sequence[Buffer], on_ack: Callable[[], None] | None) -> None:
-        self._senders[target].offer(Unsettled(frames, on_ack))
+    def _offer(self, target: str, message: Unsettled) -> None:
+        self._senders[target].offer(message)
         self._targets[target].send_pushes(self.name)
 
 
@@ -169,7 +163,7 @@ class CallLink:
         seconds = self._timeout if timeout is None else timeout
         call = PendingCall(self, encode(message, self._limits), key, trio.current_time() + seconds)
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._waiting.add(call)
+        self._waiting.append(call)
         self._waiting.serve(self._serve)
         try:
             with trio.move_on_at(call.deadline):
@@ -217,17 +211,13 @@ class CallLink:
 class AnnounceLink:
     """The newest value wins, and sending never blocks; created by ``Node.announce``."""
 
-    def __init__(
-        self, name: str, targets: Mapping[str, Outbound], limits: Limits, on_set: Callable[[Sequence[Outbound]], None]
-    ) -> None:
+    def __init__(self, name: str, targets: Mapping[str, Outbound], limits: Limits) -> None:
         self.name = name
         self._limits = limits
         self._targets = tuple(targets.values())
-        self._on_set = on_set
 
     def set(self, message: Any) -> None:
         """Set the newest value of this message's type for every target. Raises EncodeError."""
         frames = encode(message, self._limits)
         for outbound in self._targets:
-            outbound.announcements.set(self.name, type(message).__name__, frames)
-        self._on_set(self._targets)
+            outbound.announce(self.name, type(message).__name__, frames)

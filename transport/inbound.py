@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import trio
@@ -66,44 +67,29 @@ class Inbound:
         return HeartbeatBack(incarnation, [stream.state for stream in self.streams.values()])
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Delivery:
-    """A message on its way to the handler: ``message``, and its ``sender`` (a node), ``link`` and ``kind``."""
+    """A message on its way to the handler: ``message``, and its ``sender`` (a node), ``link`` and ``kind``.
 
-    __slots__ = (
-        "_released",
-        "deadline",
-        "deferred",
-        "inbound",
-        "kind",
-        "link",
-        "message",
-        "number",
-        "scope",
-        "sender",
-        "stream",
-        "withdrawn",
-    )
+    The node uses the other fields. ``number`` counts a push in its stream, or a call at its caller.
+    """
 
-    def __init__(
-        self,
-        message: Any,
-        kind: DeliveryKind,
-        link: str,
-        inbound: Inbound,
-        number: int,
-        stream: PushReceiver | None = None,
-    ) -> None:
-        self.message = message
-        self.sender = inbound.peer
-        self.link = link
-        self.kind: DeliveryKind = kind
-        # The node uses the rest. ``number`` counts a push in its stream, or a call at its caller.
-        self.inbound = inbound
-        self.number = number
-        self.stream = stream
-        self.deferred = self.withdrawn = self._released = False
-        self.deadline = 0.0
-        self.scope: trio.CancelScope | None = None
+    message: Any
+    kind: DeliveryKind
+    link: str
+    inbound: Inbound
+    number: int
+    stream: PushReceiver | None = None
+    deadline: float = 0.0
+    deferred: bool = False
+    withdrawn: bool = False
+    scope: trio.CancelScope | None = None
+    _released: bool = False
+
+    @property
+    def sender(self) -> str:
+        """The name of the node that sent the message."""
+        return self.inbound.peer
 
     def taken(self) -> None:
         """The delivery leaves the queue: there is room for another."""
@@ -172,7 +158,7 @@ class Queue:
             self._empty.unpark()
 
     def pop(self) -> Delivery | None:
-        """The oldest delivery that is still wanted, or None."""
+        """The oldest delivery that was not withdrawn, or None."""
         while self._items:
             delivery = self._items.popleft()
             if delivery.kind == "announce":

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from transport.frames import StreamProgress, StreamState
 from transport.schema import Buffer
@@ -324,10 +324,8 @@ class Liveness:
         if self.left:
             self.left.discard(peer)
 
-    def back(self, peer: str, now: float) -> float | None:
-        """A heartbeat arrived. Returns how long the peer was silent, if it was reported as silent."""
-        if peer not in self.silent:
-            return None
+    def back(self, peer: str, now: float) -> float:
+        """A heartbeat of a silent peer arrived. Returns how long the peer was silent."""
         self.silent.remove(peer)
         seconds = now - self._heard_at[peer]
         self._heard_at[peer] = now
@@ -338,37 +336,26 @@ class Liveness:
         # When this process itself was stalled, it read no frames: the stall does not count as the peers' silence.
         stall = 0.0 if self._ticked_at is None else max(0.0, now - self._ticked_at - interval)
         self._ticked_at = now
-        found = []
+        newly_silent = []
         for peer, heard_at in self._heard_at.items():
             self._heard_at[peer] = now if peer in self._heard and peer not in self.silent else heard_at + stall
             if peer not in self.silent and now - self._heard_at[peer] > self._silent_after:
                 self.silent.add(peer)
-                found.append((peer, now - self._heard_at[peer]))
+                newly_silent.append((peer, now - self._heard_at[peer]))
         self._heard.clear()
-        return found
+        return newly_silent
 
 
-class WaitingLine(Generic[T]):
+class WaitingLine(deque[T]):
     """A first-in first-out queue. Items may also leave from the middle when they can be served."""
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
-
-    def add(self, item: T) -> None:
-        """Queue up."""
-        self._items.append(item)
 
     def discard(self, item: T) -> None:
         """Remove an item; an unknown item is ignored."""
-        if item in self._items:
-            self._items.remove(item)
+        if item in self:
+            self.remove(item)
 
     def serve(self, attempt: Callable[[T], bool]) -> None:
         """Try each item, oldest first, and remove those for which ``attempt`` returns True."""
-        self._items = deque(item for item in self._items if not attempt(item))
+        for item in tuple(self):
+            if attempt(item):
+                self.remove(item)

@@ -1,7 +1,6 @@
 """A network on trio's memory channels for tests and simulation: the same links, deterministic under a mock clock.
 
-Frames for a node that does not run yet wait for the node, as in a ZeroMQ pipe. Tests inject faults: ``drop_next`` loses
-frames, ``cut`` and ``heal`` break and restore the connection between two nodes.
+Frames for a node that does not run yet wait for the node, as in a ZeroMQ pipe.
 """
 
 from __future__ import annotations
@@ -22,54 +21,17 @@ _WAITING_FRAMES = 1024
 _READ_BETWEEN_CHECKPOINTS = 128
 
 
-class _Fault:
-    """Lets ``skip`` frames pass, then loses ``count``."""
-
-    def __init__(self, count: int, skip: int, source: str | None, destination: str | None) -> None:
-        self.count = count
-        self.skip = skip
-        self._source = source
-        self._destination = destination
-
-    def loses(self, source: str, destination: str) -> bool:
-        if not self.count or self._source not in (None, source) or self._destination not in (None, destination):
-            return False
-        if self.skip:
-            self.skip -= 1
-            return False
-        self.count -= 1
-        return True
-
-
 class MemoryNetwork:
     """Nodes of one trio loop. Every frame is encoded and decoded as it would be on a wire."""
 
     def __init__(self) -> None:
         self._ports: dict[str, MemoryPort] = {}
         self._waiting: dict[str, deque[Callable[[Receiver], None]]] = {}
-        self._cut: set[frozenset[str]] = set()
-        self._faults: list[_Fault] = []
-        self.carried = 0
-        """The number of frames (multipart messages) sent so far, lost ones included."""
-        self.on_frame: Callable[[str, str, Sequence[Buffer]], None] | None = None
-        """Called with source, destination and frames of everything sent, for tests that inspect the wire."""
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node of any name. ``limits`` concern real networks only."""
         del limits
         return MemoryPort(self, name, incarnation)
-
-    def drop_next(self, count: int, *, to: str | None = None, source: str | None = None, skip: int = 0) -> None:
-        """Lose ``count`` frames, after letting ``skip`` pass, among those to ``to`` and from ``source`` (None: any)."""
-        self._faults.append(_Fault(count, skip, source, to))
-
-    def cut(self, one: str, other: str) -> None:
-        """Lose all frames between two nodes, in both directions, until healed."""
-        self._cut.add(frozenset((one, other)))
-
-    def heal(self, one: str, other: str) -> None:
-        """Let frames pass again. What was lost stays lost."""
-        self._cut.discard(frozenset((one, other)))
 
     def bind(self, port: MemoryPort) -> None:
         """Open a port's inbox and deliver the frames that waited for it."""
@@ -84,18 +46,8 @@ class MemoryNetwork:
         if self._ports.get(port.name) is port:
             del self._ports[port.name]
 
-    def _loses(self, source: str, destination: str, frames: Sequence[Buffer]) -> bool:
-        self.carried += 1
-        if self.on_frame is not None:
-            self.on_frame(source, destination, frames)
-        if frozenset((source, destination)) in self._cut:
-            return True
-        return any([fault.loses(source, destination) for fault in self._faults])  # noqa: C419  (each counts its frames)
-
     def to_inbox(self, source: MemoryPort, peer: str, frames: Sequence[Buffer]) -> None:
         """Carry frames to a node's inbox."""
-        if self._loses(source.name, peer, frames):
-            return
         deliver = partial(_deliver_inbox, source.identity, frames)
         port = self._ports.get(peer)
         if port is not None:
@@ -106,9 +58,7 @@ class MemoryNetwork:
     def back(self, source: MemoryPort, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Carry frames back to a connected process."""
         who = read_identity(identity)
-        if who is None or self._loses(source.name, who[0], frames):
-            return
-        port = self._ports.get(who[0])
+        port = self._ports.get(who[0]) if who is not None else None
         if port is not None and port.identity == identity:
             port.arrived(partial(_deliver_back, source.name, frames))
 

@@ -12,20 +12,13 @@ Arrivals are processed synchronously, a burst at a time. Credit and acknowledgem
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import trio
 
 from transport.codec import Registry, decode
 from transport.dispatch import Dispatcher, Handler
-from transport.errors import (
-    DecodeError,
-    LinkEvent,
-    PeerBack,
-    PeerLeft,
-    PeerSilent,
-    log_event,
-)
+from transport.errors import DecodeError, LinkEvent, PeerBack, PeerLeft, PeerSilent, log_event
 from transport.faults import Faults
 from transport.frames import (
     AnnounceFrame,
@@ -68,13 +61,14 @@ class Node:
         incarnation: int,
         limits: Limits | None = None,
         on_event: Callable[[LinkEvent], None] = log_event,
-        only_told: bool = False,
+        only_expected: bool = False,
     ) -> None:
-        """``only_told``: ignore processes that claim the name of a node for which `expect` was not called."""
+        """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called."""
         self.name = name
         self.incarnation = incarnation
         self._limits = limits or Limits()
         self._registry = registry
+        self._decode = partial(decode, limits=self._limits)
         self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
         self._on_event = on_event
         self._port = network.attach(name, incarnation, self._limits)
@@ -84,12 +78,11 @@ class Node:
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
         self._liveness = Liveness(self._limits.silent_after)
-        self._told: dict[str, int] = {}
-        self._only_told = only_told
+        self._expected: dict[str, int] = {}
+        self._only_expected = only_expected
         self._faults = Faults(on_event)
         self._changed: dict[Inbound, None] = {}
-        self._announcing: dict[Outbound, None] = {}
-        self._pushing: dict[Outbound, None] = {}
+        self._sending: dict[Outbound, None] = {}
         self._flush_wanted = trio.lowlevel.ParkingLot()
         self._dispatcher = Dispatcher(self._send_back, self._limits)
 
@@ -118,7 +111,7 @@ class Node:
 
     def announce(self, link: str, targets: Sequence[str]) -> AnnounceLink:
         """An announce link."""
-        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._limits, self._announce)
+        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._limits)
         return made
 
     def _peers(self, link: str, targets: Sequence[str]) -> dict[str, Outbound]:
@@ -133,10 +126,10 @@ class Node:
         if outbound is None:
             self._port.connect(peer)
             outbound = self._outbound[peer] = Outbound(
-                peer, self._port.send, self._decode, self._on_event, self._push_waits
+                peer, self._port.send, self._decode, self._on_event, self._will_send
             )
-            if peer in self._told:
-                outbound.expect(self._told[peer])
+            if peer in self._expected:
+                outbound.expect(self._expected[peer])
             if self._running:
                 self._liveness.expect(peer, trio.current_time())
                 outbound.send_heartbeat(self.incarnation)
@@ -144,7 +137,7 @@ class Node:
 
     def expect(self, peer: str, incarnation: int) -> None:
         """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before."""
-        self._told[peer] = incarnation
+        self._expected[peer] = incarnation
         inbound = self._inbound_by_name.get(peer)
         if inbound is not None and inbound.incarnation > incarnation:
             self._forget(inbound)
@@ -190,7 +183,7 @@ class Node:
 
     async def _flush_forever(self) -> None:
         while True:
-            if not (self._changed or self._pushing or self._announcing):
+            if not (self._changed or self._sending):
                 await self._flush_wanted.park()
             self._flush()
 
@@ -198,12 +191,9 @@ class Node:
         for inbound in self._changed:
             self._send_back(inbound, inbound.progress(self.incarnation))
         self._changed.clear()
-        for outbound in self._pushing:
+        for outbound in self._sending:
             outbound.flush()
-        self._pushing.clear()
-        for outbound in self._announcing:
-            outbound.send_announcements()
-        self._announcing.clear()
+        self._sending.clear()
 
     async def _tick_forever(self) -> None:
         next_tick = trio.current_time()
@@ -234,17 +224,13 @@ class Node:
                 for event in link.overdue(now, self._limits.credit_report_after):
                     self._on_event(event)
 
-    def _announce(self, targets: Sequence[Outbound]) -> None:
-        self._announcing.update(dict.fromkeys(targets))
-        self._flush_wanted.unpark()
-
     def _mark(self, inbound: Inbound) -> None:
         if not self._changed:
             self._flush_wanted.unpark()
         self._changed[inbound] = None
 
-    def _push_waits(self, outbound: Outbound) -> None:
-        self._pushing[outbound] = None
+    def _will_send(self, outbound: Outbound) -> None:
+        self._sending[outbound] = None
         self._flush_wanted.unpark()
 
     def _send_back(self, inbound: Inbound, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
@@ -272,10 +258,13 @@ class Node:
                 self._call(inbound, envelope, [*bodies, *frames[1:]])
             elif isinstance(envelope, AnnounceFrame):
                 self._announced(inbound, envelope, [*bodies, *frames[1:]])
-            else:
-                self._cancel(inbound, envelope)
+            elif envelope.request in inbound.calls:
+                inbound.calls.pop(envelope.request).withdraw()
         elif isinstance(envelope, Heartbeat):
-            self._heartbeat(inbound, envelope)
+            self._alive(inbound.peer)
+            for link, through in envelope.settled:
+                if link in inbound.streams:
+                    inbound.streams[link].settled(through)
         elif isinstance(envelope, Goodbye):
             self._forget(inbound)
             self._leaves(inbound.peer)
@@ -289,9 +278,9 @@ class Node:
             self._faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
             return None
         peer, incarnation = who
-        told = self._told.get(peer)
-        if self._only_told if told is None else incarnation > told:
-            self._faults.refused(peer, incarnation, told)
+        expected = self._expected.get(peer)
+        if self._only_expected if expected is None else incarnation > expected:
+            self._faults.refused(peer, incarnation, expected)
             return None
         before = self._inbound_by_name.get(peer)
         if before is not None:
@@ -321,12 +310,6 @@ class Node:
         if inbound.peer not in self._outbound:
             self._liveness.forget(inbound.peer)
 
-    def _heartbeat(self, inbound: Inbound, heartbeat: Heartbeat) -> None:
-        self._alive(inbound.peer)
-        for link, through in heartbeat.settled:
-            if link in inbound.streams:
-                inbound.streams[link].settled(through)
-
     def _push(self, inbound: Inbound, push: PushFrame, bodies: Sequence[Buffer], frames: Sequence[Buffer]) -> None:
         stream = inbound.stream(push.link)
         last = push.sequence + len(bodies) - 1
@@ -342,8 +325,8 @@ class Node:
                 stream.reject(sequence, str(error))
                 inbound.changed(stream)
                 self._faults.malformed(inbound.peer, str(error))
-                continue
-            self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
+            else:
+                self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
 
     def _call(self, inbound: Inbound, call: CallFrame, frames: Sequence[Buffer]) -> None:
         if call.request <= inbound.last_request:
@@ -360,11 +343,6 @@ class Node:
         delivery.deadline = trio.current_time() + call.timeout
         inbound.calls[call.request] = delivery
         self._dispatcher.put(delivery)
-
-    def _cancel(self, inbound: Inbound, cancel: Cancel) -> None:
-        delivery = inbound.calls.pop(cancel.request, None)
-        if delivery is not None:
-            delivery.withdraw()
 
     def _announced(self, inbound: Inbound, announce: AnnounceFrame, frames: Sequence[Buffer]) -> None:
         if not inbound.announce(announce.link, announce.type, announce.version):
@@ -398,14 +376,9 @@ class Node:
 
     def _alive(self, peer: str) -> None:
         if peer in self._liveness.silent:
-            seconds = self._liveness.back(peer, trio.current_time())
-            if seconds is not None:
-                self._on_event(PeerBack(peer, seconds))
+            self._on_event(PeerBack(peer, self._liveness.back(peer, trio.current_time())))
             if peer in self._outbound:
                 self._outbound[peer].back()
-
-    def _decode(self, frames: Sequence[Buffer], registry: Registry) -> Any:
-        return decode(frames, registry, self._limits)
 
     @property
     def figures(self) -> dict[str, float]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import trio
 
+from transport.codec import Registry
 from transport.errors import CallFailed, DecodeError, LinkEvent, MessageRejected, PeerLost, PeerReplaced
 from transport.frames import (
     AnnounceFrame,
@@ -25,10 +27,6 @@ from transport.frames import (
 )
 from transport.link import AnnounceSender, CallRouter, PushSender, Unsettled
 from transport.schema import Buffer
-
-if TYPE_CHECKING:
-    from transport.codec import Registry
-
 
 _TOGETHER = 64 << 10
 """Bytes of messages in one frame: enough to share the frame's cost, few enough to be read at once."""
@@ -52,22 +50,20 @@ class Pushes(Protocol):
         """The peer has returned credit, or acknowledged."""
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call without an answer: it waits for room, waits for its peer, or was sent."""
 
-    __slots__ = ("deadline", "done", "failure", "frames", "key", "link", "reply", "request", "sent", "target")
-
-    def __init__(self, link: Calls, frames: Sequence[Buffer], key: str | None, deadline: float) -> None:
-        self.link = link
-        self.frames = frames
-        self.key = key
-        self.deadline = deadline
-        self.target: Outbound | None = None
-        self.request = 0
-        self.sent = False
-        self.done = trio.Event()
-        self.reply: Any = None
-        self.failure: Exception | None = None
+    link: Calls
+    frames: Sequence[Buffer]
+    key: str | None
+    deadline: float
+    target: Outbound | None = None
+    request: int = 0
+    sent: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
+    reply: Any = None
+    failure: Exception | None = None
 
     def finish(self, reply: Any, failure: Exception | None = None) -> None:
         """End the call: wake the caller and make room."""
@@ -125,7 +121,7 @@ class Outbound:
 
     def _send(self, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
         if self._to_flush:
-            self.flush()  # keeps the order of sending
+            self._flush_pushes()  # keeps the order of sending
         self._transmit(self.peer, [pack(envelope, message[:1]), *message[1:]])
 
     def send_heartbeat(self, incarnation: int) -> None:
@@ -140,7 +136,11 @@ class Outbound:
         self._to_flush[link] = None
 
     def flush(self) -> None:
-        """Transmit the pushes that wait for the end of the turn."""
+        """Transmit what waits for the end of the turn."""
+        self._flush_pushes()
+        self.send_announcements()
+
+    def _flush_pushes(self) -> None:
         links, self._to_flush = self._to_flush, {}
         if self.incarnation is not None:
             for link in links:
@@ -165,6 +165,11 @@ class Outbound:
                 leave(frames)
         if bodies:
             leave()
+
+    def announce(self, link: str, kind: str, frames: Sequence[Buffer]) -> None:
+        """Set the newest value of a message type; it is sent at the end of this turn of the loop."""
+        self.announcements.set(link, kind, frames)
+        self._on_waiting(self)
 
     def send_announcements(self) -> None:
         """Transmit the newest values that the peer lacks.

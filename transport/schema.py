@@ -54,52 +54,30 @@ class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or D
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Same:
-    """Two Python conditions on ``{v}``: for values that are sent unchanged, and for values that are accepted unchanged.
-
-    The conditions may be narrower than the closures, never wider.
-    """
-
-    encode: str
-    decode: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How values of one annotation are encoded. ``wire`` names the msgpack family, to keep unions unambiguous.
+    """How values of one annotation are encoded.
 
-    ``layout`` is the full annotation with its dataclasses' fields. Two processes must have equal layouts.
+    ``layout`` is the full annotation with its dataclasses' fields. Two processes must have equal layouts. ``unchanged``
+    is a Python condition on ``{v}`` for values that are sent and accepted as they are; it may be narrower than
+    ``encode`` and ``decode``, never wider. None: there is no such condition.
     """
 
     encode: Encoder
     decode: Decoder
-    wire: str
     describe: str
     layout: str
-    same: Same | None = None
+    unchanged: str | None = None
 
 
-class WrongType(Invalid):
-    """A value of another type, which may fit another member of a union."""
-
-
-def wrong(expected: str, value: object) -> WrongType:
+def wrong(expected: str, value: object) -> Invalid:
     """The error for a value of another type."""
-    return WrongType(f"expected {expected}, got {type(value).__name__}")
+    return Invalid(f"expected {expected}, got {type(value).__name__}")
 
 
-def _encode_int(value: Any, _frames: list[Buffer]) -> Any:
+def _check_int(value: Any, _: object) -> Any:
     if type(value) is not int:
         raise wrong("int", value)
     if not INT_MIN <= value <= INT_MAX:
-        raise Invalid("integer outside the 64-bit range")
-    return value
-
-
-def _decode_int(value: Any, _cursor: Cursor) -> Any:
-    if type(value) is not int:
-        raise wrong("int", value)
-    if value > INT_MAX:  # msgpack itself bounds the rest
         raise Invalid("integer outside the 64-bit range")
     return value
 
@@ -123,40 +101,21 @@ def _decode_float(value: Any, _cursor: Cursor) -> Any:
     raise wrong("float", value)
 
 
-def _encode_str(value: Any, _frames: list[Buffer]) -> Any:
-    if isinstance(value, str):
-        return value
-    raise wrong("str", value)
+def _simple(kind: type[Any]) -> Plan:
+    """The plan of a type whose values travel as they are; instances of derived classes are sent, and not accepted."""
+    name = kind.__name__
 
+    def encode(value: Any, _frames: list[Buffer]) -> Any:
+        if isinstance(value, kind):
+            return value
+        raise wrong(name, value)
 
-def _decode_str(value: Any, _cursor: Cursor) -> Any:
-    if type(value) is not str:
-        raise wrong("str", value)
-    return value
+    def decode(value: Any, _cursor: Cursor) -> Any:
+        if type(value) is kind:
+            return value
+        raise wrong(name, value)
 
-
-def _encode_bytes(value: Any, _frames: list[Buffer]) -> Any:
-    if isinstance(value, bytes):
-        return value
-    raise wrong("bytes", value)
-
-
-def _decode_bytes(value: Any, _cursor: Cursor) -> Any:
-    if type(value) is not bytes:
-        raise wrong("bytes", value)
-    return value
-
-
-def _check_bool(value: Any, _: object) -> Any:
-    if value is True or value is False:
-        return value
-    raise wrong("bool", value)
-
-
-def _check_none(value: Any, _: object) -> Any:
-    if value is None:
-        return None
-    raise wrong("None", value)
+    return Plan(encode, decode, name, name, f"type({{v}}) is {name}")
 
 
 def _check_items(value: Sized) -> None:
@@ -201,25 +160,15 @@ def _any(value: Any, _: object) -> Any:
     return value
 
 
-def _simple(encode: Encoder, decode: Decoder, wire: str, describe: str, same: Same | None) -> Plan:
-    return Plan(encode, decode, wire, describe, describe, same)
-
-
-_IS_NONE = Same("{v} is None", "{v} is None")
-_IS_BOOL = Same("({v} is True or {v} is False)", "({v} is True or {v} is False)")
-_IS_INT = Same(f"type({{v}}) is int and {INT_MIN} <= {{v}} <= {INT_MAX}", f"type({{v}}) is int and {{v}} <= {INT_MAX}")
-_IS_FLOAT = Same("type({v}) is float", "type({v}) is float")
-_IS_STR = Same("type({v}) is str", "type({v}) is str")
-_IS_BYTES = Same("type({v}) is bytes", "type({v}) is bytes")
+_INT = f"type({{v}}) is int and {INT_MIN} <= {{v}} <= {INT_MAX}"
 
 SIMPLE: dict[object, Plan] = {
-    type(None): _simple(_check_none, _check_none, "nil", "None", _IS_NONE),
-    bool: _simple(_check_bool, _check_bool, "bool", "bool", _IS_BOOL),
-    int: _simple(_encode_int, _decode_int, "int", "int", _IS_INT),
-    float: _simple(_encode_float, _decode_float, "float", "float", _IS_FLOAT),
-    str: _simple(_encode_str, _decode_str, "str", "str", _IS_STR),
-    bytes: _simple(_encode_bytes, _decode_bytes, "bin", "bytes", _IS_BYTES),
-    Any: _simple(_any, _any, "any", "Any", None),
+    bool: _simple(bool),
+    bytes: _simple(bytes),
+    str: _simple(str),
+    int: Plan(_check_int, _check_int, "int", "int", _INT),
+    float: Plan(_encode_float, _decode_float, "float", "float", "type({v}) is float"),
+    Any: Plan(_any, _any, "Any", "Any"),
 }
 
 
@@ -240,15 +189,15 @@ def literal(hint: Any) -> Plan:
         return value
 
     among = f"type({{v}}) is {kind.__name__} and {{v}} in {{{{{', '.join(map(repr, choices))}}}}}"
-    return Plan(check, check, kind.__name__, str(hint), str(hint), Same(among, among))
+    return Plan(check, check, str(hint), str(hint), among)
 
 
-def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: str) -> Plan:
-    """``tuple[T, ...]`` or ``list[T]``."""
+def sequence(item: Plan, describe: str) -> Plan:
+    """``tuple[T, ...]``."""
     encode_item, decode_item = item.encode, item.decode
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
-        if not isinstance(value, python):
+        if not isinstance(value, tuple):
             raise wrong(describe, value)
         _check_items(value)
         result: list[Any] = []
@@ -272,37 +221,9 @@ def sequence(item: Plan, python: type[tuple[Any, ...] | list[Any]], describe: st
         except Invalid as invalid:
             invalid.path.append(f"[{len(result)}]")
             raise
-        return result if python is list else tuple(result)
+        return tuple(result)
 
-    return Plan(encode, decode, "array", describe, f"{python.__name__}[{item.layout}, ...]")
-
-
-def fixed_tuple(items: tuple[Plan, ...], describe: str) -> Plan:
-    """``tuple[A, B, C]``."""
-
-    def run(value: Any, step: Callable[[Plan, Any], Any]) -> list[Any]:
-        if len(value) != len(items):
-            raise Invalid(f"expected {len(items)} items, got {len(value)}")
-        result: list[Any] = []
-        try:
-            for item, each in zip(items, value, strict=True):
-                result.append(step(item, each))
-        except Invalid as invalid:
-            invalid.path.append(f"[{len(result)}]")
-            raise
-        return result
-
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        if not isinstance(value, tuple):
-            raise wrong(describe, value)
-        return run(value, lambda item, each: item.encode(each, frames))
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        if type(value) is not list:
-            raise wrong(describe, value)
-        return tuple(run(value, lambda item, each: item.decode(each, cursor)))
-
-    return Plan(encode, decode, "array", describe, f"tuple[{', '.join(item.layout for item in items)}]")
+    return Plan(encode, decode, describe, f"tuple[{item.layout}, ...]")
 
 
 def mapping(item: Plan, describe: str) -> Plan:
@@ -332,4 +253,4 @@ def mapping(item: Plan, describe: str) -> Plan:
             raise wrong(describe, value)
         return run(value, lambda each: item.decode(each, cursor))
 
-    return Plan(encode, decode, "map", describe, f"dict[str, {item.layout}]")
+    return Plan(encode, decode, describe, f"dict[str, {item.layout}]")

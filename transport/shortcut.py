@@ -15,7 +15,7 @@ that both accept and refuse the same values. For a class Point(x: int, label: st
     def decode(value, cursor):
         if type(value) is list and len(value) == 2:
             v0, v1 = value
-            if type(v0) is int and v0 <= MAX and type(v1) is str:
+            if type(v0) is int and MIN <= v0 <= MAX and type(v1) is str:
                 made = blank()
                 made.x = v0
                 made.label = v1
@@ -34,52 +34,54 @@ from transport.schema import Decoder, Encoder, Invalid, Plan
 
 def shortcuts(cls: type, plans: Mapping[str, Plan], careful: tuple[Encoder, Decoder]) -> tuple[Encoder, Decoder]:
     """An encoder and a decoder with the results of the careful ones, but faster."""
-    return _encoder(cls, plans, careful[0]), _decoder(cls, plans, careful[1])
+    every = list(enumerate(plans.values()))
+    tests = [plan.unchanged.format(v=f"v{i}") for i, plan in every if plan.unchanged is not None]
+    condition = f"  if {' and '.join(tests) or 'True'}:"
+    converted = {f"step{i}": plan for i, plan in every if plan.unchanged is None}
 
+    def values(state: str) -> list[str]:
+        return [f"step{i}(v{i}, {state})" if f"step{i}" in converted else f"v{i}" for i, _ in every]
 
-def _encoder(cls: type, plans: Mapping[str, Plan], careful: Encoder) -> Any:
-    tests = [plan.same.encode.format(v=f"v{i}") for i, plan in enumerate(plans.values()) if plan.same is not None]
-    steps = {f"step{i}": plan.encode for i, plan in enumerate(plans.values()) if plan.same is None}
-    values = [f"step{i}(v{i}, frames)" if f"step{i}" in steps else f"v{i}" for i in range(len(plans))]
-    result = [f"return [{', '.join(values)}]"]
     lines = [
         "def encode(value, frames):",
         " if type(value) is cls:",
         *(f"  v{i} = value.{name}" for i, name in enumerate(plans)),
-        f"  if {' and '.join(tests) or 'True'}:",
-        *_attempt(result, "held = len(frames)", "Invalid", "del frames[held:]", needed=bool(steps)),
+        condition,
+        *_attempt(
+            [f"return [{', '.join(values('frames'))}]"],
+            "count = len(frames)",
+            "Invalid",
+            "del frames[count:]",
+            needed=bool(converted),
+        ),
         " return careful(value, frames)",
     ]
-    return _function("encode", lines, {"cls": cls, "careful": careful, "Invalid": Invalid, **steps})
+    names: dict[str, Any] = {"cls": cls, "Invalid": Invalid, "careful": careful[0]}
+    encode = _function("encode", lines, names | {step: plan.encode for step, plan in converted.items()})
 
-
-def _decoder(cls: type, plans: Mapping[str, Plan], careful: Decoder) -> Any:
-    tests = [plan.same.decode.format(v=f"v{i}") for i, plan in enumerate(plans.values()) if plan.same is not None]
-    steps = {f"step{i}": plan.decode for i, plan in enumerate(plans.values()) if plan.same is None}
-    values = [f"step{i}(v{i}, cursor)" if f"step{i}" in steps else f"v{i}" for i in range(len(plans))]
     blank = _blank(cls, tuple(plans))
+    fields = list(zip(plans, values("cursor"), strict=True))
     if blank is not None:
-        fill = [f"made.{name} = {value}" for name, value in zip(plans, values, strict=True)]
+        fill = [f"made.{name} = {value}" for name, value in fields]
         make = ["made = blank()", *fill, "made.__class__ = cls", "return made"]
     else:
-        make = [f"return cls({', '.join(f'{name}={value}' for name, value in zip(plans, values, strict=True))})"]
-    errors = "(Invalid, ValueError, TypeError)"  # the latter two from the type's own __post_init__
+        make = [f"return cls({', '.join(f'{name}={value}' for name, value in fields)})"]
     lines = [
         "def decode(value, cursor):",
         f" if type(value) is list and len(value) == {len(plans)}:",
-        f"  [{', '.join(f'v{i}' for i in range(len(plans)))}] = value",
-        f"  if {' and '.join(tests) or 'True'}:",
+        f"  [{', '.join(f'v{i}' for i, _ in every)}] = value",
+        condition,
         *_attempt(
             make,
             "position = cursor.position",
-            errors,
+            "(Invalid, ValueError, TypeError)",  # the latter two from the type's own __post_init__
             "cursor.position = position",
-            needed=bool(steps) or blank is None,
+            needed=bool(converted) or blank is None,
         ),
         " return careful(value, cursor)",
     ]
-    namespace = {"cls": cls, "careful": careful, "Invalid": Invalid, "blank": blank, **steps}
-    return _function("decode", lines, namespace)
+    names = {"cls": cls, "Invalid": Invalid, "careful": careful[1], "blank": blank}
+    return encode, _function("decode", lines, names | {step: plan.decode for step, plan in converted.items()})
 
 
 def _attempt(lines: list[str], before: str, errors: str, restore: str, *, needed: bool) -> list[str]:

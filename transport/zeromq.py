@@ -2,8 +2,8 @@
 
 Three properties of ZeroMQ shape this file:
 
-- A socket's file descriptor is edge-triggered, and any operation on the socket may consume the edge. So one task reads each
-  socket until it is empty before it waits, and a send that leaves something to read wakes that task.
+- A socket's file descriptor is edge-triggered, and any operation on the socket may consume the edge. So one task reads
+  each socket until it is empty before it waits, and a send that leaves something to read wakes that task.
 - High-water marks on sending would make a ROUTER drop and a DEALER block. They are off, and credit bounds the frames in
   flight. The high-water mark on receiving makes a sender wait, and loses nothing.
 - Closing with linger 0 would lose the last acknowledgements. So the linger is bounded, not 0.
@@ -357,8 +357,8 @@ async def _hosts(addresses: Collection[str]) -> set[str]:
     }
     for name in names:
         with contextlib.suppress(OSError):
-            found = await trio.socket.getaddrinfo(name, None, type=sockets.SOCK_STREAM)
-            hosts.update(str(place[0]).partition("%")[0] for *_, place in found)
+            places = await trio.socket.getaddrinfo(name, None, type=sockets.SOCK_STREAM)
+            hosts.update(str(place[0]).partition("%")[0] for *_, place in places)
     return hosts
 
 
@@ -369,9 +369,9 @@ async def _resolve(address: str) -> str:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         try:
-            found = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+            places = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
         except OSError as error:
             raise BindError(f"{address}: the name {host} is unknown ({error}): use an IP address") from error
-        number = str(found[0][4][0])
+        number = str(places[0][4][0])
         return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
     return address

@@ -210,7 +210,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
         Registry.of(messages),
         incarnation=arguments.incarnation,
         on_event=lambda event: _log_event(log, event),
-        only_told=arguments.lifeline is not None,
+        only_expected=arguments.lifeline is not None,
     )
     limit = topology.run.log_mib * 2**20
     bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}

@@ -106,7 +106,7 @@ def test_integers_stand_for_floats_and_nan_travels():
     assert decode(encode(Point(1, 2)), REGISTRY) == Point(1, 2.0)
     assert type(decode(encode(Point(1, 2)), REGISTRY).y) is float
     assert math.isnan(decode(encode(Point(1, math.nan)), REGISTRY).y)
-    assert type(decode(encode(cloud(weight=3)), REGISTRY).weight) is int
+    assert type(decode(encode(cloud(weight=3)), REGISTRY).weight) is float
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,14 @@ def test_integers_stand_for_floats_and_nan_travels():
         ({"level": True}, "Cloud.level", "expected int, got bool"),
         ({"points": (Point(1, 2.0), Point(True, 2.0))}, "Cloud.points[1].x", "expected int, got bool"),
         ({"points": (Point(1, "2"),)}, "Cloud.points[0].y", "expected float, got str"),
-        ({"pair": (1 << 63, "a")}, "Cloud.pair[0]", "64-bit"),
-        ({"pair": (1,)}, "Cloud.pair", "expected 2 items, got 1"),
-        ({"names": ("a",)}, "Cloud.names", "got tuple"),
+        ({"points": (Point(1 << 63, 2.0),)}, "Cloud.points[0].x", "64-bit"),
+        ({"names": ["a"]}, "Cloud.names", "got list"),
         ({"by_name": {"k": 3}}, "Cloud.by_name['k']", "expected Point, got int"),
         ({"by_name": {3: Point(1, 1.0)}}, "Cloud.by_name[3]", "key of type str"),
         ({"extra": {"a": [1, {2}]}}, "Cloud.extra['a'][1]", "a JSON value, got set"),
         ({"extra": {"a": 10**30}}, "Cloud.extra['a']", "64-bit"),
         ({"centre": Point(1, None)}, "Cloud.centre.y", "expected float, got NoneType"),
-        ({"either": 3}, "Cloud.either", "got int"),
+        ({"label": 3}, "Cloud.label", "expected str, got int"),
         ({"cells": np.zeros((2, 2))}, "Cloud.cells", "int32 with 2 dimensions, got float64"),
         ({"values": np.zeros((2, 2), np.float32)}, "Cloud.values", "1 dimensions, got float32 with 2"),
         ({"masks": (None,)}, "Cloud.masks[0]", "got NoneType"),
@@ -151,7 +150,6 @@ def test_encode_names_the_field_that_does_not_fit(changes, field, reason):
         (put("points", 0, {"x": 1, "y": 2.0}), "Cloud.points[0]", "expected Point, got dict"),
         (put("kind", "middle"), "Cloud.kind", "is none of"),
         (put("by_name", "k", None), "Cloud.by_name['k']", "expected Point, got NoneType"),
-        (put("pair", [1, "a", 2]), "Cloud.pair", "expected 2 items, got 3"),
         (put("cells", [bytes(24), 6]), "Cloud.cells", "shape [6]"),
         (put("cells", [bytes(24), -2, -3]), "Cloud.cells", "impossible shape"),
         (put("cells", [bytes(24), 2, 3.0]), "Cloud.cells", "impossible shape"),
@@ -217,7 +215,7 @@ def test_what_no_receiver_would_accept_is_not_encoded(limits, reason):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"names": [""] * (MAX_ITEMS + 1)}, "Cloud.names"),
+        ({"names": ("",) * (MAX_ITEMS + 1)}, "Cloud.names"),
         ({"extra": {"a": [0] * (MAX_ITEMS + 1)}}, "Cloud.extra['a']"),
         ({"by_name": dict.fromkeys(map(str, range(MAX_ITEMS + 1)), Point(1, 1.0))}, "Cloud.by_name"),
     ],

@@ -122,10 +122,14 @@ def test_types_that_cannot_travel_are_refused_by_field():
         values: np.ndarray[tuple[int], np.dtype[np.object_]]
 
     @dataclasses.dataclass
-    class Ambiguous:
-        value: list[int] | tuple[int, ...]
+    class WithList:
+        value: list[int] | None
 
-    for cls, field in ((WithSet, "members"), (WithObjects, "values"), (Ambiguous, "value")):
+    @dataclasses.dataclass
+    class WithUnion:
+        value: int | str
+
+    for cls, field in ((WithSet, "members"), (WithObjects, "values"), (WithList, "value"), (WithUnion, "value")):
         with pytest.raises(TypeError, match=f"{cls.__name__}.{field}: "):
             Registry(cls)
     with pytest.raises(TypeError, match="is no dataclass"):

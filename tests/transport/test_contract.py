@@ -9,8 +9,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.transport.contract.announce import AnnounceContract
+from tests.transport.contract.call import CallContract
+from tests.transport.contract.liveness import LivenessContract
+from tests.transport.contract.push import PushContract
 from transport import Limits, MemoryNetwork, ZmqNetwork
-from transport.testing import LinkContract
+
+
+class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract):
+    """The whole contract: derive from it, and define how to make the network and how to run a test."""
 
 
 class TestMemory(LinkContract):

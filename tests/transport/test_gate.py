@@ -16,20 +16,21 @@ import pytest
 import trio
 import zmq
 
+from tests.transport.contract.base import Item, Question
 from tests.transport.test_zeromq import ROOT, Zmq, free_port
 from transport import CurveKeys, ZmqNetwork
 from transport.gate import STRANGERS, Gate, filter_connections
-from transport.testing import Item, Question
 
 ATTACKERS = 1500
-# A node with no more than 1024 descriptors, which opens 100 files again and again; it answers with the most it ever had open.
+# A node with no more than 1024 descriptors, which opens 100 files again and again. It answers with the most that it
+# ever had open.
 VICTIM = """
 import os, resource, sys
 from contextlib import ExitStack
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 import trio
 from transport import CurveKeys, Limits, Node, ZmqNetwork
-from transport.testing import REGISTRY, Item, Recorder
+from tests.transport.contract.base import REGISTRY, Item, Recorder
 from pathlib import Path
 
 most = 0

@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.transport.contract.base import REGISTRY, ContractBase, Cut, Item, Question, Recorder
 from transport import (
     BindError,
     EncodeError,
@@ -20,7 +21,6 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.frames import Heartbeat, PushFrame, pack
-from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 
 class InMemory(ContractBase):
@@ -227,22 +227,23 @@ def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
     case = InMemory()
 
     async def main():
-        async with case.world("a", "b") as world:
+        cut = Cut()
+        async with case.world("a", "b", copies=cut) as world:
             recorder = Recorder()
             a, b = await world.start("a"), await world.start("b", recorder)
             link = a.node.push("items", ["b"], window=16)
             await link.send(Item(0))
             await recorder.count(1)
-            case.memory.cut("a", "b")
+            cut.closed = True
             for number in range(1, 9):
                 await link.send(Item(number))
             await case.heartbeats(7.5)
-            assert len(a.told(PeerSilent)) == len(b.told(PeerSilent)) == 1
+            assert len(a.reported(PeerSilent)) == len(b.reported(PeerSilent)) == 1
             assert recorder.numbers == [0]
-            case.memory.heal("a", "b")
-            case.memory.drop_next(2, to="b", skip=1)
+            cut.closed, cut.to, cut.lose, cut.skip = False, "b", 2, 1
             with trio.fail_after(20):
                 await link.drained()
+            assert cut.lose == 0
             assert recorder.numbers == list(range(9))
 
     case.run(main)
@@ -258,18 +259,19 @@ def test_a_node_that_leaves_is_not_reported_by_those_it_sent_to():
             await case.heartbeats(2)
             await a.stop()
             await case.heartbeats(20)
-            assert not b.told(PeerSilent)
+            assert not b.reported(PeerSilent)
             assert b.node.figures["peers"] == 0
 
     case.run(main)
 
 
 @pytest.mark.parametrize("sends", ["a to b", "b to a", "both"])
-def test_a_node_that_leaves_in_order_is_told_of_once_and_its_silence_never(sends):
+def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(sends):
     case = InMemory()
 
     async def main():
-        async with case.world("a", "b") as world:
+        cut = Cut()
+        async with case.world("a", "b", copies=cut) as world:
             a, b = await world.start("a"), await world.start("b")
             if sends != "b to a":
                 a.node.announce("news", ["b"]).set(Item(1))
@@ -278,28 +280,28 @@ def test_a_node_that_leaves_in_order_is_told_of_once_and_its_silence_never(sends
             await case.heartbeats(2)
             await b.stop()
             await case.heartbeats(20)
-            assert a.told(PeerLeft) == [PeerLeft("b")]
-            assert not a.told(PeerSilent)
+            assert a.reported(PeerLeft) == [PeerLeft("b")]
+            assert not a.reported(PeerSilent)
             again = await world.start("b")
             again.node.announce("more", ["a"]).set(Item(2))
             await case.heartbeats(3)
-            case.memory.cut("a", "b")  # one that says nothing is silent
+            cut.closed = True  # one that says nothing is silent
             await case.heartbeats(20)
-            assert len(a.told(PeerSilent)) == 1
+            assert len(a.reported(PeerSilent)) == 1
 
     case.run(main)
 
 
 @pytest.mark.parametrize("comes", ["before it is told", "after"])
 def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
-    """Whoever takes a node's name: nothing of his is handled once it is known, and the node's own messages always are."""
+    """An impostor's messages are not handled once it is recognised; the node's own messages always are."""
     case = InMemory()
 
     async def main():
         async with case.world("a", "b") as world:
             recorder = Recorder()
             a, b = await world.start("a"), await world.start("b", recorder)
-            b.node._only_told = True
+            b.node._only_expected = True
             if comes == "after":
                 b.node.expect("a", a.node.incarnation)
             impostor = Node("a", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
@@ -307,7 +309,7 @@ def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refu
             impostor._port.send("b", [pack(Heartbeat(1 << 40, []))])
             await case.heartbeats(2)
             if comes != "after":
-                assert not b.told(IncarnationRefused)
+                assert not b.reported(IncarnationRefused)
                 b.node.expect("a", a.node.incarnation)
             impostor._port.send("b", [pack(PushFrame("items", b.node.incarnation, 1), encode(Item(666)))])
             link = a.node.push("items", ["b"], window=8)
@@ -316,7 +318,7 @@ def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refu
             with trio.fail_after(20):
                 await link.drained()
             assert recorder.numbers == [0, 1, 2, 3, 4]
-            told = b.told(IncarnationRefused)
+            told = b.reported(IncarnationRefused)
             assert told == [IncarnationRefused("a", 1 << 40, a.node.incarnation)]
             assert b.node.figures["incarnations_refused"] >= 1
             await a.stop()  # its successor is believed as soon as it is told of

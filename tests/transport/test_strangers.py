@@ -11,13 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
 from transport import CallFailed, Limits, MalformedFrames, MemoryNetwork, MessageRejected, Node, ZmqNetwork
 from transport.node import STRANGER
-from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 SIZE, COUNT = 64 << 10, 6000
 BOUND = 64 << 20
-# Sends until the other side takes no more for two seconds, or all is sent, says how many, and goes on as fast as it can.
+# Sends until the other side takes no more for two seconds, or all is sent. Prints how many, and goes on as fast as it
+# can.
 FLOODER = f"""
 import sys, zmq
 identity, address = sys.argv[1:]
@@ -94,7 +95,7 @@ def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(ident
                 assert flooder.poll() is None
                 assert recorder.numbers == list(range(200))
                 whom = STRANGER if identity == "nobody#1" else "c"
-                assert [event.peer for event in b.told(MalformedFrames)] == [whom]
+                assert [event.peer for event in b.reported(MalformedFrames)] == [whom]
                 assert b.node.figures["decode_errors"] > 0
 
         try:
@@ -107,7 +108,7 @@ def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(ident
         assert grown < BOUND, f"{grown >> 20} MiB more"
 
 
-def test_a_known_peers_message_of_an_unexpected_type_is_counted_told_once_and_not_handled():
+def test_a_known_peers_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():
     case = InMemory()
 
     async def main():
@@ -134,7 +135,7 @@ def test_a_known_peers_message_of_an_unexpected_type_is_counted_told_once_and_no
             assert len(events) == 1
             assert isinstance(events[0], MalformedFrames)
             assert node.figures["decode_errors"] == 3
-            (rejected,) = a.told(MessageRejected)
+            (rejected,) = a.reported(MessageRejected)
             assert "'Question' is unknown here or not expected" in rejected.reason
             nursery.cancel_scope.cancel()
 
@@ -150,7 +151,7 @@ def test_a_reply_of_another_type_than_expected_fails_the_call():
             call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
             with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown here or not expected"):
                 await call(Question(1))
-            assert len(a.told(MalformedFrames)) == 1
+            assert len(a.reported(MalformedFrames)) == 1
             assert a.node.figures["outstanding_calls"] == 0
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
 from transport import (
     BindError,
     CurveKeys,
@@ -26,7 +27,6 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.curve import Admission
-from transport.testing import REGISTRY, ContractBase, Item, Question, Recorder
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(heartbeat_interval=0.05, silent_after=2.0, linger=0.2)
@@ -34,7 +34,7 @@ SERVER = """
 import sys
 import trio
 from transport import CurveKeys, Limits, Node, ZmqNetwork
-from transport.testing import REGISTRY, Item, Recorder
+from tests.transport.contract.base import REGISTRY, Item, Recorder
 from pathlib import Path
 
 async def answer(delivery):
@@ -116,7 +116,7 @@ def test_two_processes_over_tcp_with_keys(directory):
 def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
     import numpy as np
 
-    from transport.testing import Block
+    from tests.transport.contract.base import Block
 
     case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
 
@@ -189,10 +189,10 @@ def test_strangers_are_not_admitted():
                 await nursery.start(node.run, Recorder())
                 await node.push("items", ["b"], window=1).send(Item(0))
                 with trio.fail_after(5):
-                    while not b.told(Unauthenticated):
+                    while not b.reported(Unauthenticated):
                         await case_heartbeat()
                 nursery.cancel_scope.cancel()
-            assert b.told(Unauthenticated) == [Unauthenticated("127.0.0.1")]
+            assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.1")]
             assert recorder.deliveries == []
 
     case_heartbeat = partial(trio.sleep, LIMITS.heartbeat_interval)

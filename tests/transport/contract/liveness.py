@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from transport.codec import Registry
-from transport.contract.base import (
+from tests.transport.contract.base import (
     PATIENCE,
     REGISTRY,
     ContractBase,
@@ -16,6 +15,7 @@ from transport.contract.base import (
     appending,
     raises,
 )
+from transport.codec import Registry
 from transport.errors import (
     MalformedFrames,
     MessageRejected,
@@ -49,20 +49,20 @@ class LivenessContract(ContractBase):
                     await self.heartbeats(1)
                     silenced = True
                 await self.heartbeats(4)
-                (event,) = a.told(PeerSilent)
+                (event,) = a.reported(PeerSilent)
                 assert event.peer == "b"
                 assert event.seconds >= self.limits.silent_after
                 assert event.waiting_for == ("1 unacknowledged on items", "1 calls on questions")
-                assert not a.told(PeerBack)
+                assert not a.reported(PeerBack)
                 silenced = False
                 recorder.gate.set()
                 with trio.fail_after(PATIENCE):
                     await link.send(Item(2))
                     await link.drained()
-                    while not a.told(PeerBack):
+                    while not a.reported(PeerBack):
                         await self.heartbeats(1)
-                assert [back.peer for back in a.told(PeerBack)] == ["b"]
-                assert not a.told(PeerReplaced)
+                assert [back.peer for back in a.reported(PeerBack)] == ["b"]
+                assert not a.reported(PeerReplaced)
 
         self.run(main)
 
@@ -86,11 +86,11 @@ class LivenessContract(ContractBase):
                 await recorder.count(4)
                 assert recorder.numbers == [0, 2, 4, 6]
                 assert acknowledged == [0, 2, 4]
-                rejected = a.told(MessageRejected)
+                rejected = a.reported(MessageRejected)
                 assert [(event.peer, event.link) for event in rejected] == [("b", "items")] * 2
                 assert all("Unheard" in event.reason for event in rejected)
                 assert b.node.figures["decode_errors"] == 3
-                assert len(b.told(MalformedFrames)) == 1
+                assert len(b.reported(MalformedFrames)) == 1
 
         self.run(main)
 
@@ -105,13 +105,13 @@ class LivenessContract(ContractBase):
                 await link.send(Item(0))
                 await recorder.count(1)
                 for garbage in ([b""], [b"\xc1"], [b"\x93\x63\x00\x00"], [b"\x92\x01\x63"], [b"x" * 1000, b"y"]):
-                    a.node._port.send("b", garbage)  # noqa: SLF001
-                    b.node._port.send_back(b"a#0", garbage)  # noqa: SLF001
+                    a.node._port.send("b", garbage)
+                    b.node._port.send_back(b"a#0", garbage)
                 await self.heartbeats(2)
                 await link.send(Item(1))
                 await recorder.count(2)
                 for running, peer in ((a, "b"), (b, "a")):
-                    assert [event.peer for event in running.told(MalformedFrames)] == [peer]
+                    assert [event.peer for event in running.reported(MalformedFrames)] == [peer]
                     assert running.node.figures["decode_errors"] == 5
 
         self.run(main)

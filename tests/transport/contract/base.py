@@ -1,4 +1,7 @@
-"""Helpers of the contract's tests: messages, a handler that stores messages, a network with faults, nodes to kill."""
+"""Parts of the contract of networks: messages, a handler that stores messages, a network with faults, nodes to kill.
+
+The contract's tests stand in the other files of this folder; ``test_contract.py`` runs them with both networks.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +111,7 @@ class Recorder:
 class FaultyNetwork:
     """Adds faults to a network: ``copies`` returns for each frame how often it is delivered (0 loses, 2 doubles it).
 
-    ``copies`` gets the source, the destination (node names; for returning frames an identity ``name#incarnation``) and
-    the frames.
+    ``copies`` gets the names of the sending and the receiving node, and the frames.
     """
 
     def __init__(self, network: Network, copies: Callable[[str, str, Sequence[Buffer]], int]) -> None:
@@ -145,7 +147,7 @@ class _FaultyPort:
             self._port.send(peer, frames)
 
     def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
-        for _ in range(self._copies(self._name, identity.decode(), frames)):
+        for _ in range(self._copies(self._name, identity.decode().partition("#")[0], frames)):
             self._port.send_back(identity, frames)
 
     async def close(self) -> None:
@@ -161,7 +163,7 @@ class Running:
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
 
-    def told(self, kind: type) -> list[Any]:
+    def reported(self, kind: type) -> list[Any]:
         """The events of one type."""
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -245,6 +247,26 @@ async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> 
     except kind as error:
         return error
     raise AssertionError(f"{kind.__name__} was not raised")
+
+
+class Cut:
+    """For FaultyNetwork: while ``closed``, loses every frame; then ``lose`` frames after the next ``skip``, to ``to``."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.lose = self.skip = 0
+        self.to = ""
+
+    def __call__(self, _source: str, destination: str, _frames: Sequence[Buffer]) -> int:
+        """How often to deliver this frame."""
+        if self.closed:
+            return 0
+        if destination == self.to and self.skip:
+            self.skip -= 1
+        elif destination == self.to and self.lose:
+            self.lose -= 1
+            return 0
+        return 1
 
 
 class Losing:

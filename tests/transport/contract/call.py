@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from transport.contract.base import (
+from tests.transport.contract.base import (
     PATIENCE,
     ContractBase,
     Item,
@@ -163,6 +163,6 @@ class CallContract(ContractBase):
                 assert "Unheard" in (await raises(CallFailed, call, Question(1))).reason  # the reply
                 assert "Unheard" in (await raises(CallFailed, call, Unheard(2))).reason  # the request
                 assert await call(Question(3)) == Item(2)
-                assert len(server.told(MalformedFrames)) == len(a.told(MalformedFrames)) == 1
+                assert len(server.reported(MalformedFrames)) == len(a.reported(MalformedFrames)) == 1
 
         self.run(main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from transport.contract.base import (
+from tests.transport.contract.base import (
     ContractBase,
     Item,
     Losing,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import trio
 
-from transport.contract.base import (
+from tests.transport.contract.base import (
     PATIENCE,
     Block,
     ContractBase,
@@ -152,7 +152,7 @@ class PushContract(ContractBase):
                     await link.send(Item(20))
                     await link.drained()
                 assert second.numbers == [*range(1, 20, 2), 20]
-                assert a.told(PeerReplaced) == [PeerReplaced("b", 1)]
+                assert a.reported(PeerReplaced) == [PeerReplaced("b", 1)]
 
         self.run(main)
 
@@ -256,7 +256,7 @@ class PushContract(ContractBase):
                 await link.send(Item(1))
                 nursery.start_soon(link.send, Item(2))
                 await trio.sleep(2 * self.limits.credit_report_after + 2 * self.limits.heartbeat_interval)
-                (wait,) = a.told(CreditWait)
+                (wait,) = a.reported(CreditWait)
                 assert (wait.link, wait.peer) == ("items", "b")
                 assert wait.seconds >= self.limits.credit_report_after
                 recorder.gate.set()

@@ -1,1 +1,0 @@
-"""The contract of links as tests. Import it from ``transport/testing.py``."""
