@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agent_rl.checks.files import fetching
+from agent_rl.checks.prompts import prompt_faults
 from agent_rl.config.load import validation_faults
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.source import Fault, Source
@@ -21,9 +22,10 @@ from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.data.conversations import conversations
 from agent_rl.environments.base import Environment, TaskError, TaskSource
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
-from agent_rl.environments.load import Environments, asked, found_class, settings_model, sound_prompt
+from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
 from agent_rl.messages import Problem
 
+_METHOD = "one of its methods"
 CONVERSATIONS = 1000
 """How many of a supervised stage's are read before anything starts."""
 
@@ -53,14 +55,11 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
         environments = Environments(topology, base)
         _ = environments.toolboxes
         tasks = environments.tasks()
-        for name, problems in tasks.sources.items():
-            asked(name, "one of its methods", partial(_try, topology, environments[name], problems))
+        made, sources = environments, tasks.sources
+        for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
+        faults += prompt_faults(topology, base, source, environments, tasks)
     except TaskError as error:
-        names = [entry.name for entry in topology.environments]
-        at: KeyPath = ("environments", names.index(error.environment or names[0]))
-        place = (*at, "settings", *error.key) if error.key else (*at, "class")
-        remedies = dict.fromkeys(fetching(topology, pattern, base) for pattern in error.missing)
-        return [source.fault(place, str(error), "; ".join(remedies))]
+        return [_fault(part, topology, base, source) for part in error.parts]
     known = tasks.evaluation_count
     for index, stage in enumerate(topology.stages):
         key: KeyPath = ("stages", index, "problems")
@@ -79,6 +78,15 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
             remedy = f"write at most {known}" if known else "give an environment some, as `evaluation_files` of maths"
             faults.append(source.fault(key, message, remedy))
     return faults
+
+
+def _fault(error: TaskError, topology: Topology, base: Path, source: Source) -> Fault:
+    names = [entry.name for entry in topology.environments]
+    index = names.index(error.environment or names[0])
+    key: KeyPath = ("settings", *error.key) if error.key else ("class",)
+    missing = topology.environments[index].base / error.missing
+    remedy = fetching(topology, str(missing), base) if error.missing else ""
+    return source.fault(("environments", index, *key), str(error), remedy)
 
 
 def _read(data: Sequence[str], base: Path) -> None:

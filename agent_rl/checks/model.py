@@ -42,7 +42,7 @@ def model_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     except Unreadable as error:
         return [source.fault(PLACE, str(error), "save the model again, or copy it whole")]
     try:
-        template = _named_template(topology, path.parent)
+        template = named_template(topology, path.parent)
     except Unreadable as error:
         return [source.fault(("model", "chat_template"), str(error), "write it as UTF-8 text")]
     faults = [
@@ -68,7 +68,7 @@ def device_faults(topology: Topology, source: Source, host: str | None) -> Itera
             yield source.fault(("actors", role, "settings", "device"), fault)
 
 
-def _named_template(topology: Topology, base: Path) -> str | None:
+def named_template(topology: Topology, base: Path) -> str | None:
     """The template that the topology names in place of the tokenizer's; None when it names none. Raises Unreadable."""
     file = template_file(topology, base)
     if file is not None:

@@ -13,25 +13,26 @@ from agent_rl.config.topology import Topology
 
 
 def resolved_text(topology: Topology) -> str:
-    """A topology file that means the same wherever it lies: of one piece, with all actors and links. Relative paths stay relative."""
-    return _text(topology.model_dump(by_alias=True))
+    """A topology as one file, with all actors and links; relative paths stay relative."""
+    return toml_text(topology.model_dump(by_alias=True))
 
 
 def full_text(topology: Topology) -> str:
-    """The same with every default of the actors' settings too. Raises PluginError when a class cannot be had."""
+    """The same with every default of the actors' settings too. Raises PluginError when a class cannot be loaded."""
     tables = topology.model_dump(by_alias=True)
     for entry in tables["actors"].values():
         settings = resolve("actor", entry["class"]).Settings
         entry["settings"] = settings.model_validate(entry["settings"]).model_dump(by_alias=True)
-    return _text(tables)
+    return toml_text(tables)
 
 
-def _text(tables: Mapping[str, Any]) -> str:
+def toml_text(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML, without the keys that are None."""
     return tomli_w.dumps(_plain(tables))
 
 
 def _plain(value: Any) -> Any:
-    """A value that TOML can hold; a key that is None is one that is left out."""
+    """A value that TOML can hold."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from agent_rl.config.full import toml_text
 from agent_rl.config.schema import inner, names_of
 from agent_rl.config.source import SMALLER, Fault, Files, Source, TopologyError, first_of
 from agent_rl.config.standard import completed
@@ -156,24 +157,16 @@ def _number_faults(value: Any, path: KeyPath, source: Source) -> list[Fault]:
 
 
 def _tasks_fault(source: Source) -> Fault:
-    """What to write in place of ``[tasks]``."""
-    tasks = source.data["tasks"]
-    tasks = tasks if isinstance(tasks, dict) else {}
-    settings = tasks.get("settings", {}) if tasks.get("generator") else tasks
-    inner = (
-        ", ".join(f"{key} = {_toml(value)}" for key, value in settings.items()) if isinstance(settings, dict) else ""
-    )
-    of_ours = "maths" if not tasks.get("generator") else "arithmetic"
-    own = "Arithmetic" not in str(tasks.get("generator", "Arithmetic"))
-    name = "module:Class" if own else of_ours
-    remedy = f'[[environments]] class = "{name}"' + (f" settings = {{ {inner} }}" if inner else "")
-    return source.fault(("tasks",), "this table has become [[environments]]", f"write {remedy}")
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    """What to write in place of ``[tasks]``, as TOML."""
+    tasks = source.data["tasks"] if isinstance(source.data["tasks"], dict) else {}
+    name, settings = "maths", tasks
+    if generator := tasks.get("generator"):
+        name = "arithmetic" if "Arithmetic" in str(generator) else "module:Class"
+        settings = tasks.get("settings", {})
+    remedy = f"write in its place:\n\n[[environments]]\n{toml_text({'class': name})}"
+    if isinstance(settings, dict) and settings:
+        remedy += f"\n[environments.settings]\n{toml_text(settings)}"
+    return source.fault(("tasks",), "this table has become [[environments]]", remedy)
 
 
 def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:

@@ -30,17 +30,35 @@ SNAPSHOT_BYTES = 64 * 1024
 
 
 class TaskError(Exception):
-    """Tasks cannot be had as asked; the message names what is wrong, where, and what would mend it.
+    """Tasks cannot be read as asked; the message says what is wrong, where, and what to do.
 
-    ``key`` is the setting at fault, by its keys and indices, where it is one; ``missing`` are the files that are not there;
-    ``environment`` is the name of the environment whose tasks they are, where it is known.
+    ``key`` is the setting at fault, by its keys and indices, where there is one. ``missing`` is the file that does not exist.
+    ``environment`` is the name of the environment, where it is known. ``parts`` are the errors that this one joins.
     """
 
     def __init__(
-        self, message: str, key: tuple[str | int, ...] = (), *, missing: Sequence[str] = (), environment: str = ""
+        self,
+        message: str,
+        key: tuple[str | int, ...] = (),
+        *,
+        missing: str = "",
+        environment: str = "",
+        parts: Sequence[TaskError] = (),
     ) -> None:
         super().__init__(message)
         self.key, self.missing, self.environment = key, missing, environment
+        self._parts = parts
+
+    @property
+    def parts(self) -> Sequence[TaskError]:
+        """The errors that this one joins, or this one alone."""
+        return self._parts or (self,)
+
+
+def joined(errors: Sequence[TaskError]) -> TaskError:
+    """Several errors as one."""
+    parts = [part for error in errors for part in error.parts]
+    return parts[0] if len(parts) == 1 else TaskError("; ".join(map(str, parts)), parts=parts)
 
 
 @dataclass(frozen=True, slots=True)

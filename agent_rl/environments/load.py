@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
-from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool
+from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool, joined
 from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
 from agent_rl.environments.tools import ToolError, by_name
 from agent_rl.messages import Problem
@@ -94,16 +94,30 @@ def mixed_tasks(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -
 
 def all_made(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -> dict[str, Environment]:
     """The environments by name. Raises TaskError or ContractError when one cannot be made."""
-    return {entry.name: _made(entry, found_class(entry), seed=seed, base=base / entry.base) for entry in entries}
+    named = {entry.name: entry for entry in entries}
+    return for_each(named, lambda name: _made(named[name], seed=seed, base=base / named[name].base))
+
+
+def for_each(names: Iterable[str], call: Callable[[str], T]) -> dict[str, T]:
+    """What ``call`` returns for each name. Raises TaskError for all names for which it does."""
+    found, errors = {}, []
+    for name in names:
+        try:
+            found[name] = call(name)
+        except TaskError as error:
+            errors.append(error)
+    if errors:
+        raise joined(errors)
+    return found
 
 
 def _mixture(
     environments: Mapping[str, Environment], entries: Sequence[EnvironmentEntry], filters: Mapping[int, Restriction]
 ) -> MixedTasks:
-    sources = {
-        name: asked(name, "problems", lambda: restricted(_source(environment), filters))  # noqa: B023 - called at once
-        for name, environment in environments.items()
-    }
+    sources = for_each(
+        environments,
+        lambda name: asked(name, "problems", lambda: restricted(_source(environments[name]), filters)),
+    )
     return MixedTasks(sources, [Fraction(str(entry.weight)) for entry in entries])
 
 
@@ -150,8 +164,9 @@ def settings_model(cls: type[Environment]) -> type[BaseModel]:
     return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
 
 
-def _made(entry: EnvironmentEntry, cls: type[Environment], *, seed: int, base: Path) -> Environment:
-    """The environment of an entry. Raises TaskError when it cannot be made."""
+def _made(entry: EnvironmentEntry, *, seed: int, base: Path) -> Environment:
+    """The environment of an entry. Raises TaskError or ContractError when it cannot be made."""
+    cls = found_class(entry)
     try:
         model = settings_model(cls).model_validate(entry.settings)
     except ValidationError as error:
@@ -207,8 +222,11 @@ def asked(name: str, what: str, call: Callable[[], T], code: object = None) -> T
     try:
         return call()
     except TaskError as error:
-        message, key, missing = str(error), error.key, error.missing
-        raise TaskError(f"environment {name!r}: {message}", key, missing=missing, environment=name) from error
+        parts = [
+            TaskError(f"environment {name!r}: {part}", part.key, missing=part.missing, environment=name)
+            for part in error.parts
+        ]
+        raise joined(parts) from error
     except (ContractError, ToolError) as error:
         raise TaskError(f"environment {name!r}: {error}", environment=name) from error
     except Exception as error:

@@ -12,66 +12,71 @@ from os.path import normpath
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agent_rl.environments.base import TaskError
+from agent_rl.environments.base import TaskError, joined
 from agent_rl.files.reading_json import JsonError, parse_json
 from agent_rl.messages import Problem
 
 FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
 PARQUET_BATCH = 1024
-
-
 LABELS = ("subject", "level")
 """Columns that say of what kind a problem is; they become a problem's payload."""
 
 
-def require_files(settings: Mapping[str, Sequence[str]], base: Path) -> None:
-    """Raises TaskError that names every path and glob, of ``settings`` by their names, without a file."""
-    places = [
-        ((key, index), name)
-        for key, names in settings.items()
-        for index, name in enumerate(names)
-        if not _matches(name, base)
-    ]
-    if places:
-        paths = [normpath((base / name).absolute()) for _, name in places]
-        raise TaskError(f"no file matches {', nor '.join(paths)}", places[0][0], missing=[name for _, name in places])
-
-
-def _matches(pattern: str, base: Path) -> list[str]:
-    """The files that a path or glob names, in order."""
-    if (base / pattern).is_file():
-        return [pattern]
-    return sorted(glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207 Path.glob refuses absolute patterns
-
-
-def read_tasks(patterns: Sequence[str], base: Path, key: str = "files") -> tuple[tuple[Problem, ...], ...]:
-    """The problems of the files that each of ``patterns`` (paths or globs, relative to ``base``) names, in the order named.
+def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, list[tuple[Problem, ...]]]:
+    """The problems of each pattern (a path or glob, relative to ``base``) of each setting, in the order named.
 
     A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken) and
     ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
-    The payload holds the file's name, and ``LABELS`` where the row has them. ``key`` is the setting that names the patterns.
+    The payload holds the file's name, and ``LABELS`` where the row has them.
 
-    Raises TaskError for a pattern without a file, an unknown format, a file without tasks or a row that is no task.
+    Raises TaskError for all patterns without a file or of an unknown format at once, and for the first file without
+    tasks, row that is no task, or row with the id of another row of these files.
     """
-    return tuple(tuple(_problems_of(pattern, base, (key, index))) for index, pattern in enumerate(patterns))
+    files: dict[tuple[str, int], list[tuple[str, Path]]] = {}
+    errors = []
+    for setting, patterns in settings.items():
+        for index, pattern in enumerate(patterns):
+            try:
+                files[setting, index] = list(resolve(pattern, base, (setting, index)))
+            except TaskError as error:
+                errors.append(error)
+    if errors:
+        raise joined(errors)
+    places: dict[str, str] = {}
+    problems: dict[str, list[tuple[Problem, ...]]] = {setting: [] for setting in settings}
+    for key, named in files.items():
+        problems[key[0]].append(tuple(_problems_of(named, key, places)))
+    return problems
 
 
-def _problems_of(pattern: str, base: Path, key: tuple[str, int]) -> Iterator[Problem]:
-    for name, path in resolve(pattern, base, key):
+def _problems_of(files: Sequence[tuple[str, Path]], key: tuple[str, int], places: dict[str, str]) -> Iterator[Problem]:
+    """The problems of files; ``places`` says where the problem of each id stands."""
+    for name, path in files:
         empty = True
         for where, row in read_rows(name, path):
             empty = False
             labels = {label: str(row[label]) for label in LABELS if row.get(label) is not None}
-            yield replace(problem_of(row, where), payload={"file": path.name, **labels})
+            problem = replace(problem_of(row, where), payload={"file": path.name, **labels})
+            if problem.id in places:
+                if places[problem.id] == where:
+                    raise TaskError(f"{name} is named a second time: each of its problems would be there twice", key)
+                raise TaskError(
+                    f"{where} has the id {problem.id!r:.80}, and {places[problem.id]} has it too; give each problem an id of "
+                    "its own, or remove one of them",
+                    key,
+                )
+            places[problem.id] = where
+            yield problem
         if empty:
             raise TaskError(f"{name}: the file holds no tasks; remove it from the topology or fill it", key)
 
 
 def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> Iterator[tuple[str, Path]]:
     """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is none."""
-    names = _matches(pattern, base)
+    matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
+    names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
-        raise TaskError(f"no file matches {normpath((base / pattern).absolute())}", key, missing=[pattern])
+        raise TaskError(f"no file matches {normpath((base / pattern).absolute())}", key, missing=pattern)
     for name in names:
         if not name.endswith(FORMATS):
             raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}", key)

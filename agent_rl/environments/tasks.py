@@ -130,9 +130,9 @@ class DrawnTasks:
 class ListedTasks:
     """Problems from lists: each pass over a stage's problems, or with weights over each part of them, is a permutation.
 
-    ``parts`` are the training problems, by part; ``weights`` says how often a problem comes from each part, in proportion; without
-    weights every problem is as likely as any other. ``names`` are the parts' names for messages.
-    Raises TaskError when a held-out problem has the text of a training problem.
+    ``parts`` are the training problems, by part. ``weights`` says how often a problem comes from each part, in proportion;
+    without weights every problem is as likely as any other. ``names`` are the parts' names for messages.
+    Raises TaskError when two problems have one id, or when a held-out problem has the text of a training problem.
     """
 
     def __init__(
@@ -148,11 +148,18 @@ class ListedTasks:
         self._parts = [tuple(part) for part in parts] if weights else [tuple(chain.from_iterable(parts))]
         self._weights = [Fraction(str(weight)) for weight in weights] or [Fraction(1)]
         self._names = names
-        trained = {problem.text: problem.id for part in self._parts for problem in part}
+        texts: dict[str, str] = {}
+        for problem in chain(self.trained, held_out):
+            if problem.id in texts:
+                both = f"{texts[problem.id]!r:.60} and {problem.text!r:.60}"
+                raise TaskError(f"two problems have the id {problem.id!r:.80}, {both}; give each an id of its own")
+            texts[problem.id] = problem.text
+        trained = {problem.text: problem.id for problem in self.trained}
         for problem in held_out:
             if problem.text in trained:
                 raise TaskError(
-                    f"held-out problem {problem.id} has the text of training problem {trained[problem.text]}: remove one of them"
+                    f"held-out problem {problem.id} has the text of training problem {trained[problem.text]}: "
+                    "remove one of them"
                 )
         self.held_out = tuple(held_out)
         self._seed = seed

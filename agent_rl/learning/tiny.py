@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     from agent_rl.config.topology import InitialiseModel
@@ -81,15 +82,13 @@ CHAT_TEMPLATE = (
 """One token before each message and one after, so that a conversation is always a prefix of its continuation."""
 
 
-def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> PreTrainedTokenizerFast:
-    """The character tokenizer with its chat template.
+def character_tokenizer(*, byte_fallback: bool = False) -> Tokenizer:
+    """The character tokenizer alone, without transformers.
 
     Text of printable ASCII and newlines survives encoding and decoding unchanged; any other character becomes
-    ``<unk>``, or with ``byte_fallback`` the tokens of its UTF-8 bytes, so that all text survives. The end-of-turn token
-    is also the end-of-sequence token. ``max_length`` is in tokens.
+    ``<unk>``, or with ``byte_fallback`` the tokens of its UTF-8 bytes, so that all text survives.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
 
     specials = (UNKNOWN, PAD, END, *ROLES.values())
     characters = sorted({"\n", " "} | set(string.ascii_letters + string.digits + string.punctuation))
@@ -103,8 +102,18 @@ def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> Pr
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*MARKUP, *WORDS)])
+    return tokenizer
+
+
+def build_tokenizer(max_length: int = 256, *, byte_fallback: bool = False) -> PreTrainedTokenizerFast:
+    """`character_tokenizer` with its chat template. The end-of-turn token is also the end-of-sequence token.
+
+    ``max_length`` is in tokens.
+    """
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=character_tokenizer(byte_fallback=byte_fallback),
         unk_token=UNKNOWN,
         pad_token=PAD,
         eos_token=END,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.files import reading_json
+from agent_rl.models.templates import template_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -147,7 +148,7 @@ class ModelFiles:
         if given is None and not self._has_tokenizer():
             return  # what is missing is the tokenizer, and with it the template
         try:
-            template = self._own_template() if given is None else given
+            template = self.own_template() if given is None else given
         except Unreadable as error:
             yield str(error), "save the tokenizer again"
             return
@@ -159,8 +160,8 @@ class ModelFiles:
         elif fault := template_fault(template):
             yield f"the chat template {fault}", "mend it, or name another as chat_template in [model]"
 
-    def _own_template(self) -> str | None:
-        """The tokenizer's; of several, the one named default. None without any. Raises Unreadable."""
+    def own_template(self) -> str | None:
+        """The chat template of the tokenizer; of several, the one named default. None without any. Raises Unreadable."""
         file = self.directory / "chat_template.jinja"
         if file.is_file():
             return read_template(file)
@@ -227,50 +228,6 @@ def read_template(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(f"{file} cannot be read ({error})") from error
-
-
-def template_fault(template: str) -> str:
-    """Why a chat template cannot be compiled, or why it refuses a conversation with tools; empty for a valid one."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """The block that transformers knows beside Jinja's own."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-        def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    class RefusedError(Exception):
-        pass
-
-    def refuse(message: object) -> None:
-        raise RefusedError(str(message))
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.globals["raise_exception"] = refuse
-    said = ["system", "user", "assistant", "user"]
-    messages = [{"role": role, "content": role} for role in said]
-    try:
-        compiled = environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        return f"cannot be compiled: line {error.lineno}: {error.message}"
-    except (RecursionError, MemoryError, ValueError) as error:
-        return f"cannot be compiled: {error}"
-    try:
-        compiled.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
-    except RefusedError as error:
-        return f"refuses a conversation of system, user, assistant and user: {error}"
-    except Exception:  # noqa: BLE001 - it may ask for what transformers alone gives it; whether it works is seen at start
-        return ""
-    return ""
 
 
 def _largest_token(tokenizer: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -276,6 +277,41 @@ def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
     (fault,) = check(folder, text)
     assert (fault.key, fault.message) == ("stages.1.problems", "asks for 2 held-out problems, and there are 0")
     assert check(folder, text, ["environments.0.settings.evaluation_files=['held_out.jsonl']"]) == []
+
+
+def test_a_sequence_has_room_for_a_prompt_with_the_tools(folder):
+    (folder / "train.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    text = SOUND.replace(
+        'class = "checked_actors:Some"', 'class = "maths"\nsettings = { files = ["train.jsonl"], prompt = "rstar2" }'
+    ).replace("initialise = {}", "initialise = { max_length = 128 }")
+    (fault,) = check(folder, text)
+    needed = re.fullmatch(
+        r"a sequence has 128 tokens, and prompts with the descriptions of their tools need more: (\d+) to \1 tokens in maths",
+        fault.message,
+    )
+    assert fault.key == "model.initialise.max_length"
+    assert fault.remedy.startswith(f"write {int(needed[1]) + 64} or more")
+    enough = f"model.initialise.max_length={int(needed[1]) + 1}"
+    assert check(folder, text, [enough]) == []
+
+
+def test_files_that_are_missing_are_named_at_once_of_all_environments(folder):
+    missing = """
+[[environments]]
+class = "maths"
+name = "{}"
+base = "more"
+settings = {{ files = ["data/a.jsonl", "data/b.jsonl"], evaluation_files = ["c.jsonl"] }}
+"""
+    text = SOUND + missing.format("first") + missing.format("second") + '[fetch]\n"more/data" = "some/set"\n'
+    faults = check(folder, text)
+    assert [fault.key for fault in faults] == [
+        f"environments.{index}.settings.{key}"
+        for index in (1, 2)
+        for key in ("files.0", "files.1", "evaluation_files.0")
+    ]
+    assert f"fetch it with agent-rl data fetch some/set --out {folder / 'more' / 'data'}" in faults[0].remedy
+    assert "fetch" not in faults[2].remedy
 
 
 def test_a_model_directory_needs_config_weights_and_tokenizer(folder):

@@ -75,6 +75,11 @@ class Packed(Mute):
         return ListedTasks([[Problem("a", "?", payload={"pair": [(1, 2)]})]], [Problem("b", "!")], seed=0)
 
 
+class Twice(Mute):
+    def problems(self):
+        return ListedTasks([[Problem("a", "?")]], [Problem("a", "!")], seed=0)
+
+
 class Looping(Empty):
     def rollout(self, problem, model):
         pass
@@ -151,30 +156,12 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
             "paths are relative to the topology file",
         ],
     ),
-    "several files that are missing": (
-        GENERATOR,
-        "class = 'maths'\nsettings.files = ['sound.jsonl', 'a.jsonl']\nsettings.evaluation_files = ['b.jsonl', 'c/*.jsonl']",
-        [
-            "environments.0.settings.files.1: environment 'maths': no file matches",
-            "a.jsonl, nor ",
-            "b.jsonl, nor ",
-            "*.jsonl",
-        ],
-    ),
     "a held-out file that is missing": (
         GENERATOR,
         "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['none.jsonl']",
         [
             "environments.0.settings.evaluation_files.0: environment 'maths': no file matches",
             "paths are relative to the topology file",
-        ],
-    ),
-    "a table of tasks": (
-        "[[environments]]\n" + GENERATOR,
-        "[tasks]\nfiles = ['a.jsonl']\nprompt = 'plain'",
-        [
-            "tasks: this table has become [[environments]]",
-            'write [[environments]] class = "maths" settings = { files = ["a.jsonl"], prompt = "plain" }',
         ],
     ),
     "an environment of no weight": (
@@ -268,8 +255,26 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "a file of an unknown kind": (GENERATOR, files("tasks.csv"), ["tasks.csv: task files end in one of .jsonl,"]),
     "a held-out problem that is trained on": (
         GENERATOR,
+        "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['same_id.jsonl']",
+        ["held-out problem a has the text of training problem sound.jsonl:1", "remove one of them"],
+    ),
+    "a file that is named twice": (
+        GENERATOR,
         "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['sound.jsonl']",
-        ["held-out problem sound.jsonl:1 has the text of training problem sound.jsonl:1", "remove one of them"],
+        ["environments.0.settings.evaluation_files.0: environment 'maths': sound.jsonl is named a second time"],
+    ),
+    "two problems of one id": (
+        GENERATOR,
+        "class = 'maths'\nsettings.files = ['held_out.jsonl', 'same*.jsonl']",
+        [
+            "environments.0.settings.files.1: environment 'maths': same_id_too.jsonl:2 has the id 'a', and same_id.jsonl:1 has it too",
+            "give each problem an id of its own",
+        ],
+    ),
+    "two problems of one id in one's own environment": (
+        GENERATOR,
+        'class = "own_environments:Twice"',
+        ["environments.0.class: environment 'Twice': two problems have the id 'a', '?' and '!'"],
     ),
     "a model that is not there": (
         "[model.initialise]",
@@ -449,6 +454,10 @@ def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
     (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")
     (tmp_path / "held_out.jsonl").write_text('{"problem": "5 + 5?", "answer": 10}\n')
+    (tmp_path / "same_id.jsonl").write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "same_id_too.jsonl").write_text(
+        '{"problem": "7?", "answer": 7}\n{"id": "a", "problem": "8?", "answer": 8}\n'
+    )
     malformed = SOUND_ROW + "\n" + '{"problem": "2 + 2?", "answer": "4"\n'
     (tmp_path / "malformed.jsonl").write_text(malformed)
     (tmp_path / "malformed.jsonl.gz").write_bytes(gzip.compress(malformed.encode()))
@@ -500,6 +509,33 @@ def test_a_mistake_is_one_message_with_its_place_and_remedy(
         assert part in said, said
     assert len(said.splitlines()) == 1, said
     assert not directory.exists() or directory.is_file()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "entry"),
+    [
+        (
+            "files = ['sound.jsonl']\nprompt = 'plain'",
+            {"class": "maths", "settings": {"files": ["sound.jsonl"], "prompt": "plain"}},
+        ),
+        (
+            "generator = 'x:ArithmeticTasks'\nsettings = { max_calls = 2 }",
+            {"class": "arithmetic", "settings": {"max_calls": 2}},
+        ),
+    ],
+)
+def test_what_replaces_a_table_of_tasks_can_be_pasted(
+    folder: Path, tasks: str, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = write_micro(folder)
+    old = f"[tasks]\n{tasks}\n"
+    path.write_text(path.read_text().replace("[[environments]]\n" + GENERATOR, old))
+    assert main(["check", str(path)]) == 2
+    message, _, remedy = capsys.readouterr().err.partition("; write in its place:\n\n")
+    assert message.endswith(": tasks: this table has become [[environments]]")
+    path.write_text(path.read_text().replace(old, remedy))
+    (found,) = load_topology(path).environments
+    assert found.model_dump(by_alias=True, include={"class_path", "settings"}) == entry
 
 
 @pytest.mark.parametrize("wrong", MODELS)

@@ -13,6 +13,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Policy, Problem, Sampling
+from agent_rl.models.model_files import ModelFiles
+from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.chat_templates import CHATML as CHATML_OF_OURS
 from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
@@ -109,6 +111,19 @@ def test_the_topology_may_name_another_template(tmp_path: Path, named: str | Non
     (tmp_path / "mine.jinja").write_text("mine")
     topology = load_topology(QUICKSTART, [f"model.chat_template={named}"] if named else [])
     assert load_tokenizer(tmp_path / "model", topology, tmp_path).chat_template == expected
+
+
+@pytest.mark.parametrize("template", [None, CHATML_OF_OURS])
+def test_a_check_reads_the_prompt_that_a_generator_reads(tmp_path: Path, template: str | None) -> None:
+    tokenizer = build_tokenizer(byte_fallback=True)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer.chat_template = template or tokenizer.chat_template
+    plain = PlainTokenizer.read(ModelFiles.read(tmp_path), template)
+    environments = builders.environments("rstar2")
+    problem = Problem("p", "Wie gro\u00df ist <|end|>?", "4", "arithmetic")
+    read, used = (ChatFormat(each, environments).prompt_tokens(problem) for each in (plain, tokenizer))
+    assert read == used
 
 
 @pytest.mark.parametrize("prompt", ["plain", "rstar2"])

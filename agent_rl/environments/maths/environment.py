@@ -12,7 +12,7 @@ from pydantic import PositiveFloat
 from agent_rl.environments import python_tools
 from agent_rl.environments.base import ChatMessages, CheckError, Context, Environment, TaskError, TaskSource, Tool
 from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactly_equal, final_answer
-from agent_rl.environments.task_files import read_tasks, require_files
+from agent_rl.environments.task_files import read_tasks
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.messages import Judgement, Problem, Transcript
 
@@ -93,13 +93,13 @@ class Maths(BoxedAnswers):
             self.tools = (python_tools.notebook,)
 
     def problems(self) -> TaskSource:
-        """Read the files. Raises TaskError, with file and line, for what is no problem."""
+        """Read the files. Raises TaskError as `read_tasks` does."""
         if not self._files and not self._evaluation_files:
             raise TaskError("no file of problems is named: set `files`, or `evaluation_files` where nothing is trained")
-        require_files({"files": self._files, "evaluation_files": self._evaluation_files}, self._base)
+        found = read_tasks({"files": self._files, "evaluation_files": self._evaluation_files}, self._base)
         return ListedTasks(
-            read_tasks(self._files, self._base, "files"),
-            tuple(chain.from_iterable(read_tasks(self._evaluation_files, self._base, "evaluation_files"))),
+            found["files"],
+            tuple(chain.from_iterable(found["evaluation_files"])),
             seed=self._seed,
             weights=self._weights,
             names=[f"the file {name}" for name in self._files],

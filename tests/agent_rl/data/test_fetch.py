@@ -214,7 +214,8 @@ def test_the_command_writes_what_an_environment_of_files_reads(hub: Hub, tmp_pat
     assert f"fetching main/test-00000-of-00001.jsonl of org/sums from {hub.url}" in done.stderr
     assert hub.token == "Bearer good"
     assert any((tmp_path / "home").rglob("blobs"))
-    training, held_out = read_tasks(("data/sums/train.jsonl", "data/sums/test.jsonl"), tmp_path)
+    found = read_tasks({"files": ["data/sums/train.jsonl", "data/sums/test.jsonl"]}, tmp_path)
+    training, held_out = found["files"]
     assert (len(training), len(held_out)) == (90, 20)
     for problem in training:
         assert int(problem.answer) == 2 * int(problem.text.partition(" ")[0])

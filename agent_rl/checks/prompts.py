@@ -1,0 +1,84 @@
+"""Whether the prompts of each environment leave room for a response in a sequence of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from heapq import nsmallest
+from pathlib import Path
+from typing import TypeAlias
+
+from agent_rl.checks.declared import chat_format
+from agent_rl.checks.model import named_template
+from agent_rl.config.source import Fault, Source
+from agent_rl.config.toml_lines import KeyPath
+from agent_rl.config.topology import RlStage, SftStage, Topology
+from agent_rl.environments.base import TaskSource
+from agent_rl.environments.load import Environments, asked
+from agent_rl.environments.tasks import ListedTasks, MixedTasks
+from agent_rl.learning.tiny import CHAT_TEMPLATE, END, character_tokenizer
+from agent_rl.messages import Problem
+from agent_rl.models.hub import is_hub_name, metadata
+from agent_rl.models.model_files import ModelFiles
+from agent_rl.models.plain_tokenizer import PlainTokenizer
+
+TRIED = 16
+"""Problems of each kind that are put into prompts: of lists those with the shortest texts, else the first ones drawn."""
+
+Limit: TypeAlias = tuple[PlainTokenizer | None, int | None, KeyPath, str]
+"""The tokenizer, the tokens of a sequence, the key that says how many, and the remedy."""
+
+
+def prompt_faults(
+    topology: Topology, base: Path, source: Source, environments: Environments, tasks: MixedTasks
+) -> Iterator[Fault]:
+    """One fault for all environments of which no prompt leaves room for a response. Raises TaskError for faulty prompts."""
+    response = max(
+        (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
+    )
+    try:
+        tokenizer, length, key, remedy = _limit(topology, base)
+        if tokenizer is None or length is None or not response:
+            return
+        chat = chat_format(topology, tokenizer, environments)
+    except Exception:  # noqa: BLE001 - tokenizer, template or format need transformers: the generator's start shows the fault
+        return
+    long: dict[str, list[int]] = {}
+    for name, problems in tasks.sources.items():
+        if environments[name].rollout is not None:
+            continue  # a loop of the user's own makes its prompts itself
+        for tried in _tried(topology, problems):
+            named = [replace(problem, environment=name) for problem in tried]
+            sizes = asked(name, "its prompt", lambda: sorted(len(chat.prompt_tokens(each)) for each in named))  # noqa: B023
+            if sizes and sizes[0] >= length:
+                long[name] = sorted([*long.get(name, ()), *sizes])
+    if long:
+        found = ", ".join(f"{sizes[0]} to {sizes[-1]} tokens in {name}" for name, sizes in long.items())
+        message = f"a sequence has {length} tokens, and prompts with the descriptions of their tools need more: {found}"
+        yield source.fault(key, message, remedy.format(needed=max(max(sizes) for sizes in long.values()) + response))
+
+
+def _limit(topology: Topology, base: Path) -> Limit:
+    model, template = topology.model, named_template(topology, base)
+    if model.initialise is not None:
+        backend = character_tokenizer(byte_fallback=model.initialise.byte_fallback)
+        tokenizer = PlainTokenizer(backend, template or CHAT_TEMPLATE, {"eos_token": END})
+        remedy = "write {needed} or more, so that a response has room too, or list fewer tools"
+        return tokenizer, model.initialise.max_length, ("model", "initialise", "max_length"), remedy
+    assert model.path is not None
+    files = ModelFiles.read(metadata(model.path) if is_hub_name(model.path) else Path(model.path).expanduser())
+    remedy = "take a model whose sequences have {needed} tokens or more (max_position_embeddings), or list fewer tools"
+    return PlainTokenizer.read(files, template), files.length, ("model", "path"), remedy
+
+
+def _tried(topology: Topology, problems: TaskSource) -> Iterator[Sequence[Problem]]:
+    """Some training and some held-out problems."""
+    if isinstance(problems, ListedTasks):
+        for listed in (problems.trained, problems.held_out):
+            yield nsmallest(TRIED, listed, key=lambda problem: len(problem.text))
+        return
+    stage = next((index for index, stage in enumerate(topology.stages) if isinstance(stage, RlStage)), None)
+    if stage is not None:
+        yield [problems.problem(stage, number) for number in range(TRIED)]
+    count = problems.evaluation_count
+    yield [problems.evaluation(number) for number in range(TRIED if count is None else min(TRIED, count))]
