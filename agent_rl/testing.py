@@ -1,4 +1,5 @@
-"""Builders of messages for tests of actors and deciders: every argument has a default, a test names what it is about."""
+"""Builders of messages for tests of actors and deciders: every argument has a default, a test names what it is
+about."""
 
 from __future__ import annotations
 
@@ -117,8 +118,8 @@ def trajectory(
     texts: tuple[str, ...] = (),
     purpose: Any = None,
 ) -> Trajectory:
-    """A finished rollout of the group with one token of a tool in its middle, judged where its text decides; ``answer`` None:
-    without one.
+    """A finished rollout of the group with one token of a tool in its middle, judged where its text decides; ``answer``
+    None: without one.
 
     ``texts``: what the model wrote instead of that answer.
     """
@@ -213,7 +214,8 @@ ROLES: dict[str, tuple[str, Any]] = {
 
 
 def live_figures(role: str, **given: Any) -> ActorFigures:
-    """An actor's figures: its role's, with 0 for those it must have and that are not given; what the role lacks is ``extra``."""
+    """An actor's figures: its role's, with 0 for those it must have and that are not given; what the role lacks is
+    ``extra``."""
     own = {name: given.pop(name) for name in ("rejected_frames",) if name in given}
     field, kind = ROLES.get(role, ("", None))
     known = {each.name for each in fields(kind)} if kind else set()

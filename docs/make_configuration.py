@@ -1,4 +1,5 @@
-"""Make docs/configuration.md from the schema: ``python docs/make_configuration.py``; a test notices when it is out of date.
+"""Make docs/configuration.md from the schema: ``python docs/make_configuration.py``; a test notices when it is out of
+date.
 
 What is written below a field in its class is the field's meaning.
 """
@@ -12,15 +13,15 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from actors.engines.checking import TorchEngineSettings, VllmEngineSettings
 from actors.evaluator import EvaluatorSettings
-from agent_rl.config import topology
 from agent_rl.config.plugins import ALIASES, resolve
+from agent_rl.config.processes import Part
+from agent_rl.config.topology import Topology
 
 OUTPUT = Path(__file__).with_name("configuration.md")
 HEAD = """\
@@ -28,34 +29,34 @@ HEAD = """\
 
 Made from the schema by `python docs/make_configuration.py`.
 
-A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set algorithm.keep=4`. Later files win table by
-table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from the folder of
-the first file, `run.directory` and `model.path` from the working directory.
+A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set algorithm.keep=4`. Later files win table
+by table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from the
+folder of the first file, `run.directory` and `model.path` from the working directory.
 
-Actors, classes and links that a file does not write are the standard ones: `agent-rl check --full FILE` prints them all.
-A role that is not written has its standard class. A link that is not written leads to every role that receives what it
-carries. Standard roles are added where a role that is written needs them.
+`agent-rl check --full FILE` prints a topology with every default. A role without `class` has its standard class. A link
+that the file does not write leads to every role that receives its messages. Standard roles are added where a role of
+the file needs them.
 
 Where a field takes code of your own, write `module:Name`, or one of the short names below.
 """
-TABLES: dict[str, tuple[str, ...]] = {
-    "Run": ("[run]",),
-    "Model": ("[model]",),
-    "InitialiseModel": ("[model.initialise]",),
-    "Lora": ("[model.lora]",),
-    "EnvironmentEntry": ("[[environments]]",),
-    "Algorithm": ("[algorithm]",),
-    "SftStage": ('[[stages]] kind = "sft"',),
-    "RlStage": ('[[stages]] kind = "rl"',),
-    "TaskFilter": ("filter = { ... } of an rl stage",),
-    "Collapse": ("collapse = { ... } of an rl stage",),
-    "Interim": ("evaluate = { ... } of an rl stage",),
-    "EvaluateStage": ('[[stages]] kind = "evaluate"',),
-    "Host": ("[hosts.NAME]",),
-    "Security": ("[security]",),
-    "ActorEntry": ("[actors.ROLE]",),
+TABLES: dict[str, str] = {
+    "Run": "[run]",
+    "Model": "[model]",
+    "InitialiseModel": "[model.initialise]",
+    "Lora": "[model.lora]",
+    "EnvironmentEntry": "[[environments]]",
+    "Algorithm": "[algorithm]",
+    "SftStage": '[[stages]] kind = "sft"',
+    "RlStage": '[[stages]] kind = "rl"',
+    "TaskFilter": "filter = { ... } of an rl stage",
+    "Collapse": "collapse = { ... } of an rl stage",
+    "Interim": "evaluate = { ... } of an rl stage",
+    "EvaluateStage": '[[stages]] kind = "evaluate"',
+    "Host": "[hosts.NAME]",
+    "Security": "[security]",
+    "ActorEntry": "[actors.ROLE]",
 }
-"""What each class of the schema is in a file."""
+"""How a file writes each class of the schema."""
 
 
 def page() -> str:
@@ -65,10 +66,13 @@ def page() -> str:
         if short := [f"`{name}`" for name in names if ":" not in name]:
             parts.append(f"| {kind.replace('_', ' ')} | {', '.join(short)} |")
     parts.append("")
-    listed = [model for model in vars(topology).values() if _is_table(model)]
-    for name, model in sorted(((m.__name__, m) for m in listed), key=lambda each: _place(each[0])):
-        heading = TABLES.get(name, (name,))[0]
-        parts += [f"## `{heading}`\n", *_section(model)]
+    tables = {model.__name__: model for model in Part.__subclasses__() if model is not Topology}
+    assert tables.keys() == TABLES.keys(), "write a heading for each table of the schema"
+    for name, heading in TABLES.items():
+        parts += [f"## `{heading}`\n", *_section(tables[name])]
+    for name, (annotation, meaning) in _written(Topology).items():
+        if not any(re.match(rf"\[+{name}\W", heading) for heading in TABLES.values()):
+            parts += [f"## `[{name}]`\n", textwrap.fill(f"`{annotation}`: {meaning}", 120) + "\n"]
     for role, path in ALIASES["actor"].items():
         parts += [f"## `[actors.{role}]` settings\n", *_section(resolve("actor", path).Settings)]
     for heading, model in (
@@ -80,17 +84,8 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _is_table(found: Any) -> bool:
-    tables = inspect.isclass(found) and issubclass(found, BaseModel) and found.__module__ == topology.__name__
-    return tables and found.__name__ not in {"Part", "Topology"}
-
-
-def _place(name: str) -> int:
-    return list(TABLES).index(name) if name in TABLES else len(TABLES)
-
-
 def _section(model: type[BaseModel]) -> Iterator[str]:
-    yield f"{_text(inspect.getdoc(model) or '')}\n"
+    yield textwrap.fill(_text(inspect.getdoc(model) or ""), 120) + "\n"
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     written = _written(model)
@@ -101,7 +96,7 @@ def _section(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _written(model: type[BaseModel]) -> dict[str, tuple[str, str]]:
-    """Of each field of a class and of those it is derived from: its type, and what is written below it."""
+    """The annotation of each field of a class and its bases, and the text below the field."""
     found: dict[str, tuple[str, str]] = {}
     for cls in reversed(model.__mro__):
         if not issubclass(cls, BaseModel) or cls is BaseModel:
@@ -120,14 +115,21 @@ def _text(docstring: str) -> str:
     return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", " ".join(docstring.split())).replace("|", "\\|")
 
 
-LIMITED = {"PositiveInt": "int > 0", "PositiveFloat": "float > 0", "NonNegativeInt": "int >= 0"}
+TYPES = {
+    "SelectionName": "str",
+    "AdvantageName": "str",
+    "LossName": "str",
+    "PositiveInt": "int > 0",
+    "PositiveFloat": "float > 0",
+    "NonNegativeInt": "int >= 0",
+}
 
 
 def _type(annotation: str, field: FieldInfo) -> str:
     shown = re.sub(r"Annotated\[(\w+), .*\]", r"\1", annotation).removesuffix(" | None")
-    limits = re.findall(r"(Gt|Ge|Lt|Le)\(\w+=([-.\w]+)\)", str(field.metadata)) if shown not in LIMITED else []
+    limits = re.findall(r"(Gt|Ge|Lt|Le)\(\w+=([-.\w]+)\)", str(field.metadata)) if shown not in TYPES else []
     signs = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
-    for name, limited in LIMITED.items():
+    for name, limited in TYPES.items():
         shown = shown.replace(name, limited)
     return ", ".join([f"`{shown}`", *(f"{signs[kind]} {limit}" for kind, limit in limits)]).replace("|", "\\|")
 
@@ -139,6 +141,8 @@ def _default(field: FieldInfo) -> str:
         return "its defaults"
     if field.default is None:
         return ""
+    if isinstance(field.default, Path):
+        return f'`"{field.default}"`'
     if isinstance(field.default, dict) and field.default:
         return ", ".join(f"`{name}`" for name in field.default)
     shown = str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')

@@ -1,4 +1,5 @@
-"""A loop of one's own: the model writes an expression, the loop has Python work it out, and shows what is wrong with it."""
+"""A loop of one's own: the model writes an expression, the loop has Python work it out, and shows what is wrong with
+it."""
 
 from __future__ import annotations
 

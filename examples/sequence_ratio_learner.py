@@ -5,9 +5,8 @@ Two lines of a topology beside it choose it::
     [actors.learner]
     class = "sequence_ratio_learner:SequenceRatioLearner"
 
-The ratio of a response is the geometric mean of its tokens' ratios, so it stays much nearer to 1 than theirs: with more than one
-update a step, narrow the clip range too (the paper uses ``clip_low = 3e-4`` and ``clip_high = 4e-4``).
-"""
+The ratio of a response is the geometric mean of its tokens' ratios, so it stays much nearer to 1 than theirs: with more
+than one update a step, narrow the clip range too (the paper uses ``clip_low = 3e-4`` and ``clip_high = 4e-4``)."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ class SequenceRatioLearner(Learner):
     ) -> tuple[Tensor, LossSums]:
         """The clipped surrogate of each response's ratio, weighted by the response's number of tokens.
 
-        Tensors are [rows, width] float32, a row a response (see `agent_rl.learning.losses.Loss`). Stale responses are corrected once,
-        by the capped ratio of the proximal policy to the one sampled from, of the whole response too.
+        Tensors are [rows, width] float32, a row a response (see `agent_rl.learning.losses.Loss`). Stale responses are
+        corrected once, by the capped ratio of the proximal policy to the one sampled from, of the whole response too.
         """
         import torch  # here, not above: `agent-rl check` loads this module, and has no need of torch
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from agent_rl.config.topology import Topology
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("agent_rl", "transport", "actors")
@@ -75,3 +78,6 @@ def test_every_key_of_a_topology_says_what_it_means() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 120
     assert not [row for row in rows if row.endswith("|  |")]
+    headings = [line for line in page.splitlines() if line.startswith("## `[")]
+    for key in Topology.model_fields:
+        assert any(re.match(rf"## `\[+{key}\W", heading) for heading in headings), key

@@ -1,4 +1,4 @@
-"""What the roles' suites stand on: a topology for the actor under test, virtual time, failures in one line."""
+"""The base of the roles' suites: a topology for the actor under test, virtual time, failures in one line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agent_rl.config.plugins import ALIASES, resolve
 from agent_rl.config.topology import Topology
 
 PRODUCTION = ALIASES["actor"]
-"""The classes whose links and messages the stand-ins speak."""
+"""The classes whose links and messages the stand-ins have."""
 
 LONGEST = 1800.0
-"""Virtual seconds after which a test has failed that waits for something that never comes."""
+"""Virtual seconds after which a test that still waits has failed."""
 
 RL_STAGE = {
     "kind": "rl",
@@ -43,10 +43,10 @@ class RoleContract:
     """The actor's, as its topology would give them."""
 
     def topology(self, folder: Path, **changes: Any) -> Topology:
-        """A small topology whose ``role`` is played by the class under test.
+        """A small topology in which the class under test has the ``role``.
 
-        ``changes`` replace whole tables (``stages``), or keys of ``algorithm`` (a mapping); ``replicas`` counts generators.
-        """
+        ``changes`` replace whole tables (``stages``), or keys of ``algorithm`` (a mapping). ``replicas`` is the number
+        of generators."""
         folder.mkdir(parents=True, exist_ok=True)
         classes: dict[str, type[Actor]] = {role: resolve("actor", path) for role, path in PRODUCTION.items()}
         classes[self.role] = self.actor
@@ -78,46 +78,34 @@ class RoleContract:
         )
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run one test in virtual time. What failed is raised by itself, without the groups around it."""
+        """Run one test in virtual time. Raises the failure alone, without the exception groups around it."""
 
         async def bounded() -> None:
             with trio.move_on_after(LONGEST) as scope:
                 await main()
-            assert not scope.cancelled_caught, f"{self.actor.__name__}: the test waited for what never came"
+            assert not scope.cancelled_caught, f"{self.actor.__name__}: the test still waited after {LONGEST} s"
 
-        failure: BaseException | None = None
         try:
             trio.run(bounded, clock=self.make_clock())
-        except BaseException as error:
-            failure = self._told(error)
-            if failure is error:
-                raise
-        if failure is not None:
-            raise failure
+        except BaseExceptionGroup as group:
+            leaves = _leaves(group)
+            failed = next((leaf for leaf in leaves if isinstance(leaf, AssertionError)), None)
+            if failed is not None:
+                raise failed from None
+            raise AssertionError(f"{self.actor.__name__}: {type(leaves[0]).__name__}: {leaves[0]}") from leaves[0]
 
     def make_clock(self) -> MockClock | None:
-        """Time passes as soon as everybody waits."""
+        """A clock that jumps ahead as soon as all tasks wait."""
         return MockClock(autojump_threshold=0)
 
     async def settled(self, seconds: float = 5.0) -> None:
-        """Let everything happen that is going to happen."""
+        """Wait until nothing more happens."""
         await trio.sleep(seconds)
-
-    def _told(self, error: BaseException) -> BaseException:
-        """A failed promise before all else, then whatever ended the actor."""
-        leaves = _leaves(error)
-        for leaf in leaves:
-            if isinstance(leaf, AssertionError):
-                return leaf
-        if len(leaves) == 1 and leaves[0] is error:
-            return error
-        told = AssertionError(f"{self.actor.__name__}: {type(leaves[0]).__name__}: {leaves[0]}")
-        told.__cause__ = leaves[0]
-        return told
 
 
 def derived_links(role: str, classes: Mapping[str, type[Actor]]) -> dict[str, tuple[str, ...]]:
-    """The role's links, each to the roles that receive what it carries. Raises AssertionError where nobody does."""
+    """The role's links, each to the roles that receive its messages. Raises AssertionError for a link without a
+    receiver."""
     links = {}
     for name, declared in classes[role].links.items():
         targets = tuple(other for other in classes if other != role and _receives(classes[other], declared))

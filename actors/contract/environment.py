@@ -1,4 +1,5 @@
-"""What every environment promises: the same problems, prompts and judgements whoever asks, and judgements that can be used."""
+"""What every environment promises: the same problems, prompts and judgements whoever asks, and judgements that can be
+used."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ import trio
 from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
 from actors.runtime.roster import written
-from agent_rl.config.topology import ActorEntry, Topology
+from agent_rl.config.processes import ActorEntry
+from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Janitor
 from agent_rl.groups.outages import FAULTS
 from agent_rl.messages import ActorStatus

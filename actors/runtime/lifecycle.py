@@ -11,7 +11,8 @@ from typing import Any
 
 from agent_rl.config.addresses import is_loopback
 from agent_rl.config.plugins import resolve
-from agent_rl.config.topology import ActorEntry, Topology
+from agent_rl.config.processes import ActorEntry
+from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import RunRefused
 
 

@@ -1,4 +1,5 @@
-"""Whether the environments of a topology can be made, have the problems that its stages ask for, and keep their promises."""
+"""Whether the environments of a topology can be made, have the problems that its stages ask for, and keep their
+promises."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def class_faults(topology: Topology, source: Source) -> list[Fault]:
 def environment_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     """Faults of environments with valid classes and settings, found by calling them as the actors do."""
     base = path.absolute().parent
-    faults = []
+    faults: list[Fault] = []
     try:
         environments = Environments(topology, base)
         _ = environments.toolboxes

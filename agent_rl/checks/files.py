@@ -56,7 +56,7 @@ def fetching(topology: Topology, pattern: str, base: Path) -> str:
 
 
 def _is_there(pattern: Path) -> bool:
-    return pattern.is_file() or bool(glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob refuses absolute ones
+    return pattern.is_file() or bool(glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob refuses these
 
 
 def _directory_faults(topology: Topology, source: Source) -> list[Fault]:

@@ -23,7 +23,8 @@ from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 
 TRIED = 16
-"""Problems of each kind that are put into prompts: of lists those with the shortest texts, else the first ones drawn."""
+"""Problems of each kind that are put into prompts: of lists those with the shortest texts, else the first ones
+drawn."""
 
 Limit: TypeAlias = tuple[PlainTokenizer | None, int | None, KeyPath, str]
 """The tokenizer, the tokens of a sequence, the key that says how many, and the remedy."""
@@ -32,7 +33,8 @@ Limit: TypeAlias = tuple[PlainTokenizer | None, int | None, KeyPath, str]
 def prompt_faults(
     topology: Topology, base: Path, source: Source, environments: Environments, tasks: MixedTasks
 ) -> Iterator[Fault]:
-    """One fault for all environments of which no prompt leaves room for a response. Raises TaskError for faulty prompts."""
+    """One fault for all environments of which no prompt leaves room for a response. Raises TaskError for faulty
+    prompts."""
     response = max(
         (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
     )

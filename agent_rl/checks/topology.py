@@ -22,7 +22,8 @@ from agent_rl.config.plugins import Kind, PluginError, find, resolve
 from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
-from agent_rl.config.topology import ActorEntry, Topology
+from agent_rl.config.processes import ActorEntry
+from agent_rl.config.topology import Topology
 
 
 class LinkDeclaration(Protocol):

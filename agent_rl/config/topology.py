@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from agent_rl.config.plugins import Kind, PluginError, path_of
+from agent_rl.config.processes import ActorEntry, Host, Part, Run, Security
 
 
 def _named(kind: Kind, name: str) -> str:
@@ -37,55 +38,11 @@ AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
 LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
 
 
-class Part(BaseModel):
-    """A table of the file: unknown keys are errors, values are never changed afterwards."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, strict=False)
-
-
-class Run(Part):
-    """What is run, where its files go, and when it ends."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """Letters, digits, ``.``, ``_`` and ``-``; what people see, and part of the names of sockets."""
-    seed: int = 0
-    """Of everything drawn in the run: problems, sampling, order, initial weights."""
-    directory: Path
-    """Journal, logs, metrics and checkpoints; relative to the working directory. On a local disk."""
-    mode: Literal["asynchronous", "synchronous"] = "asynchronous"
-    """``synchronous``: rollout and training take turns, as with a staleness budget of 0."""
-    max_minutes: PositiveFloat | None = None
-    """Training stages end when this start of the run has lasted so long, by the monotonic clock, which nobody sets; evaluation
-    stages after them still run. A restarted actor changes nothing, and the next ``agent-rl run`` has the same time again."""
-    checkpoint_every: PositiveInt = 50
-    """RL steps between checkpoints; stage ends are always checkpoints."""
-    checkpoint_seconds: PositiveFloat = 5.0
-    """Seconds between checkpoints within a supervised stage, of which the newest is kept; more where saving takes long, so that
-    it takes at most a twentieth of the time."""
-    keep_checkpoints: PositiveInt = 3
-    """The newest checkpoints that are kept."""
-    keep_trajectories: Literal["all", "replay"] | PositiveInt = "replay"
-    """Which trajectories of training stay in the journal, for `agent-rl export` and the report: all; those that a restart from the
-    oldest checkpoint may need, and samples; or also those of so many last steps. Those of evaluate stages always stay."""
-    log_mib: PositiveFloat = 16.0
-    """A log or stderr file of this size is kept as ``.1``, in place of the one before: an actor's take at most four times as much."""
-    timeline_mib: PositiveFloat = 64.0
-    """So of ``timeline.jsonl``, which with the one before takes at most twice as much."""
-    report_standstill_seconds: PositiveFloat = 180.0
-    """After so long without anything moving, the run says who waits for what; it goes on."""
-    trackers: tuple[str, ...] = ()
-    """Where the rows of ``metrics.jsonl`` go too: ``tensorboard``, ``wandb``, or ``module:Name`` of a tracker of your own."""
-    metrics_port: int | None = Field(default=None, ge=1, le=65535)
-    """Where the learner's host answers ``GET /metrics``, with the metrics of all actors, for Prometheus."""
-    metrics_address: str = "127.0.0.1"
-    """What ``metrics_port`` is listened on at: this machine alone, unless another address of it is named."""
-
-
 class InitialiseModel(Part):
-    """A small architecture to be initialised here, from the seed of the run."""
+    """A small model with fresh weights, a function of the run's seed."""
 
     architecture: Literal["qwen3"] = "qwen3"
-    """The only one that is initialised here."""
+    """The only architecture."""
     hidden_size: PositiveInt = 128
     """Width of the residual stream."""
     layers: PositiveInt = 3
@@ -103,8 +60,8 @@ class InitialiseModel(Part):
     tie_embeddings: bool = True
     """Whether input and output embeddings are one tensor."""
     byte_fallback: bool = False
-    """Whether a character beyond printable ASCII becomes the tokens of its UTF-8 bytes, as problems of the world need; without,
-    it becomes the unknown token, and the vocabulary is 256 tokens smaller."""
+    """Whether a character beyond printable ASCII becomes the tokens of its UTF-8 bytes. Without it, such a character
+    becomes the unknown token, and the vocabulary is 256 tokens smaller."""
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
@@ -114,10 +71,11 @@ class InitialiseModel(Part):
 
 
 class Lora(Part):
-    """Train low-rank adapters (peft) instead of all weights; what is published and saved has them merged."""
+    """Low-rank adapters (peft) that are trained instead of all weights; published and saved weights have them
+    merged."""
 
     rank: PositiveInt = 16
-    """Of the adapters."""
+    """The rank of the adapters."""
     alpha: PositiveFloat = 32.0
     """Adapters are scaled by ``alpha / rank``."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
@@ -125,39 +83,40 @@ class Lora(Part):
 
 
 class Model(Part):
-    """Exactly one of a Hugging Face path (or name) and a small architecture."""
+    """The model to start from: exactly one of ``path`` and ``initialise``."""
 
     path: str | None = None
     """A Hugging Face model: a directory, or a name on the hub."""
     initialise: InitialiseModel | None = None
-    """A small model to begin with, in place of ``path``."""
+    """A small model with fresh weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights as they are served. With bfloat16 the learner keeps float32 copies, which updates are made in."""
+    """The type of the weights that are served. With bfloat16 the learner updates float32 copies."""
     lora: Lora | None = None
-    """None: all weights are trained."""
+    """Low-rank adapters; None: all weights are trained."""
     chat_template: str | None = None
-    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: as the tokenizer says."""
+    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: the template of the
+    tokenizer."""
 
 
 class EnvironmentEntry(Part):
-    """One environment: what problems there are, what the model may call, and how its rollouts are judged."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
+    """One environment: its problems, its tools, and the judgement of its rollouts."""
 
     class_path: str = Field(alias="class", min_length=1)
     """``module:Class`` (see agent_rl/environments/base.py), or a built-in one: "maths", "arithmetic"."""
     name: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]*$", validate_default=True)
-    """What figures call it; without one, the class' name or its short name."""
+    """The name in figures; without one, the name of the class or its short name."""
     weight: PositiveFloat = 1.0
-    """How often a group is about a problem of this environment, relative to the others."""
+    """The share of groups about a problem of this environment, relative to the other weights."""
     settings: dict[str, Any] = {}
-    """Keywords of the class' constructor, beside ``seed`` and ``base``."""
+    """Keyword arguments of the constructor, besides ``seed`` and ``base``."""
     base: Path = Path()
-    """The folder that relative paths of the settings start from; itself relative to the topology file's folder."""
+    """The folder from which relative paths of the settings start; itself relative to the folder of the topology
+    file."""
     tools: tuple[str, ...] = ()
-    """What the model may call beside the environment's own tools, each a ``module:name``."""
+    """Tools besides those of the environment, each as ``module:name`` or a short name."""
     rollout: str | None = None
-    """``module:function`` of a loop of your own, in place of the agent loop: ``async def rollout(problem, model, tools)``."""
+    """``module:function`` of a loop of your own in place of the agent loop:
+    ``async def rollout(problem, model, tools)``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -168,24 +127,25 @@ class EnvironmentEntry(Part):
 
 
 class SftStage(Part):
-    """Supervised steps on demonstrations of the format."""
+    """Supervised steps on demonstrations."""
 
     kind: Literal["sft"]
     """Which stage this is."""
     name: str = "sft"
-    """What people see."""
+    """The name that is shown."""
     steps: PositiveInt
     """Optimizer steps."""
     batch: PositiveInt = 64
-    """Demonstrations a step."""
+    """Demonstrations in a step."""
     data: tuple[str, ...] = ()
-    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without, the environments' demonstrations."""
+    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without them, the
+    demonstrations of the environments."""
     learning_rate: PositiveFloat = 3e-3
-    """After the warm-up."""
+    """The rate after the warm-up."""
     warmup_steps: NonNegativeInt = 10
     """Steps in which the rate rises linearly to ``learning_rate``."""
     schedule: Literal["constant", "cosine"] = "cosine"
-    """What follows the warm-up: a constant rate, or a cosine to zero at the last step."""
+    """The rate after the warm-up: constant, or a cosine to zero at the last step."""
 
 
 class EvaluateStage(Part):
@@ -194,71 +154,72 @@ class EvaluateStage(Part):
     kind: Literal["evaluate"]
     """Which stage this is."""
     name: str
-    """What people see, and the key of its figures; no two evaluate stages share one."""
+    """The name that is shown, and the key of the figures; each evaluate stage has its own."""
     problems: PositiveInt
-    """How many held-out problems are asked, the first ones."""
+    """How many held-out problems are asked, from the first one."""
     max_response_tokens: PositiveInt
     """The most tokens of a response, tool responses included."""
     max_turns: PositiveInt
     """The most turns of the model in a rollout."""
     temperature: PositiveFloat = 1.0
-    """Of what is sampled; the greedy answer has none."""
+    """The temperature of sampled rollouts; the greedy answer has none."""
     samples: PositiveInt = 1
-    """Rollouts sampled of each problem."""
+    """Rollouts that are sampled for each problem."""
     greedy: bool = True
-    """Whether each problem is answered once more without chance."""
+    """Whether each problem is also answered once greedily."""
 
     @property
     def groups(self) -> int:
-        """One group a problem of those sampled, then one a problem answered greedily."""
+        """The number of groups: one for each problem that is sampled, and one for each that is answered greedily."""
         return self.problems * (1 + self.greedy)
 
     @property
     def rollouts(self) -> int:
-        """How many rollouts are asked for."""
+        """The number of rollouts."""
         return self.problems * (self.samples + self.greedy)
 
 
 class TaskFilter(Part):
-    """Which problems a stage draws from; nothing set means all."""
+    """The problems that a stage draws from; without any key, all."""
 
     max_problem_chars: PositiveInt | None = None
     """Problems of more characters are left out."""
     ids: Path | None = None
-    """A text file of problem ids, one a line: what a difficulty filter kept. Relative to the topology file."""
+    """A text file of the ids of problems, one on a line, as `agent-rl data difficulty --ids` writes it; relative to the
+    topology file."""
 
 
 class Collapse(Part):
-    """When a stage's training is taken for collapsed, by means over the last ``window`` steps; the run then stops.
+    """When the training of a stage counts as collapsed, by means over the last ``window`` steps. The run then stops.
 
-    The best checkpoint before it is kept, whatever ``run.keep_checkpoints`` says.
+    The best checkpoint before the collapse is kept, whatever ``run.keep_checkpoints`` says.
     """
 
     window: PositiveInt = 20
-    """Steps that each mean is taken over."""
+    """Steps of each mean."""
     success_below: float = Field(default=0.5, ge=0, lt=1)
-    """Success below this share of the best window's, and lower than that by 0.1 or more; 0 turns it off."""
+    """Success below this share of the best window, and lower than it by 0.1 or more; 0: never."""
     entropy_below: float = Field(default=0.0, ge=0)
-    """Entropy of the policy, nats a token, below this; 0 turns it off."""
+    """Entropy of the policy below this, in nats for each token; 0: never."""
     length_factor: float | None = Field(default=None, gt=1)
-    """Responses longer or shorter by this factor than in the best window."""
+    """Responses longer or shorter than in the best window by this factor; None: never."""
 
 
 class Interim(Part):
-    """Evaluations within an rl stage, every so many steps, on the live generators while training goes on."""
+    """Evaluations within an rl stage, on the live generators, while training goes on."""
 
     every: PositiveInt
-    """Steps between them; the stage's end is left to an evaluate stage."""
+    """Steps between them. None comes at the end of the stage; add an evaluate stage for that."""
     problems: PositiveInt
-    """The first held-out problems, the same ones each time."""
+    """How many held-out problems are asked, from the first one; the same ones each time."""
     samples: PositiveInt = 1
-    """Rollouts sampled of each problem."""
+    """Rollouts that are sampled for each problem."""
     temperature: PositiveFloat = 1.0
-    """Of the sampling."""
+    """The temperature of the sampling."""
     max_response_tokens: PositiveInt | None = None
-    """None: the stage's; so of turns."""
+    """The most tokens of a response; None: as the stage says."""
     max_turns: PositiveInt | None = None
-    """None: the stage's."""
+    """The most turns of the model; None: as the stage says."""
 
 
 class RlStage(Part):
@@ -267,31 +228,31 @@ class RlStage(Part):
     kind: Literal["rl"]
     """Which stage this is."""
     name: str = "rl"
-    """What people see."""
+    """The name that is shown."""
     steps: PositiveInt
-    """Steps of ``algorithm.groups_per_step`` groups."""
+    """Training steps, each of ``algorithm.groups_per_step`` groups."""
     max_response_tokens: PositiveInt
     """The most tokens of a response, tool responses included."""
     max_turns: PositiveInt
     """The most turns of the model in a rollout."""
     learning_rate: PositiveFloat = 1e-6
-    """After the warm-up."""
+    """The rate after the warm-up."""
     warmup_steps: NonNegativeInt = 20
     """Steps in which the rate rises linearly to ``learning_rate``."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What follows the linear warm-up: the paper's constant rate, or a cosine to zero at the stage's last step."""
+    """The rate after the warm-up: constant, as in the paper, or a cosine to zero at the last step."""
     reset_optimizer: bool = False
-    """Whether the stage begins with a fresh optimizer."""
+    """Whether the stage starts with a fresh optimizer."""
     filter: TaskFilter = TaskFilter()
-    """Which problems the stage draws from."""
+    """The problems that the stage draws from."""
     collapse: Collapse = Collapse()
-    """When the stage's training counts as collapsed."""
+    """When the training of the stage counts as collapsed."""
     evaluate: Interim | None = None
-    """Evaluations while the stage trains; None: there are none."""
+    """Evaluations while the stage trains; None: no evaluations."""
 
     @property
     def evaluation_steps(self) -> range:
-        """The steps of the stage after which it is evaluated; its end is left to an evaluate stage."""
+        """The steps of the stage after which it is evaluated; not its last one."""
         return range(0) if self.evaluate is None else range(self.evaluate.every, self.steps, self.evaluate.every)
 
     def interim(self, at_step: int) -> EvaluateStage:
@@ -313,116 +274,75 @@ Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind"
 
 
 class Algorithm(Part):
-    """GRPO-RoC and its step (paper, section GRPO-RoC); defaults as in the paper where it gives them."""
+    """GRPO-RoC and its step (paper, section GRPO-RoC). Defaults are the paper's, where the paper gives them."""
 
     groups_per_step: PositiveInt = 512
-    """Groups that a step waits for."""
+    """Groups in a step."""
     samples: PositiveInt = 32
-    """Rollouts sampled of each problem: a group."""
+    """Rollouts that are sampled for a problem; they are a group."""
     keep: PositiveInt = 16
     """Rollouts of a group that are trained on."""
     minimum_samples: PositiveInt = 2
-    """A group with fewer usable rollouts than this is dropped."""
+    """A group with fewer usable rollouts is dropped."""
     resampling: SelectionName = "paper"
-    """Which rollouts of a group are kept: the paper's rule, the release's, or a uniform draw; or ``module:function``
-    (`agent_rl.groups.resampling.Selection`)."""
+    """The rule that selects the rollouts to train on: ``paper``, ``release`` (of the authors' code), ``none`` (a
+    uniform draw), or ``module:function`` (`agent_rl.groups.resampling.Selection`)."""
     advantage: AdvantageName = "group"
-    """How rewards of a group become advantages: less their mean; or ``module:function`` (`agent_rl.learning.advantages.Advantage`)."""
+    """How the rewards of a group become advantages: ``group`` (less their mean), or ``module:function``
+    (`agent_rl.learning.advantages.Advantage`)."""
     loss: LossName = "clipped"
-    """What is minimised: the paper's clipped surrogate; or ``module:function`` (`agent_rl.learning.losses.Loss`)."""
+    """The loss: ``clipped`` (the paper's surrogate), or ``module:function`` (`agent_rl.learning.losses.Loss`)."""
     temperature: PositiveFloat = 1.0
-    """Of the sampling; losses are computed at it too."""
+    """The temperature of sampling and of losses."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """A ratio below ``1 - clip_low`` is clipped."""
     clip_high: PositiveFloat = 0.28
     """A ratio above ``1 + clip_high`` is clipped."""
     updates_per_step: PositiveInt = 1
-    """Mini-batches a step is split into."""
+    """Mini-batches of a step."""
     microbatch_tokens: PositiveInt = 16384
-    """Tokens computed at once, prompts included, packed without padding; a longer sequence is computed alone."""
+    """Tokens that are computed at once, prompts included, packed without padding. A longer sequence is computed
+    alone."""
     gradient_clip: PositiveFloat = 1.0
     """The largest norm of a gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Of the optimizer."""
+    """Weight decay of the optimizer."""
     entropy_coefficient: float = 0.0
-    """Weight of an entropy bonus; the paper has none, nor a KL term."""
+    """Weight of an entropy bonus. The paper has none, and no KL term."""
     correction: Literal["none", "truncated", "masked", "decoupled"] = "truncated"
-    """What a token's loss is multiplied by, for the gap between mu, which sampled it, and pi_prox, the learner's policy before the
-    step: 1; min(pi_prox / mu, cap); pi_prox / mu where that is between floor and cap, else 0 (IcePop); pi_prox / mu (AReaL)."""
+    """The factor on the loss of a token, for the gap between mu, the policy that sampled it, and pi_prox, the learner's
+    policy before the step. ``none``: 1; ``truncated``: min(pi_prox / mu, cap); ``masked``: pi_prox / mu between floor
+    and cap, else 0 (IcePop); ``decoupled``: pi_prox / mu (AReaL)."""
     correction_cap: float = Field(default=2.0, ge=1)
-    """Of the truncated and the masked correction."""
+    """The cap of ``truncated`` and ``masked``."""
     correction_floor: float = Field(default=0.5, gt=0, le=1)
-    """Of the masked correction alone."""
+    """The floor of ``masked``."""
     sequence_mask: tuple[float, float] | None = None
-    """Responses whose pi_prox / mu, in geometric mean over their tokens, is outside these bounds are left out of the loss."""
+    """Bounds on the geometric mean of pi_prox / mu over a response. Responses outside them are left out of the loss."""
     advantage_std: bool = True
-    """Whether advantages are divided by the standard deviation of the group's rewards."""
+    """Whether advantages are divided by the standard deviation of the rewards of the group."""
     max_staleness: NonNegativeInt = 1
-    """Steps that a group's oldest policy may be behind the one that is trained."""
+    """Steps that the oldest policy of a group may be behind the policy that is trained."""
     on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
-    """What becomes of a group beyond that: training waits for it, it is dropped, or it is trained with the correction."""
+    """What happens to a group that would be older: training waits for it, it is dropped, or it is trained with the
+    correction."""
     refill: bool = False
     """Whether groups with equal rewards are replaced by others, so that the batch does not shrink."""
     max_refill: PositiveInt = 3
     """Groups that a step may replace, as a multiple of ``groups_per_step``."""
     rollout_attempts: PositiveInt = 3
-    """How often a rollout is sampled anew that infrastructure failed."""
+    """How often a rollout that the infrastructure failed is sampled."""
 
     @field_validator("sequence_mask")
     @classmethod
-    def _the_mask_holds_one(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _mask_holds_one(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
         if bounds and not 0 < bounds[0] <= 1 <= bounds[1]:
             raise ValueError("must be two bounds on a ratio, the first in (0, 1], the second at least 1")
         return bounds
 
 
-class Host(Part):
-    """A machine. ``address`` is what other hosts reach it by; ``base_port`` the first TCP port they listen on."""
-
-    address: str = "127.0.0.1"
-    """What other hosts reach it by."""
-    base_port: int = Field(default=5700, ge=1024, le=60000)
-    """The first of its TCP ports; each actor has one."""
-
-
-class Security(Part):
-    """What protects links between hosts."""
-
-    key_file: Path | None = None
-    """The CURVE key all hosts of the run share (``agent-rl keys FILE`` makes one); relative to the topology file.
-    Links between hosts are encrypted and authenticated with it, or refused: also on loopback, which every user reaches."""
-
-
-class ActorEntry(Part):
-    """One role: which class, where, how many, its settings, and whom its links lead to."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
-
-    class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """``module:Class``; of a standard role, its standard class."""
-    host: str = "local"
-    """A name of ``[hosts]``."""
-    replicas: PositiveInt = 1
-    """Processes of this actor."""
-    settings: dict[str, Any] = {}
-    """Of the class; those of the standard classes are listed below."""
-    links: dict[str, str | tuple[str, ...]] = {}
-    """Link name (the class names its links) to the role or roles it leads to."""
-    restarts: NonNegativeInt = 3
-    """Within ``restart_window_seconds``; and so many in a row of a process that ends by itself before it did anything."""
-    restart_window_seconds: PositiveFloat = 60.0
-    """The time in which ``restarts`` are counted."""
-    silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
-    """An actor of which nothing was heard for so long is killed and restarted; ``inf``: never. It is named after seconds."""
-
-    def targets(self, link: str) -> tuple[str, ...]:
-        """The roles the link leads to; none when the file has no such link."""
-        value = self.links.get(link, ())
-        return (value,) if isinstance(value, str) else value
-
-
 class Topology(Part):
-    """The whole file."""
+    """The whole file: its tables."""
 
     run: Run
     model: Model
@@ -430,12 +350,12 @@ class Topology(Part):
     algorithm: Algorithm = Algorithm()
     stages: tuple[Stage, ...] = Field(min_length=1)
     fetch: dict[str, str] = {}
-    """By folder of files, what ``agent-rl data fetch`` takes to fill it, as in ``"data/gsm8k" = "openai/gsm8k"``: ``check`` names
-    the command where a file is missing. Nothing is fetched by itself."""
+    """By folder, the arguments of ``agent-rl data fetch`` that fill it, as in ``"data/gsm8k" = "openai/gsm8k"``. Where
+    a file of the folder is missing, ``check`` shows the command. Nothing is fetched by itself."""
     hosts: dict[str, Host] = {"local": Host()}
     security: Security = Security()
     actors: dict[str, ActorEntry] = Field(min_length=1)
-    """By role. A file may leave out roles, classes and links that are the standard ones (`agent_rl.config.standard`)."""
+    """By role. A file may leave out standard roles, classes and links (`agent_rl.config.standard`)."""
 
     @field_validator("environments")
     @classmethod
@@ -458,17 +378,17 @@ class Topology(Part):
 
     @property
     def max_staleness(self) -> int:
-        """The staleness budget in force; synchronous mode is the budget 0: rollout and training alternate."""
+        """The staleness budget in force: 0 in synchronous mode."""
         return 0 if self.run.mode == "synchronous" else self.algorithm.max_staleness
 
     @property
     def hosts_in_use(self) -> tuple[str, ...]:
-        """The hosts that have an actor, in the order of the file's hosts."""
+        """The hosts that have an actor, in the order of ``[hosts]``."""
         used = {entry.host for entry in self.actors.values()}
         return tuple(name for name in self.hosts if name in used)
 
     @property
     def main_host(self) -> str:
-        """The learner's host, whose supervisor decides that the run ends; without a learner, the first actor's host."""
+        """The learner's host, whose supervisor ends the run; without a learner, the host of the first actor."""
         entry = self.actors.get("learner") or next(iter(self.actors.values()))
         return entry.host

@@ -40,7 +40,8 @@ ROLES = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-"""What OpenAI's form (``messages``, ``role``, ``content``) and ShareGPT's (``conversations``, ``from``, ``value``) call the roles."""
+"""What OpenAI's form (``messages``, ``role``, ``content``) and ShareGPT's (``conversations``, ``from``, ``value``) call
+the roles."""
 
 CALLS = frozenset({"function_call", "tool_call"})
 FOLLOWERS = {

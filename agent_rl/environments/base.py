@@ -1,4 +1,5 @@
-"""What a task consists of: its problems, its tools, its judgement of a rollout, and its answers to turns without a tool call.
+"""What a task consists of: its problems, its tools, its judgement of a rollout, and its answers to turns without a tool
+call.
 
 ::
 
@@ -7,10 +8,10 @@
                                                                |  no call    --> Environment.observe --Observation------------+--> next turn
                                                                `  the end    --> judge_at_once, or judge in an executor --> Judgement
 
-An environment is made in scheduler, generators, executors and learner alike, without side effects; ``seed`` and ``base`` (the
-topology file's folder) and its settings are keywords of its constructor. Nothing of it may depend on the process it is asked
-in: the state of a rollout is a function of problem, seed and transcript, or a snapshot that travels with the rollout.
-"""
+An environment is made in scheduler, generators, executors and learner alike, without side effects; ``seed`` and
+``base`` (the topology file's folder) and its settings are keywords of its constructor. Nothing of it may depend on the
+process it is asked in: the state of a rollout is a function of problem, seed and transcript, or a snapshot that travels
+with the rollout."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ SNAPSHOT_BYTES = 64 * 1024
 class TaskError(Exception):
     """Tasks cannot be read as asked; the message says what is wrong, where, and what to do.
 
-    ``key`` is the setting at fault, by its keys and indices, where there is one. ``missing`` is the file that does not exist.
-    ``environment`` is the name of the environment, where it is known. ``parts`` are the errors that this one joins.
-    """
+    ``key`` is the setting at fault, by its keys and indices, where there is one. ``missing`` is the file that does not
+    exist. ``environment`` is the name of the environment, where it is known. ``parts`` are the errors that this one
+    joins."""
 
     def __init__(
         self,
@@ -111,20 +112,21 @@ class Context(Protocol):
         """Run untrusted Python in a fresh child of the sandbox."""
 
     async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
-        """Run untrusted Python on top of the cells ``earlier``, whose variables it finds; ``kept`` says whether it became one of them."""
+        """Run untrusted Python on top of the cells ``earlier``, whose variables it finds; ``kept`` says whether it
+        became one of them."""
 
     async def call(self, function: str, *arguments: str) -> ToolOutput:
-        """Call ``module:name`` with texts in a fresh child of the sandbox, which sees that module of the user's and what it
-        imports; ``value`` is the text that it returned. It may run what a model wrote.
-        """
+        """Call ``module:name`` with texts in a fresh child of the sandbox, which sees that module of the user's and
+        what it imports; ``value`` is the text that it returned. It may run what a model wrote."""
 
     async def check(self, function: str, *arguments: str) -> str:
-        """The text that ``module:name``, trusted code, returns of untrusted texts, in a child of a checker, which never runs what a
-        model wrote. Raises CheckError when the child dies of them, CheckUnavailableError when there was no checker.
-        """
+        """The text that ``module:name``, trusted code, returns of untrusted texts, in a child of a checker, which never
+        runs what a model wrote. Raises CheckError when the child dies of them, CheckUnavailableError when there was no
+        checker."""
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what blocks in one of the executor's threads. One that goes on beyond the deadline keeps its thread until it ends."""
+        """Run what blocks in one of the executor's threads. One that goes on beyond the deadline keeps its thread until
+        it ends."""
 
 
 class CheckError(Exception):
@@ -135,7 +137,8 @@ class CheckError(Exception):
 
 
 class CheckUnavailableError(Exception):
-    """There was no checker to run a check, or it died of something else: the check says nothing, and may be tried again."""
+    """There was no checker to run a check, or it died of something else: the check says nothing, and may be tried
+    again."""
 
 
 class BlockedError(BaseException):
@@ -153,11 +156,11 @@ class BadArgumentError(Exception):
 class ToolOutput:
     """How a tool call ended. A tool's ``call`` may as well return a plain text, which is a success with that value.
 
-    ``value`` of code is the representation of the last expression's value, empty for None; a traceback stands at the end of
-    ``stderr``. ``state`` is the snapshot to come back with the rollout's next call of this tool, at most ``SNAPSHOT_BYTES``; None
-    leaves it as it was. ``note`` is what the model is told of that state in any case. ``kept``: it was a cell, and the session has its
-    state. ``run_seconds`` is the wall time of a child of the sandbox, ``queue_seconds`` all else between asking and getting its result.
-    """
+    ``value`` of code is the representation of the last expression's value, empty for None; a traceback stands at the
+    end of ``stderr``. ``state`` is the snapshot to come back with the rollout's next call of this tool, at most
+    ``SNAPSHOT_BYTES``; None leaves it as it was. ``note`` is what the model is told of that state in any case.
+    ``kept``: it was a cell, and the session has its state. ``run_seconds`` is the wall time of a child of the sandbox,
+    ``queue_seconds`` all else between asking and getting its result."""
 
     outcome: ToolOutcome
     stdout: str = ""
@@ -197,9 +200,8 @@ class Tool(Protocol):
 class Observation:
     """An environment's answer to a turn without a tool call: what the model reads next.
 
-    ``state`` is the snapshot to come back with the next turn, at most ``SNAPSHOT_BYTES``; None leaves it as it was. ``done`` ends
-    the rollout: its ``messages`` stand in the transcript, and no model reads them.
-    """
+    ``state`` is the snapshot to come back with the next turn, at most ``SNAPSHOT_BYTES``; None leaves it as it was.
+    ``done`` ends the rollout: its ``messages`` stand in the transcript, and no model reads them."""
 
     messages: Sequence[Mapping[str, str]] = ()
     state: bytes | None = None
@@ -211,11 +213,11 @@ Model: TypeAlias = Callable[[ChatMessages], Awaitable[str]]
 Tools: TypeAlias = Mapping[str, Callable[..., Awaitable[str]]]
 """The environment's tools by name: arguments in, as keywords, the text that a model would read out."""
 Rollout: TypeAlias = Callable[[Problem, Model, Tools], Awaitable[None]]
-"""A loop of the user's own: it writes a rollout by awaiting the model, and may call tools. The rollout ends when it returns.
+"""A loop of the user's own: it writes a rollout by awaiting the model, and may call tools. The rollout ends when it
+returns.
 
-The messages of each call of the model continue those of the call before: they are those messages, the turn that was returned, as it
-was, and what follows. So every token stays as it was sampled. See `agent_rl.rollout.conversation`.
-"""
+The messages of each call of the model continue those of the call before: they are those messages, the turn that was
+returned, as it was, and what follows. So every token stays as it was sampled. See `agent_rl.rollout.conversation`. """
 
 
 class Environment(Protocol):
@@ -226,8 +228,8 @@ class Environment(Protocol):
     lists_tools: bool = True
     """Whether the prompt tells the model what it may call; False for models that learn it from demonstrations."""
     checks: Sequence[str] = ()
-    """The functions ``module:name`` that ``judge`` has checked: executors load their modules once, before any check. A module with a
-    function ``warm_up`` has it called then, perhaps several times, without arguments."""
+    """The functions ``module:name`` that ``judge`` has checked: executors load their modules once, before any check. A
+    module with a function ``warm_up`` has it called then, perhaps several times, without arguments."""
     observes: bool = False
     """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
     rollout: Rollout | None = None
@@ -240,7 +242,8 @@ class Environment(Protocol):
         """The conversation that the model's first turn continues; the chat format adds the tools."""
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
-        """Judge where the rollout ends, in the generator: pure, bounded, in microseconds. None leaves it to ``judge``."""
+        """Judge where the rollout ends, in the generator: pure, bounded, in microseconds. None leaves it to
+        ``judge``."""
         del problem, transcript
         return None
 
@@ -257,5 +260,6 @@ class Environment(Protocol):
         return None
 
     def control(self) -> tuple[Problem, Transcript] | None:
-        """A rollout that ``judge`` must find successful, to try the checkers with; None where there is nothing to try."""
+        """A rollout that ``judge`` must find successful, to try the checkers with; None where there is nothing to
+        try."""
         return None

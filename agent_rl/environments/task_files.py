@@ -25,8 +25,8 @@ LABELS = ("subject", "level")
 def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, list[tuple[Problem, ...]]]:
     """The problems of each pattern (a path or glob, relative to ``base``) of each setting, in the order named.
 
-    A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken) and
-    ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
+    A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken)
+    and ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
     The payload holds the file's name, and ``LABELS`` where the row has them.
 
     Raises TaskError for all patterns without a file or of an unknown format at once, and for the first file without
@@ -72,7 +72,8 @@ def _problems_of(files: Sequence[tuple[str, Path]], key: tuple[str, int], places
 
 
 def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> Iterator[tuple[str, Path]]:
-    """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is none."""
+    """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is
+    none."""
     matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
     names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
@@ -84,7 +85,8 @@ def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> 
 
 
 def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Where each row of a file stands (``name:line``, or the row's number in parquet) and what it holds; one at a time."""
+    """Where each row of a file stands (``name:line``, or the row's number in parquet) and what it holds; one at a
+    time."""
     return _parquet_rows(name, path) if path.suffix == ".parquet" else _json_rows(name, path)
 
 
@@ -163,7 +165,8 @@ def text_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def _user_text(messages: list[Any], where: str) -> str:
-    """The one user message; a system message is left out, since the environment's ``prompt`` says what the system text is."""
+    """The one user message; a system message is left out, since the environment's ``prompt`` says what the system text
+    is."""
     turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]

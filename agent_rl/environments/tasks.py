@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from agent_rl.config.topology import TaskFilter
 
 _DRAWS = 1000
-"""Draws from a source without end before a filter is taken to let nothing pass: one in a hundred passes with near certainty."""
+"""Draws from a source without end before a filter is taken to let nothing pass: one in a hundred passes with near
+certainty."""
 
 
 class Restriction:
@@ -66,7 +67,8 @@ class Restriction:
 
 
 class _Redrawn:
-    """A source whose training problems are drawn again, under further numbers, until the stage's filter lets one pass."""
+    """A source whose training problems are drawn again, under further numbers, until the stage's filter lets one
+    pass."""
 
     def __init__(self, source: TaskSource, restrictions: Mapping[int, Restriction]) -> None:
         self._source = source
@@ -93,9 +95,8 @@ class _Redrawn:
 class DrawnTasks:
     """Problems without end, each drawn with randomness of its own; the held-out ones are the same for every seed.
 
-    ``draw`` makes a problem, whose id it leaves empty, and ``show`` a demonstration. Training and held-out problems are different
-    draws: they differ where few draws give the same problem.
-    """
+    ``draw`` makes a problem, whose id it leaves empty, and ``show`` a demonstration. Training and held-out problems are
+    different draws: they differ where few draws give the same problem."""
 
     evaluation_count = None
 
@@ -130,10 +131,9 @@ class DrawnTasks:
 class ListedTasks:
     """Problems from lists: each pass over a stage's problems, or with weights over each part of them, is a permutation.
 
-    ``parts`` are the training problems, by part. ``weights`` says how often a problem comes from each part, in proportion;
-    without weights every problem is as likely as any other. ``names`` are the parts' names for messages.
-    Raises TaskError when two problems have one id, or when a held-out problem has the text of a training problem.
-    """
+    ``parts`` are the training problems, by part. ``weights`` says how often a problem comes from each part, in
+    proportion; without weights every problem is as likely as any other. ``names`` are the parts' names for messages.
+    Raises TaskError when two problems have one id, or when a held-out problem has the text of a training problem."""
 
     def __init__(
         self,

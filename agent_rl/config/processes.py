@@ -1,0 +1,102 @@
+"""The tables ``[run]``, ``[hosts]``, ``[security]`` and ``[actors]`` of a topology: the processes, and where they
+run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class Part(BaseModel):
+    """A table of the file. Unknown keys are errors; values never change."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)
+
+
+class Run(Part):
+    """The run: its name, where its files go, and when it ends."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Letters, digits, ``.``, ``_`` and ``-``. The name is shown to people and is part of the names of sockets."""
+    seed: int = 0
+    """The seed of all that is drawn in the run: problems, sampling, order, initial weights."""
+    directory: Path
+    """The folder of journal, logs, metrics and checkpoints, on a local disk; relative to the working directory."""
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """``synchronous``: rollout and training take turns, as with a staleness budget of 0."""
+    max_minutes: PositiveFloat | None = None
+    """Training stages end when this start of the run has lasted so long, by the monotonic clock. Evaluation stages
+    after them still run. The restart of an actor changes nothing, and the next ``agent-rl run`` has the same time
+    again."""
+    checkpoint_every: PositiveInt = 50
+    """RL steps between checkpoints. The end of a stage is always a checkpoint."""
+    checkpoint_seconds: PositiveFloat = 5.0
+    """Seconds between checkpoints within a supervised stage, of which the newest is kept. Where saving is slow, the
+    time between them grows, so that saving takes at most a twentieth of the time."""
+    keep_checkpoints: PositiveInt = 3
+    """How many of the newest checkpoints are kept."""
+    keep_trajectories: Literal["all", "replay"] | PositiveInt = "replay"
+    """Which training trajectories stay in the journal, for `agent-rl export` and the report. ``all``; ``replay``: those
+    that a restart from the oldest checkpoint may need, and samples; a number: also those of so many last steps.
+    Trajectories of evaluate stages always stay."""
+    log_mib: PositiveFloat = 16.0
+    """The size at which a log or stderr file is renamed to ``.1``, which replaces the ``.1`` before. The files of an
+    actor take at most four times as much."""
+    timeline_mib: PositiveFloat = 64.0
+    """The size at which ``timeline.jsonl`` is renamed in the same way; both files take at most twice as much."""
+    report_standstill_seconds: PositiveFloat = 180.0
+    """After so long without progress, the run prints which actor waits for what, and goes on."""
+    trackers: tuple[str, ...] = ()
+    """Where the rows of ``metrics.jsonl`` also go: ``tensorboard``, ``wandb``, or ``module:Name`` of a tracker of your
+    own."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """The port at which the learner's host answers ``GET /metrics`` with the metrics of all actors, for Prometheus."""
+    metrics_address: str = "127.0.0.1"
+    """The address of ``metrics_port``. The default address can be reached from this machine only."""
+
+
+class Host(Part):
+    """A machine that runs actors."""
+
+    address: str = "127.0.0.1"
+    """The name or address under which other hosts reach it."""
+    base_port: int = Field(default=5700, ge=1024, le=60000)
+    """The first of its TCP ports: the supervisor has this one, and each actor one of the next."""
+
+
+class Security(Part):
+    """The protection of links between hosts."""
+
+    key_file: Path | None = None
+    """The CURVE key that all hosts of the run share (``agent-rl keys FILE`` makes one); relative to the topology file.
+    It encrypts and authenticates links between hosts. Without it several hosts are refused, also on loopback, which
+    every user of the machine can reach."""
+
+
+class ActorEntry(Part):
+    """One role: its class, host, number of processes, settings and links."""
+
+    class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """``module:Class``. A standard role may leave it out and has its standard class then."""
+    host: str = "local"
+    """The machine that runs it: a name of ``[hosts]``."""
+    replicas: PositiveInt = 1
+    """How many processes the role has."""
+    settings: dict[str, Any] = {}
+    """The settings of the class; those of the standard classes are listed below."""
+    links: dict[str, str | tuple[str, ...]] = {}
+    """The role or roles that each link of the class leads to, by the name of the link."""
+    restarts: NonNegativeInt = 3
+    """How many restarts are allowed within ``restart_window_seconds``, and in a row of a process that ends before it
+    did anything."""
+    restart_window_seconds: PositiveFloat = 60.0
+    """The time in which ``restarts`` are counted."""
+    silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
+    """An actor that sends no status for so long is killed and restarted; ``inf``: never."""
+
+    def targets(self, link: str) -> tuple[str, ...]:
+        """The roles that a link leads to; none when the file has no such link."""
+        value = self.links.get(link, ())
+        return (value,) if isinstance(value, str) else value
