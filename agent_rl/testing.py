@@ -1,5 +1,6 @@
 """Builders of messages for tests of actors and deciders: every argument has a default, a test names what it is
-about."""
+about.
+"""
 
 from __future__ import annotations
 
@@ -215,7 +216,8 @@ ROLES: dict[str, tuple[str, Any]] = {
 
 def live_figures(role: str, **given: Any) -> ActorFigures:
     """An actor's figures: its role's, with 0 for those it must have and that are not given; what the role lacks is
-    ``extra``."""
+    ``extra``.
+    """
     own = {name: given.pop(name) for name in ("rejected_frames",) if name in given}
     field, kind = ROLES.get(role, ("", None))
     known = {each.name for each in fields(kind)} if kind else set()

@@ -45,7 +45,8 @@ def calculator(expression: Annotated[str, Field(max_length=500)]) -> float:
 
 def evaluate(node: ast.AST) -> Any:
     """The value of an expression. Raises ValueError or ArithmeticError for what is no arithmetic: the model reads
-    it."""
+    it.
+    """
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value

@@ -1,5 +1,6 @@
 """A loop of one's own: the model writes an expression, the loop has Python work it out, and shows what is wrong with
-it."""
+it.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ Two lines of a topology beside it choose it::
     class = "sequence_ratio_learner:SequenceRatioLearner"
 
 The ratio of a response is the geometric mean of its tokens' ratios, so it stays much nearer to 1 than theirs: with more
-than one update a step, narrow the clip range too (the paper uses ``clip_low = 3e-4`` and ``clip_high = 4e-4``)."""
+than one update a step, narrow the clip range too (the paper uses ``clip_low = 3e-4`` and ``clip_high = 4e-4``).
+"""
 
 from __future__ import annotations
 

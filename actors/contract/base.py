@@ -46,7 +46,8 @@ class RoleContract:
         """A small topology in which the class under test has the ``role``.
 
         ``changes`` replace whole tables (``stages``), or keys of ``algorithm`` (a mapping). ``replicas`` is the number
-        of generators."""
+        of generators.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         classes: dict[str, type[Actor]] = {role: resolve("actor", path) for role, path in PRODUCTION.items()}
         classes[self.role] = self.actor
@@ -105,7 +106,8 @@ class RoleContract:
 
 def derived_links(role: str, classes: Mapping[str, type[Actor]]) -> dict[str, tuple[str, ...]]:
     """The role's links, each to the roles that receive its messages. Raises AssertionError for a link without a
-    receiver."""
+    receiver.
+    """
     links = {}
     for name, declared in classes[role].links.items():
         targets = tuple(other for other in classes if other != role and _receives(classes[other], declared))

@@ -1,5 +1,6 @@
 """What every environment promises: the same problems, prompts and judgements whoever asks, and judgements that can be
-used."""
+used.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ class Need:
 
 def descriptor_needs(topology: Topology, host: str) -> Iterator[tuple[str, Need]]:
     """The needs of a host's processes as (role, need), one process for each role; first the supervisor's, with an empty
-    role."""
+    role.
+    """
     elsewhere = len(topology.hosts_in_use) - 1
     here = len(list(actor_nodes(topology, host)))
     heard = len(list(actor_nodes(topology))) if host == topology.main_host else here

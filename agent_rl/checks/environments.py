@@ -1,5 +1,6 @@
 """Whether the environments of a topology can be made, have the problems that its stages ask for, and keep their
-promises."""
+promises.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def prompt_faults(
     topology: Topology, base: Path, source: Source, environments: Environments, tasks: MixedTasks
 ) -> Iterator[Fault]:
     """One fault for all environments of which no prompt leaves room for a response. Raises TaskError for faulty
-    prompts."""
+    prompts.
+    """
     response = max(
         (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
     )

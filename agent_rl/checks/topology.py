@@ -19,10 +19,10 @@ from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults
 from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, find, resolve
+from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
-from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 
 

@@ -16,7 +16,8 @@ def topology_file(name: str) -> Path:
     """The topology file that a user means: a path, or the name of an example where there is no such file.
 
     ``quickstart``, ``quickstart.toml`` and ``examples/quickstart.toml`` all name the example ``quickstart.toml``. A
-    path that is neither comes back as it is, and the caller says that there is no such file."""
+    path that is neither comes back as it is, and the caller says that there is no such file.
+    """
     path = Path(name)
     if not path.exists() and path.parent in {Path(), Path("examples")} and path.suffix in {"", ".toml"}:
         example = EXAMPLES / path.with_suffix(".toml").name

@@ -1,5 +1,6 @@
 """The tables ``[run]``, ``[hosts]``, ``[security]`` and ``[actors]`` of a topology: the processes, and where they
-run."""
+run.
+"""
 
 from __future__ import annotations
 

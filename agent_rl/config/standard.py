@@ -4,7 +4,8 @@ anywhere.
 A file may name the five roles, some of them, or none. A role without ``class`` has its standard class. A link that the
 class must have and the file does not lead anywhere leads to every role that receives what it carries. A standard role
 that the file does not name is added where another role needs it: as the one that receives what a link carries, or as
-the one that sends what must be received. So nothing is added to a file that says all of it."""
+the one that sends what must be received. So nothing is added to a file that says all of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Entries = dict[str, dict[str, Any]]
 
 def completed(data: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a topology file with all actors and links. What is of the wrong type stays as it is, for validation
-    to name."""
+    to name.
+    """
     actors = data.get("actors", {})
     if not isinstance(actors, dict) or not all(isinstance(entry, dict) for entry in actors.values()):
         return dict(data)
@@ -65,7 +67,8 @@ def _declaring(path: Any) -> Any:
 
 def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
     """Standard roles that the file does not name and a role of it needs; actors of the user's own need some where they
-    are alone."""
+    are alone.
+    """
     absent = [role for role in STANDARD if role not in entries]
     if not absent:
         return []

@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -72,7 +70,8 @@ class InitialiseModel(Part):
 
 class Lora(Part):
     """Low-rank adapters (peft) that are trained instead of all weights; published and saved weights have them
-    merged."""
+    merged.
+    """
 
     rank: PositiveInt = 16
     """The rank of the adapters."""
@@ -107,7 +106,7 @@ class EnvironmentEntry(Part):
     """The name in figures; without one, the name of the class or its short name."""
     weight: PositiveFloat = 1.0
     """The share of groups about a problem of this environment, relative to the other weights."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default={})
     """Keyword arguments of the constructor, besides ``seed`` and ``base``."""
     base: Path = Path()
     """The folder from which relative paths of the settings start; itself relative to the folder of the topology
@@ -349,10 +348,10 @@ class Topology(Part):
     environments: tuple[EnvironmentEntry, ...] = Field(min_length=1)
     algorithm: Algorithm = Algorithm()
     stages: tuple[Stage, ...] = Field(min_length=1)
-    fetch: dict[str, str] = {}
+    fetch: dict[str, str] = Field(default={})
     """By folder, the arguments of ``agent-rl data fetch`` that fill it, as in ``"data/gsm8k" = "openai/gsm8k"``. Where
     a file of the folder is missing, ``check`` shows the command. Nothing is fetched by itself."""
-    hosts: dict[str, Host] = {"local": Host()}
+    hosts: dict[str, Host] = Field(default={"local": Host()})
     security: Security = Security()
     actors: dict[str, ActorEntry] = Field(min_length=1)
     """By role. A file may leave out standard roles, classes and links (`agent_rl.config.standard`)."""

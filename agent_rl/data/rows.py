@@ -101,7 +101,8 @@ def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
 
 def json_line(row: Row, name: str) -> bytes:
     """The row as one line of JSONL. Raises DataError, which blames the file ``name``, for a row that JSON cannot
-    hold."""
+    hold.
+    """
     try:
         try:
             line = json.dumps(dict(row), ensure_ascii=False, allow_nan=False)

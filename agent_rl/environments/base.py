@@ -11,7 +11,8 @@ call.
 An environment is made in scheduler, generators, executors and learner alike, without side effects; ``seed`` and
 ``base`` (the topology file's folder) and its settings are keywords of its constructor. Nothing of it may depend on the
 process it is asked in: the state of a rollout is a function of problem, seed and transcript, or a snapshot that travels
-with the rollout."""
+with the rollout.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class TaskError(Exception):
 
     ``key`` is the setting at fault, by its keys and indices, where there is one. ``missing`` is the file that does not
     exist. ``environment`` is the name of the environment, where it is known. ``parts`` are the errors that this one
-    joins."""
+    joins.
+    """
 
     def __init__(
         self,
@@ -113,20 +115,24 @@ class Context(Protocol):
 
     async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
         """Run untrusted Python on top of the cells ``earlier``, whose variables it finds; ``kept`` says whether it
-        became one of them."""
+        became one of them.
+        """
 
     async def call(self, function: str, *arguments: str) -> ToolOutput:
         """Call ``module:name`` with texts in a fresh child of the sandbox, which sees that module of the user's and
-        what it imports; ``value`` is the text that it returned. It may run what a model wrote."""
+        what it imports; ``value`` is the text that it returned. It may run what a model wrote.
+        """
 
     async def check(self, function: str, *arguments: str) -> str:
         """The text that ``module:name``, trusted code, returns of untrusted texts, in a child of a checker, which never
         runs what a model wrote. Raises CheckError when the child dies of them, CheckUnavailableError when there was no
-        checker."""
+        checker.
+        """
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what blocks in one of the executor's threads. One that goes on beyond the deadline keeps its thread until
-        it ends."""
+        it ends.
+        """
 
 
 class CheckError(Exception):
@@ -138,7 +144,8 @@ class CheckError(Exception):
 
 class CheckUnavailableError(Exception):
     """There was no checker to run a check, or it died of something else: the check says nothing, and may be tried
-    again."""
+    again.
+    """
 
 
 class BlockedError(BaseException):
@@ -160,7 +167,8 @@ class ToolOutput:
     end of ``stderr``. ``state`` is the snapshot to come back with the rollout's next call of this tool, at most
     ``SNAPSHOT_BYTES``; None leaves it as it was. ``note`` is what the model is told of that state in any case.
     ``kept``: it was a cell, and the session has its state. ``run_seconds`` is the wall time of a child of the sandbox,
-    ``queue_seconds`` all else between asking and getting its result."""
+    ``queue_seconds`` all else between asking and getting its result.
+    """
 
     outcome: ToolOutcome
     stdout: str = ""
@@ -201,7 +209,8 @@ class Observation:
     """An environment's answer to a turn without a tool call: what the model reads next.
 
     ``state`` is the snapshot to come back with the next turn, at most ``SNAPSHOT_BYTES``; None leaves it as it was.
-    ``done`` ends the rollout: its ``messages`` stand in the transcript, and no model reads them."""
+    ``done`` ends the rollout: its ``messages`` stand in the transcript, and no model reads them.
+    """
 
     messages: Sequence[Mapping[str, str]] = ()
     state: bytes | None = None
@@ -243,7 +252,8 @@ class Environment(Protocol):
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
         """Judge where the rollout ends, in the generator: pure, bounded, in microseconds. None leaves it to
-        ``judge``."""
+        ``judge``.
+        """
         del problem, transcript
         return None
 
@@ -261,5 +271,6 @@ class Environment(Protocol):
 
     def control(self) -> tuple[Problem, Transcript] | None:
         """A rollout that ``judge`` must find successful, to try the checkers with; None where there is nothing to
-        try."""
+        try.
+        """
         return None

@@ -16,7 +16,8 @@ LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"
 
 def judged_at_once(environments: Mapping[str, Environment], problem: Problem, trajectory: Trajectory) -> Trajectory:
     """The trajectory with its judgement, where the environment judges at once; with the status of a fault where it
-    fails."""
+    fails.
+    """
     if trajectory.status in LOST:
         return trajectory
     environment = environments[problem.environment]

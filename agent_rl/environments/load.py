@@ -60,7 +60,8 @@ class Environments(Mapping[str, Environment]):
         """What the model may call in each environment: its own tools and those of its entry.
 
         Raises TaskError for what is no tool, and for two tools of one name with different schemas, in whichever
-        environments."""
+        environments.
+        """
         entries = {entry.name: entry for entry in self._topology.environments}
         found = {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
         seen: list[Tool] = []

@@ -16,7 +16,8 @@ SHOWN = 60
 
 def observation(answer: object, turn: int, state: bytes) -> TurnObserved:
     """The answer to turn ``turn``, where ``state`` was the snapshot before. Raises ContractError for what cannot be
-    used."""
+    used.
+    """
     if answer is None:
         return TurnObserved(state=state, done=True)
     if not isinstance(answer, Observation):

@@ -73,7 +73,8 @@ def _problems_of(files: Sequence[tuple[str, Path]], key: tuple[str, int], places
 
 def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> Iterator[tuple[str, Path]]:
     """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is
-    none."""
+    none.
+    """
     matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
     names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
@@ -86,7 +87,8 @@ def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> 
 
 def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where each row of a file stands (``name:line``, or the row's number in parquet) and what it holds; one at a
-    time."""
+    time.
+    """
     return _parquet_rows(name, path) if path.suffix == ".parquet" else _json_rows(name, path)
 
 
@@ -166,7 +168,8 @@ def text_of(row: Mapping[str, Any], where: str) -> str:
 
 def _user_text(messages: list[Any], where: str) -> str:
     """The one user message; a system message is left out, since the environment's ``prompt`` says what the system text
-    is."""
+    is.
+    """
     turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]

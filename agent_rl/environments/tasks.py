@@ -68,7 +68,8 @@ class Restriction:
 
 class _Redrawn:
     """A source whose training problems are drawn again, under further numbers, until the stage's filter lets one
-    pass."""
+    pass.
+    """
 
     def __init__(self, source: TaskSource, restrictions: Mapping[int, Restriction]) -> None:
         self._source = source
@@ -96,7 +97,8 @@ class DrawnTasks:
     """Problems without end, each drawn with randomness of its own; the held-out ones are the same for every seed.
 
     ``draw`` makes a problem, whose id it leaves empty, and ``show`` a demonstration. Training and held-out problems are
-    different draws: they differ where few draws give the same problem."""
+    different draws: they differ where few draws give the same problem.
+    """
 
     evaluation_count = None
 
@@ -133,7 +135,8 @@ class ListedTasks:
 
     ``parts`` are the training problems, by part. ``weights`` says how often a problem comes from each part, in
     proportion; without weights every problem is as likely as any other. ``names`` are the parts' names for messages.
-    Raises TaskError when two problems have one id, or when a held-out problem has the text of a training problem."""
+    Raises TaskError when two problems have one id, or when a held-out problem has the text of a training problem.
+    """
 
     def __init__(
         self,
