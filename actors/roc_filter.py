@@ -1,16 +1,18 @@
-"""The RoC filter: journals every trajectory, has its answer judged, selects, and sends groups and steps to the learner.
+"""The RoC filter: journals trajectories, has them judged, selects, and sends groups and steps to the learner.
 
 ::
 
     Trajectory --> journal --(commit)--> acknowledged
-               --> GroupBook --> Judge --> JudgementWanted / JudgementReply --> GroupBook --> TrainingGroup, StepReady --> learner
+               --> GroupBook --> Judge --> JudgementWanted / JudgementReply --> GroupBook
+    GroupBook  --> TrainingGroup, StepReady --> learner
 
-`agent_rl.groups.book.GroupBook` decides; this shell alone writes the journal. What is to be sent is queued and done by tasks of
-their own, so that no handler waits for a push or a call.
+`agent_rl.groups.book.GroupBook` decides. This actor alone writes the journal. Tasks of their own send messages, so no
+handler waits for a push or a call.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -68,24 +70,28 @@ from agent_rl.records.run_records import RunRecords
 from transport import CallRefused
 
 WATCH_SECONDS = 1.0
-"""How often the journal's place is looked at; every commit looks too."""
+"""How often the filter looks whether its journal is still there. Every commit looks too."""
+
+
+FAULTS = "environment_faults"
+"""The journal's fact with the rollouts in a row that each environment lost: a restarted filter continues the count."""
 
 
 class RoCFilterSettings(Settings):
-    """Commits and checks."""
+    """When to commit, and how long to wait for judgements."""
 
     commit_seconds: PositiveFloat = 0.02
-    """The longest a message waits for the commit that acknowledges it."""
+    """The longest time that a message waits for the commit that acknowledges it."""
     check_timeout_seconds: PositiveFloat = 300.0
-    """From asking to the verdict, queueing included; the executor's own limit is shorter. Then it is asked again."""
+    """From asking an executor to its judgement, queueing included. After that, the filter asks again."""
     check_attempts: PositiveInt = 3
-    """Checks of one answer that may die before it counts as not equal. That no checker is there is no such check."""
+    """How often an executor may fail at judging one rollout before the rollout counts as lost."""
     training_window: PositiveInt = 4096
-    """Groups and steps under way to the learner that it has not taken."""
+    """The most groups and steps sent to the learner that the learner has not taken."""
 
 
 class RoCFilter(Actor):
-    """Single and stateful; its state is the journal's, rebuilt from it at every start."""
+    """The single filter of a run. Its state is rebuilt from the journal at every start."""
 
     concurrency = 1
     single = True
@@ -107,12 +113,12 @@ class RoCFilter(Actor):
 
     @classmethod
     def link_options(cls, link: str, settings: RoCFilterSettings) -> dict[str, Any]:
-        """The training window, as the settings say."""
+        """The training window from the settings."""
         return {"training": {"window": settings.training_window}}.get(link, {})
 
     @classmethod
     def check(cls, topology: Topology, settings: RoCFilterSettings) -> list[str]:
-        """The training window must hold what the staleness budget lets be ready at once."""
+        """The training window must hold all groups that the staleness budget lets be ready at once."""
         needed = (topology.max_staleness + 1) * (topology.algorithm.groups_per_step + 1)
         if settings.training_window < needed:
             window = f"training_window {settings.training_window}"
@@ -135,24 +141,24 @@ class RoCFilter(Actor):
         return []
 
     def select(self, group: Sequence[Candidate], rng: random.Random) -> tuple[int, ...]:
-        """Which rollouts of a group with both rewards to keep, by position: the one method a filter of your own overrides.
+        """The rollouts to keep of a group with signal, by position. Your own filter class may override this method.
 
-        Some with and some without reward, or none to drop the group. Chance comes from ``rng`` alone, which is the group's
-        own. What it returns is looked at: a run that would train on rubbish stops, with the reason.
+        Keep unequal rewards, or none to drop the group. ``rng`` is the group's own generator, and the only source of
+        random numbers. The result is checked (`sound_selection`): a run with an invalid selection stops.
         """
         algorithm = self.context.topology.algorithm
         return named_selection(algorithm.resampling, algorithm.keep)(group, rng)
 
     def selection(self) -> Select:
-        """`select` where a class of one's own defines it, else what ``algorithm.resampling`` names."""
+        """`select` where your own class defines it, else the selection that ``algorithm.resampling`` names."""
         algorithm = self.context.topology.algorithm
         own = type(self).select is not RoCFilter.select
         return self.select if own else named_selection(algorithm.resampling, algorithm.keep)
 
-    # Life --------------------------------------------------------------------------------------------------------------
+    # Life
 
     async def start(self) -> None:
-        """Open the journal; the state follows when the learner says where it is."""
+        """Open the journal, and continue where it stands."""
         topology = self.context.topology
         check_history(self.context.directory, topology)
         self._journal = self.context.open_journal()
@@ -165,13 +171,14 @@ class RoCFilter(Actor):
             stages=topology.stages,
             seed=topology.run.seed,
             select=self.selection(),
+            several_environments=len(topology.environments) > 1,
         )
         self._acks: list[Callable[[], None]] = []
         self._commit_wanted = trio.Event()
         self._training, training = trio.open_memory_channel[str | StepReady | EvaluationReady](math.inf)
         settings: RoCFilterSettings = self.context.settings
         self._environments = Environments(topology, self.context.base)
-        self._trust = EnvironmentTrust()
+        self._trust = EnvironmentTrust(json.loads(self._journal.fact(FAULTS) or "{}"))
         self._judging = Judging(
             self.context.link("checks"),
             self._judged,
@@ -180,18 +187,16 @@ class RoCFilter(Actor):
             timeout=settings.check_timeout_seconds,
             attempts=settings.check_attempts,
         )
-        self.context.nursery.start_soon(self._commits)
-        self.context.nursery.start_soon(self._watch_journal)
-        self.context.nursery.start_soon(self._send_training, training)
-        self.context.nursery.start_soon(self._judging.run)
         keep = topology.run.keep_trajectories
         self._compaction = Compaction(self._journal, keep, self._commit, self.context.in_thread)
-        self._compaction.want()  # go on with one that the last process did not end
-        self.context.nursery.start_soon(self._compaction.run)
+        self._compaction.want()  # continue a compaction that the last process did not end
         self._trajectories = 0
         self._too_long: set[str] = set()
+        for task in (self._commits, self._watch_journal, self._judging.run, self._compaction.run):
+            self.context.nursery.start_soon(task)
+        self.context.nursery.start_soon(self._send_training, training)
         stage = self._journal.fact("stage")
-        if stage is not None:  # a run that goes on: the learner need not have told a restarted filter where it is
+        if stage is not None:  # only a restarted learner says again where it is
             begun = int(self._journal.fact("stage_version") or 0)
             untrained = [step.version for step in self._journal.steps(stage=int(stage)) if not step.trained]
             entered = StageEntered(int(stage), begun, min(untrained, default=begun), restored=False)
@@ -203,7 +208,7 @@ class RoCFilter(Actor):
             self._commit()
 
     async def stop(self) -> None:
-        """Commit, acknowledge, and leave a summary of what there is."""
+        """Commit, acknowledge, and write a summary."""
         self._commit()
         try:
             self._records.write_summary(self.context.wall())
@@ -212,7 +217,7 @@ class RoCFilter(Actor):
             self._journal.close()
 
     async def handle(self, message: Any) -> Any:
-        """One event at a time, in order."""
+        """Handle one event at a time, in order."""
         match message:
             case Trajectory():
                 self._acks.append(self.defer_ack())
@@ -246,7 +251,7 @@ class RoCFilter(Actor):
         self._commit_wanted.set()
         return None
 
-    # Events --------------------------------------------------------------------------------------------------------------
+    # Events
 
     def _trajectory(self, trajectory: Trajectory) -> None:
         if not self._book.wants(trajectory):
@@ -254,17 +259,15 @@ class RoCFilter(Actor):
             return
         environment = self._book.environment(trajectory.group)
         if trajectory.status == "environment_failed":
-            self._trusted(environment, trajectory.rollout, trajectory.reason)
+            self._environment_failed(environment, trajectory.rollout, trajectory.reason)
         elif trajectory.judgement is not None:
-            self._trust.judged(environment)
+            self._environment_judged(environment)
         self._trajectories += 1
+        # The reason names the problem, which comes back with every pass over the tasks.
         if trajectory.status == "prompt_too_long" and trajectory.reason not in self._too_long:
-            self._too_long.add(
-                trajectory.reason
-            )  # it names the problem, which comes back with every pass over the tasks
-            self.log.warning(
-                "a prompt is too long: its group is not sampled", group=trajectory.group, why=trajectory.reason
-            )
+            self._too_long.add(trajectory.reason)
+            message = "a prompt is too long: its group is not sampled"
+            self.log.warning(message, group=trajectory.group, why=trajectory.reason)
         self._journal.add_trajectory(
             trajectory.group,
             trajectory.sample,
@@ -289,7 +292,7 @@ class RoCFilter(Actor):
         if self._take_up(entered) or entered.restored:
             self._resend(entered)
         else:
-            self._perform(self._book.close_evaluation())  # one that another process was told of, and died
+            self._perform(self._book.close_evaluation())  # an earlier process may have died before it sent the result
         if entered.stage >= len(self.context.topology.stages):
             self._records.write_summary(self.context.wall())
         self._commit(flush=True)
@@ -302,9 +305,9 @@ class RoCFilter(Actor):
         refuse_learner(self._journal, mark, position, kinds, begins=position == Position(0, 0, 0) and not entered.run)
 
     def _take_up(self, entered: StageEntered) -> bool:
-        """Enter a stage; whether the book was not in it before.
+        """Enter a stage, and restore what the journal holds of it. Returns whether the book was in another stage.
 
-        The journal may know the stage all the same: this filter, or the learner, has gone back to where it once was.
+        The journal holds groups of a stage that this filter, or the learner, returns to.
         """
         fresh = self._book.entered is None or self._book.entered.stage != entered.stage
         steps = self._journal.steps(stage=entered.stage)
@@ -312,15 +315,12 @@ class RoCFilter(Actor):
         self._perform(self._book.enter(entered, next_version=next_version))
         self._journal.leave_stages(but=entered.stage, reason=STAGE_BOUNDARY)
         if fresh:
-            self._restore(entered.stage)
+            for instructions in restore(self._book, self._journal, entered.stage):
+                self._perform(instructions)
         return fresh
 
-    def _restore(self, stage: int) -> None:
-        for instructions in restore(self._book, self._journal, stage):
-            self._perform(instructions)
-
     def _resend(self, entered: StageEntered) -> None:
-        """The learner or this filter is a new process: what was decided from ``entered.version`` on goes out again."""
+        """Send again what was decided from ``entered.version`` on: the learner or this filter is a new process."""
         for item in decided_from(self._journal, entered.stage, entered.version):
             self._training.send_nowait(item)
         self._perform(self._book.close_evaluation())
@@ -330,7 +330,7 @@ class RoCFilter(Actor):
         for result in evaluations_within(self._journal, stage):
             self._training.send_nowait(result)
 
-    # Instructions --------------------------------------------------------------------------------------------------------
+    # Instructions
 
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -342,7 +342,7 @@ class RoCFilter(Actor):
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
                     self._training.send_nowait(group)
-                case Dropped(group, reason, _, success, oldest, order):
+                case Dropped(group, reason, success, oldest, order):
                     self._journal.drop(group, reason, success, oldest, order)
                 case Closed(stage, step, figures):
                     self._journal.close_step(step.version, stage, step.trained, step.decided, figures)
@@ -362,14 +362,14 @@ class RoCFilter(Actor):
         self._commit_wanted.set()
 
     async def _watch_journal(self) -> None:
-        """End the run when its journal is taken away; nothing tells of that, so it is looked at."""
+        """End the run when its journal is taken away. The system does not report that, so the filter looks."""
         while True:
             await trio.sleep(WATCH_SECONDS)
             self._records.look()
-            await self.context.in_thread(self._journal.settle)  # so that the next flush has little to write
+            await self.context.in_thread(self._journal.settle)  # leaves little to write for the next flush
 
     async def _commits(self) -> None:
-        """Commit what has gathered, then acknowledge it: one commit for all that arrives within ``commit_seconds``."""
+        """Commit and acknowledge, once for all messages that arrive within ``commit_seconds``."""
         while True:
             await self._commit_wanted.wait()
             await trio.sleep(self.context.settings.commit_seconds)
@@ -384,7 +384,7 @@ class RoCFilter(Actor):
         self.context.link("progress").set(self._book.progress())
 
     async def _send_training(self, items: trio.MemoryReceiveChannel[str | StepReady | EvaluationReady]) -> None:
-        """Send groups (named here by their ids) and steps to the learner in order, each only after the commit that holds it."""
+        """Send groups (here ids) and steps to the learner in order, each after the commit that holds it."""
         link = self.context.link("training")
         async for item in items:
             if self._journal.dirty:
@@ -394,25 +394,28 @@ class RoCFilter(Actor):
                 await link.send(message)
 
     def _judged(self, wanted: Judge, reply: JudgementReply) -> None:
-        trajectory = wanted.trajectory
+        trajectory, environment = wanted.trajectory, wanted.problem.environment
         if reply.judgement is None:
-            self._trusted(wanted.problem.environment, trajectory.rollout, reply.fault)
+            self._environment_failed(environment, trajectory.rollout, reply.fault)
             self._perform(self._book.failed(trajectory, reply.fault))
             return
-        self._trust.judged(wanted.problem.environment)
+        self._environment_judged(environment)
         self._perform(self._book.judged(trajectory.group, trajectory.sample, trajectory.attempt, reply.judgement))
 
-    def _trusted(self, environment: str, rollout: str, fault: str) -> None:
-        """An environment failed at a rollout. Raises OutageError when that ends the run; the rollout stays to be judged then."""
+    def _environment_judged(self, environment: str) -> None:
+        if self._trust.judged(environment):
+            self._journal.set_fact(FAULTS, json.dumps(self._trust.faults))
+
+    def _environment_failed(self, environment: str, rollout: str, fault: str) -> None:
+        """Count a fault. Raises OutageError when it ends the run; the next run takes up the rollout again."""
         self.log.warning("an environment failed: its rollout is sampled again", rollout=rollout, why=fault)
-        message = self._trust.failed(environment, fault)
+        message = self._trust.failed(environment, rollout, fault)
+        self._journal.set_fact(FAULTS, json.dumps(self._trust.faults))
         if message:
-            self._records.write_summary(self.context.wall())
-            self._commit()
-            raise OutageError(message)
+            self._perform([Outage(message, ())])
 
     def waiting_for(self) -> str:
-        """Verdicts, or the trajectories of open groups."""
+        """Judgements, or the trajectories of open groups."""
         if self._judging.under_way:
             return f"tool_executor: {self._judging.under_way} judgements"
         if self._book.open_groups:
@@ -420,7 +423,7 @@ class RoCFilter(Actor):
         return "kv_scheduler: groups"
 
     def status(self) -> tuple[str, ActorFigures]:
-        """Groups by state."""
+        """Number of groups by state, and of judgements."""
         judged, to_judge = self._book.evaluation_progress or (None, None)
         return "running", ActorFigures(
             filter=FilterFigures(

@@ -87,9 +87,9 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
 
 def _figures(journal: Journal, row: GroupRow) -> tuple[RolloutFigures, ...]:
     """Of a group's rollouts that were lost or judged."""
-    environment = decode_stored(row.opened).problem.environment
+    opened = decode_stored(row.opened)
     found = [
-        (RolloutFigures.of(decode_stored(each.payload), environment), each.judgement)
+        (RolloutFigures.of(decode_stored(each.payload), opened), each.judgement)
         for each in journal.trajectories(row.id)
     ]
     return tuple(r if given is None else r.judged(given) for r, given in found if r.lost or given is not None)

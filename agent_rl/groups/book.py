@@ -1,8 +1,8 @@
-"""What the RoC filter decides: when a group is complete, what is kept of it, which groups make a step, what is dropped.
+"""The RoC filter's decisions: when a group is complete, which of its rollouts are kept, which groups make a step.
 
-Pure: events in, instructions out; the filter's shell writes the journal and sends what the instructions say. All changes of
-a group's state happen here. A group is open until every sample is settled (rewarded, or lost after its last attempt), then
-ready (to be trained) or dropped for a named reason.
+Pure: events in, instructions out. The filter writes the journal and sends messages as the instructions say. All changes
+of a group's state happen here. A group is open until every sample is settled: judged, or lost after its last attempt.
+Then the group is ready to be trained, or dropped for a named reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
 from agent_rl.environments.judging import LOST
+from agent_rl.groups.group import SampleState, UndecidedGroup
 from agent_rl.groups.instructions import (
     EQUAL_REWARDS,
     NOT_SELECTED,
@@ -34,7 +35,7 @@ from agent_rl.groups.instructions import (
 )
 from agent_rl.groups.interim import InterimEvaluations
 from agent_rl.groups.outages import LostGroups
-from agent_rl.groups.resampling import Candidate, Select, candidate, has_signal, sound_selection
+from agent_rl.groups.resampling import Select, has_signal, sound_selection
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
 from agent_rl.messages import (
     Evaluation,
@@ -45,59 +46,14 @@ from agent_rl.messages import (
     Retry,
     StageEntered,
     Trajectory,
-    UnfinishedGroup,
 )
 from agent_rl.scheduling.ids import rollout_seed
 from agent_rl.scheduling.staleness import StepAssembler
 
 
-@dataclass(slots=True)
-class _Rollout:
-    attempt: int = 0
-    lost: bool = False
-    prompt_too_long: bool = False
-    trajectory: RolloutFigures | None = None
-    candidate: Candidate | None = None
-    oldest: int = 0
-    judgement: Judgement | None = None
-
-    @property
-    def settled(self) -> bool:
-        return self.lost or self.judgement is not None
-
-    @property
-    def reward(self) -> float:
-        assert self.judgement is not None
-        return self.judgement.reward
-
-    @property
-    def figures(self) -> RolloutFigures:
-        assert self.trajectory is not None
-        assert self.judgement is not None
-        return self.trajectory.judged(self.judgement)
-
-
-@dataclass(slots=True)
-class _Group:
-    opened: GroupOpened
-    rollouts: list[_Rollout]
-    lost: list[Trajectory] = field(default_factory=list)
-    """Attempts that came to nothing."""
-
-    def retry(self, sample: int, attempt: int) -> Retry:
-        opened = self.opened
-        return Retry(opened.group, sample, attempt, opened.number, opened.evaluation)
-
-    def lost_figures(self) -> tuple[RolloutFigures, ...]:
-        return tuple(RolloutFigures.of(attempt, self.opened.problem.environment) for attempt in self.lost)
-
-    def judged(self) -> list[_Rollout]:
-        return [rollout for rollout in self.rollouts if rollout.judgement is not None]
-
-
 @dataclass(frozen=True, slots=True)
 class DecidedGroup:
-    """A group the journal holds as decided and not yet in a step, for `GroupBook.restore`."""
+    """A group that the journal holds as decided and not yet in a step, for `GroupBook.restore`."""
 
     group: str
     oldest: int
@@ -107,15 +63,19 @@ class DecidedGroup:
 
 @dataclass(slots=True)
 class GroupBook:
-    """The groups of the stage the learner is in."""
+    """The groups of the stage that the learner is in."""
 
     algorithm: Algorithm
     max_staleness: int
     stages: Sequence[Stage]
     seed: int
     select: Select
+    several_environments: bool = False
+    """The figures of a step are also given by environment."""
     entered: StageEntered | None = None
-    _groups: dict[str, _Group] = field(default_factory=dict)
+    interim: InterimEvaluations | None = None
+    """The evaluations within the stage, where an rl stage has some."""
+    _groups: dict[str, UndecidedGroup] = field(default_factory=dict)
     _assembler: StepAssembler | None = None
     _opened: int = 0
     _decided: int = 0
@@ -124,20 +84,16 @@ class GroupBook:
     """Groups dropped while open, with the samples whose rollouts may still be in flight."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _evaluated: list[RolloutFigures] = field(default_factory=list)
-    _environments: set[str] = field(default_factory=set)
-    """Of all groups there were; when they are several, figures are told of each."""
     _lost: list[RolloutFigures] = field(default_factory=list)
-    """Attempts of groups that no step counts; the figures of the next step tell them."""
+    """Attempts of groups that no step counts. The next step's figures count these attempts."""
     _lost_groups: LostGroups | None = None
-    interim: InterimEvaluations | None = None
-    """Those within the stage, when it is an rl stage that has any."""
 
-    # Events ----------------------------------------------------------------------------------------------------------
+    # Events
 
     def enter(self, entered: StageEntered, *, next_version: int) -> list[Instruction]:
-        """The learner entered a stage; what is open of another stage is dropped.
+        """The learner entered a stage. The open groups of another stage are dropped.
 
-        ``next_version`` is the version of the next step to be closed (beyond those the journal holds).
+        ``next_version`` is the version of the next step to close, after those that the journal holds.
         """
         same_stage = self.entered is not None and self.entered.stage == entered.stage
         self.entered = entered
@@ -146,12 +102,13 @@ class GroupBook:
         instructions: list[Instruction] = [self._drop(group, STAGE_BOUNDARY) for group in list(self._groups)]
         self._opened = self._decided = 0
         self._retries.clear()
-        self._dropped.clear()  # of another stage: its rollouts are cancelled for that reason alone
+        self._dropped.clear()  # the scheduler cancels all rollouts of another stage
         self._step_rollouts.clear()
         self._evaluated.clear()
         self._lost.clear()
         self._assembler = self.interim = self._lost_groups = None
-        if entered.stage < len(self.stages) and self.stages[entered.stage].kind == "rl":
+        stage = self._stage
+        if isinstance(stage, RlStage):
             self._assembler = StepAssembler(
                 version=next_version,
                 groups_per_step=self.algorithm.groups_per_step,
@@ -160,18 +117,18 @@ class GroupBook:
                 refill=self.algorithm.refill,
                 max_refill=self.algorithm.max_refill,
             )
-            stage = self.stages[entered.stage]
             self._lost_groups = LostGroups(self.algorithm.groups_per_step, trains=True)
-            if isinstance(stage, RlStage) and stage.evaluate is not None:
+            if stage.evaluate is not None:
                 self.interim = InterimEvaluations(stage)
-        elif entered.stage < len(self.stages) and isinstance(evaluation := self.stages[entered.stage], EvaluateStage):
-            self._lost_groups = LostGroups(evaluation.groups, trains=False)
+        elif isinstance(stage, EvaluateStage):
+            self._lost_groups = LostGroups(stage.groups, trains=False)
         return instructions
 
     def restore(self, decided: Sequence[DecidedGroup], *, opened: int, last_order: int, surplus: int) -> None:
-        """Take up what the journal holds of the stage just entered: decided groups in order, and counts.
+        """Restore the stage just entered from the journal: the decided groups in order, and counts.
 
-        ``last_order`` is that of the group decided last, whether in a step by now or not. Open groups and their trajectories are then replayed through the ordinary events.
+        ``last_order`` is the order of the group decided last, whether a step has it or not. The caller then replays
+        open groups and their trajectories through the ordinary events.
         """
         self._opened = opened
         self._decided = last_order
@@ -182,94 +139,93 @@ class GroupBook:
                 self._step_rollouts[item.group] = item.figures
 
     def group_opened(self, opened: GroupOpened) -> bool:
-        """A group exists; False when it is not of the current stage, or known already."""
+        """A group exists. False when it is not of the current stage, or already known."""
         if self.entered is None or opened.stage != self.entered.stage or opened.group in self._groups:
             return False
-        self._environments.add(opened.problem.environment)
+        if opened.at_step is not None and self.interim is None:
+            return False
+        self._groups[opened.group] = UndecidedGroup(opened, [SampleState() for _ in range(opened.samples)])
         if opened.at_step is not None:
-            if self.interim is None:
-                return False
-            self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
+            assert self.interim is not None
             self.interim.opened[opened.at_step] = max(self.interim.opened[opened.at_step], opened.number + 1)
             return True
-        self._groups[opened.group] = _Group(opened, [_Rollout() for _ in range(opened.samples)])
         self._opened = max(self._opened, opened.number + 1)
         if self._assembler is not None:
             self._assembler.opened(opened.group, opened.policy.version)
         return True
 
     def wants(self, trajectory: Trajectory) -> bool:
-        """Whether the trajectory is news: of an open group, a sample not settled, an attempt not seen."""
+        """Whether the trajectory is new: of an open group, a sample not settled, an attempt not seen."""
         group = self._groups.get(trajectory.group)
-        if group is None or not 0 <= trajectory.sample < len(group.rollouts):
+        if group is None or not 0 <= trajectory.sample < len(group.samples):
             return False
-        rollout = group.rollouts[trajectory.sample]
-        return not rollout.settled and rollout.candidate is None and trajectory.attempt >= rollout.attempt
+        sample = group.samples[trajectory.sample]
+        return not sample.settled and sample.ended is None and trajectory.attempt >= sample.attempt
 
     def trajectory(self, trajectory: Trajectory, judgement: Judgement | None = None) -> list[Instruction]:
-        """A wanted trajectory is in the journal: judge it, ask for it again, or give its sample up.
+        """A new trajectory is in the journal: judge it, sample it again, or give its sample up.
 
-        ``judgement`` is what the journal holds already, else what came with the trajectory counts.
+        ``judgement`` is the journal's; without one, the trajectory's own counts.
         """
         group = self._groups[trajectory.group]
-        rollout = group.rollouts[trajectory.sample]
         self._retries.pop((trajectory.group, trajectory.sample), None)
         if trajectory.status in LOST:
-            return self._lose(group, rollout, trajectory)
-        rollout.attempt = trajectory.attempt
-        rollout.candidate = candidate(trajectory)
-        rollout.trajectory = RolloutFigures.of(trajectory, group.opened.problem.environment)
-        versions = trajectory.policies[trajectory.loss_mask > 0, 1]
-        rollout.oldest = int(versions.min()) if len(versions) else group.opened.policy.version
+            return self._lose(group, trajectory)
+        sample = group.samples[trajectory.sample]
+        sample.attempt = trajectory.attempt
+        sample.ended = RolloutFigures.of(trajectory, group.opened)
         judgement = judgement or trajectory.judgement
         if judgement is None:
             seed = rollout_seed(self.seed, trajectory.group, trajectory.sample, trajectory.attempt)
             return [Judge(trajectory, group.opened.problem, seed)]
         return self.judged(trajectory.group, trajectory.sample, trajectory.attempt, judgement)
 
-    def _lose(self, group: _Group, rollout: _Rollout, trajectory: Trajectory) -> list[Instruction]:
+    def _lose(self, group: UndecidedGroup, trajectory: Trajectory) -> list[Instruction]:
         group.lost.append(trajectory)
-        rollout.attempt = trajectory.attempt + 1
-        rollout.candidate = rollout.trajectory = None
-        rollout.prompt_too_long = trajectory.status == "prompt_too_long"  # and would be so again
-        if rollout.attempt < self.algorithm.rollout_attempts and not rollout.prompt_too_long:
-            key = (trajectory.group, trajectory.sample)
-            self._retries[key] = group.retry(trajectory.sample, rollout.attempt)
+        sample = group.samples[trajectory.sample]
+        sample.attempt = trajectory.attempt + 1
+        sample.ended = None
+        sample.prompt_too_long = trajectory.status == "prompt_too_long"  # another attempt has the same prompt
+        if sample.attempt < self.algorithm.rollout_attempts and not sample.prompt_too_long:
+            self._retries[trajectory.group, trajectory.sample] = group.retry(trajectory.sample)
             return []
-        rollout.lost = True
+        sample.lost = True
         return self._settled(group)
 
-    def judged(self, group_name: str, sample: int, attempt: int, judgement: Judgement) -> list[Instruction]:
-        """A rollout's judgement."""
+    def judged(self, group_name: str, position: int, attempt: int, judgement: Judgement) -> list[Instruction]:
+        """A rollout is judged."""
         group = self._groups.get(group_name)
-        if group is None or group.rollouts[sample].settled or group.rollouts[sample].attempt != attempt:
+        if group is None or not group.awaits(position, attempt):
             return []
-        group.rollouts[sample].judgement = judgement
-        return [Judged(group_name, sample, attempt, judgement), *self._settled(group)]
+        group.samples[position].judgement = judgement
+        return [Judged(group_name, position, attempt, judgement), *self._settled(group)]
 
     def failed(self, trajectory: Trajectory, reason: str) -> list[Instruction]:
-        """An environment failed to judge a rollout, which is sampled again, or given up."""
+        """An environment failed to judge a rollout. The rollout is sampled again, or given up."""
         group = self._groups.get(trajectory.group)
-        if group is None:
-            return []
-        rollout = group.rollouts[trajectory.sample]
-        if rollout.settled or rollout.attempt != trajectory.attempt:
+        if group is None or not group.awaits(trajectory.sample, trajectory.attempt):
             return []
         transcript = replace(trajectory.transcript, status="environment_failed")
-        return self._lose(group, rollout, replace(trajectory, transcript=transcript, reason=reason))
+        return self._lose(group, replace(trajectory, transcript=transcript, reason=reason))
 
     def unwanted(self, trajectory: Trajectory) -> None:
-        """A trajectory that is no news: one less in flight of a dropped group."""
+        """A trajectory that is not new: a dropped group has one rollout less in flight."""
         samples = self._dropped.get(trajectory.group)
         if samples is not None:
             samples.discard(trajectory.sample)
             if not samples:
                 del self._dropped[trajectory.group]
 
-    # What others ask ---------------------------------------------------------------------------------------------------
+    # Questions
+
+    @property
+    def _stage(self) -> Stage | None:
+        """The stage that the learner is in; None before the first and after the last."""
+        at = self.entered.stage if self.entered else len(self.stages)
+        return self.stages[at] if at < len(self.stages) else None
 
     def environment(self, group: str) -> str:
-        """The environment that an open group's problem is of."""
+        """The environment of an open group's problem."""
         return self._groups[group].opened.problem.environment
 
     def progress(self) -> GroupsProgress:
@@ -283,36 +239,28 @@ class GroupBook:
         )
 
     def unfinished(self, stage: int) -> GroupsUnfinished | None:
-        """The open groups of the stage and what they lack; None while the learner is not there yet."""
+        """The open groups of the stage, with the samples to request; None while the learner is not in the stage."""
         if self.entered is None or self.entered.stage != stage:
             return None
-        groups = []
-        for group in self._groups.values():
-            missing = tuple(
-                group.retry(sample, rollout.attempt)
-                for sample, rollout in enumerate(group.rollouts)
-                if not rollout.settled and rollout.candidate is None
-            )
-            if missing:
-                groups.append(UnfinishedGroup(group.opened, missing))
+        groups = tuple(each for group in self._groups.values() if (each := group.unfinished()) is not None)
         interim = tuple(self.interim.opened.items()) if self.interim else ()
-        return GroupsUnfinished(stage, self._opened, tuple(groups), interim)
+        return GroupsUnfinished(stage, self._opened, groups, interim)
 
     @property
     def open_groups(self) -> int:
-        """Groups not decided."""
+        """Number of groups that are not decided."""
         return len(self._groups)
 
     @property
     def waiting_groups(self) -> int:
-        """Groups decided and not in a step."""
+        """Number of groups that are decided and in no step."""
         return self._assembler.waiting if self._assembler else 0
 
     @property
     def evaluation_progress(self) -> tuple[int, int] | None:
-        """In an evaluate stage, how many rollouts are judged of how many; else None."""
-        stage = self.stages[self.entered.stage] if self.entered and self.entered.stage < len(self.stages) else None
-        if stage is None or stage.kind != "evaluate":
+        """In an evaluate stage, the number of judged rollouts and of all rollouts; else None."""
+        stage = self._stage
+        if not isinstance(stage, EvaluateStage):
             return None
         return sum(not rollout.lost for rollout in self._evaluated), stage.rollouts
 
@@ -320,54 +268,56 @@ class GroupBook:
         """Open groups that hold the next step back."""
         return self._assembler.waits_for() if self._assembler else ()
 
-    # Decisions ---------------------------------------------------------------------------------------------------------
+    # Decisions
 
-    def _settled(self, group: _Group) -> list[Instruction]:
-        if not all(rollout.settled for rollout in group.rollouts):
+    def _settled(self, group: UndecidedGroup) -> list[Instruction]:
+        if not all(sample.settled for sample in group.samples):
             return []
         if group.opened.purpose == "train":
             return self._decide_training(group)
         return self._decide_evaluation(group)
 
-    def _decide_training(self, group: _Group) -> list[Instruction]:
+    def _decide_training(self, group: UndecidedGroup) -> list[Instruction]:
         assert self._assembler is not None
         name = group.opened.group
-        usable = group.judged()
-        too_few = len(usable) < self.algorithm.minimum_samples
-        too_long = any(rollout.prompt_too_long for rollout in group.rollouts)
-        outage = self._lost_or_not(group, lost=too_few)
-        lost = group.lost_figures()
-        if too_few and not too_long:  # not the model's doing: no step counts it, and another is opened in its place
+        candidates = group.candidates()
+        too_few = len(candidates) < self.algorithm.minimum_samples
+        too_long = any(sample.prompt_too_long for sample in group.samples)
+        outage = self._outage(group, lost=too_few)
+        if too_few and not too_long:  # the infrastructure's fault: no step counts the group, and another one is opened
             self._assembler.forgotten(name)
-            self._lost.extend(lost)
+            self._lost.extend(group.lost_figures())
             return [self._drop(name, TOO_FEW_ROLLOUTS), *outage, *self.close_steps()]
         self._decided += 1
-        self._step_rollouts[name] = (*(r.figures for r in usable), *lost)
-        candidates = [_judged(rollout) for rollout in usable]
-        instruction: Instruction
+        self._step_rollouts[name] = (*group.judged_figures(), *group.lost_figures())
         kept: tuple[int, ...] = ()
+        reason = NOT_SELECTED
         if too_few:
             reason = PROMPT_TOO_LONG
         elif not has_signal([c.reward for c in candidates]):
             reason = EQUAL_REWARDS
         else:
-            reason = NOT_SELECTED
             rng = random.Random(f"{self.seed}/{name}/select")
             kept = sound_selection(self.select, candidates, rng, f"the group {name}")
         if not kept:
-            instruction = self._drop(name, reason, order=self._decided)
             self._assembler.decided(name, group.opened.policy.version, signal=False)
-        else:
-            del self._groups[name]
-            oldest = min(usable[index].oldest for index in kept)
-            pairs = tuple((usable[i].candidate.sample, usable[i].attempt) for i in kept)  # type: ignore[union-attr]
-            rewards = tuple(usable[index].reward for index in kept)
-            instruction = Ready(name, pairs, rewards, oldest, self._decided)
-            self._assembler.decided(name, oldest, signal=True)
-        return [instruction, *outage, *self.close_steps()]
+            return [self._drop(name, reason, order=self._decided), *outage, *self.close_steps()]
+        del self._groups[name]
+        chosen = [candidates[index] for index in kept]
+        samples = [(each.sample, group.samples[each.sample]) for each in chosen]
+        oldest = min(sample.figures.oldest for _, sample in samples)
+        self._assembler.decided(name, oldest, signal=True)
+        ready = Ready(
+            group=name,
+            kept=tuple((position, sample.attempt) for position, sample in samples),
+            rewards=tuple(each.reward for each in chosen),
+            oldest=oldest,
+            order=self._decided,
+        )
+        return [ready, *outage, *self.close_steps()]
 
-    def _lost_or_not(self, group: _Group, *, lost: bool) -> list[Instruction]:
-        """What a group that has enough rollouts, or is lost, says of what they come from."""
+    def _outage(self, group: UndecidedGroup, *, lost: bool) -> list[Instruction]:
+        """Count a group that is lost, or that has enough rollouts. Too many lost in a row end the run."""
         assert self._lost_groups is not None
         if not lost:
             self._lost_groups.usable()
@@ -376,7 +326,7 @@ class GroupBook:
         return [Outage(message, self._lost_groups.in_a_row)] if message else []
 
     def close_steps(self) -> list[Instruction]:
-        """Close every step that is complete; the shell calls it once after a restore, else it follows from events."""
+        """Close every complete step. The caller of `restore` calls it once; otherwise the events call it."""
         if self._assembler is None or self.entered is None:
             return []
         instructions: list[Instruction] = []
@@ -384,61 +334,48 @@ class GroupBook:
             instructions.extend(self._drop(group, STALE) for group in step.dropped_open)
             rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())] + self._lost
             self._lost.clear()
-            self._environments |= {rollout.environment for rollout in rollouts}
-            figures = step_figures(rollouts, step, several=len(self._environments) > 1)
+            figures = step_figures(rollouts, step, several=self.several_environments)
             instructions.append(Closed(self.entered.stage, step, figures))
         return instructions
 
-    def _decide_evaluation(self, group: _Group) -> list[Instruction]:
+    def _decide_evaluation(self, group: UndecidedGroup) -> list[Instruction]:
         assert self.entered is not None
         del self._groups[group.opened.group]
-        outage = self._lost_or_not(group, lost=not group.judged())
-        instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group), *outage]
-        judged = [replace(r.figures, purpose=group.opened.purpose) for r in group.judged()]
-        judged = judged or list(group.lost_figures()[:1])
+        judged = group.judged_figures()
+        instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group)]
+        instructions += self._outage(group, lost=not judged)
+        counted = judged or list(group.lost_figures()[:1])
         if self.interim is not None and group.opened.at_step is not None:
-            figures = self.interim.group_done(group.opened.at_step, judged)
+            figures = self.interim.group_done(group.opened.at_step, counted)
             evaluation = Evaluation(self.entered.stage, group.opened.at_step)
             return instructions + ([Evaluated(evaluation, figures)] if figures else [])
         self._decided += 1
-        self._evaluated.extend(judged)
+        self._evaluated.extend(counted)
         return instructions + self.close_evaluation()
 
     def close_evaluation(self) -> list[Instruction]:
-        """The evaluation's result, once every group of its stage has been evaluated."""
-        if self.entered is None or self.entered.stage >= len(self.stages):
+        """The result of an evaluate stage, once all its groups are evaluated."""
+        stage = self._stage
+        if not isinstance(stage, EvaluateStage) or self._groups or self._opened < stage.groups:
             return []
-        stage = self.stages[self.entered.stage]
-        if stage.kind != "evaluate" or self._groups or self._opened < stage.groups:
-            return []
+        assert self.entered is not None
         return [Evaluated(Evaluation(self.entered.stage), evaluation_figures(self._evaluated, stage))]
 
     def evaluated_before(self, rollouts: Iterable[RolloutFigures]) -> None:
-        """Take up what the journal holds of an evaluated group."""
+        """Restore an evaluated group from the journal."""
         self._evaluated.extend(rollouts)
 
     def _drop(self, name: str, reason: str, order: int = 0) -> Dropped:
         group = self._groups.pop(name)
-        for sample in range(len(group.rollouts)):
-            self._retries.pop((name, sample), None)
-        unsettled = {sample for sample, rollout in enumerate(group.rollouts) if rollout.candidate is None}
-        if unsettled and reason == STALE:
-            self._dropped[name] = unsettled
-        judged = group.judged()
-        lengths = [r.trajectory.tokens for r in judged if r.trajectory is not None]
-        successes = [r.judgement.success for r in judged if r.judgement is not None]
+        for position in range(len(group.samples)):
+            self._retries.pop((name, position), None)
+        if reason == STALE and group.running:
+            self._dropped[name] = group.running
+        judged = group.judged_figures()
         return Dropped(
             group=name,
             reason=reason,
-            mean_length=float(np.mean(lengths)) if lengths else 0.0,
-            success=float(np.mean(successes)) if successes else 0.0,
+            success=float(np.mean([rollout.success for rollout in judged])) if judged else 0.0,
             oldest=group.opened.policy.version,
             order=order,
         )
-
-
-def _judged(rollout: _Rollout) -> Candidate:
-    assert rollout.candidate is not None
-    assert rollout.judgement is not None
-    given = rollout.judgement
-    return replace(rollout.candidate, reward=given.reward, success=given.success, format_penalty=given.format_penalty)

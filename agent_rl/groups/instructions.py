@@ -1,4 +1,4 @@
-"""What the group book tells the filter's shell to do, and the reasons for which groups are dropped."""
+"""The instructions that the group book gives the filter, and the reasons why groups are dropped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STALE = "stale"
 NOT_SELECTED = "not_selected"
 STAGE_BOUNDARY = "stage_boundary"
 NOT_FINITE = "not_finite"
-"""Of the groups of a step that the learner skipped: its loss or gradient was not finite, and nothing was changed."""
+"""The reason of a skipped step's groups: loss or gradient was not finite, so the learner changed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Instruction: have this rollout judged by an executor, then tell `judged`, or `failed` when its environment fails."""
+    """Instruction: have an executor judge this rollout. Call `judged`, or `failed` when the environment fails."""
 
     trajectory: Trajectory
     problem: Problem
@@ -40,7 +40,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Instruction: the group is to be trained; record it and send these samples (attempt by sample) with their rewards."""
+    """Instruction: record the group and send it to the learner. ``kept`` are (sample, attempt) pairs."""
 
     group: str
     kept: tuple[tuple[int, int], ...]
@@ -51,14 +51,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Instruction: record why the group is not trained, with its mean response length and success so far.
+    """Instruction: record why the group is not trained, and the success of its judged rollouts.
 
-    ``order`` places it among the decided groups when it counts towards a step, else it is 0.
+    ``order`` is its place among the decided groups where it counts towards a step, else 0.
     """
 
     group: str
     reason: str
-    mean_length: float
     success: float
     oldest: int
     order: int
@@ -75,7 +74,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Instruction: an evaluation is complete; record its figures and send them to the learner."""
+    """Instruction: an evaluation is complete. Record its figures and send them to the learner."""
 
     evaluation: Evaluation
     figures: EvaluationFigures
@@ -90,7 +89,7 @@ class EvaluationGroupDone:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Instruction: end the run with this message; evaluation groups named in ``again`` are asked anew by the next start."""
+    """Instruction: end the run with this message. The next start samples the evaluation groups in ``again`` anew."""
 
     message: str
     again: tuple[str, ...]

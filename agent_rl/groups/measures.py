@@ -1,7 +1,7 @@
-"""What n answers to each problem say of a model: pass@k, maj@k, intervals over problems, and a paired test of two models.
+"""Measures of a model with n answers to each problem: pass@k, maj@k, intervals, and a paired test of two models.
 
-Symbols: n answers were sampled of a problem, c of them right. A value over problems is the mean of the problems' own values:
-problems, not answers, are what the intervals and the test take as drawn at random.
+Symbols: n is the number of sampled answers to a problem, c the number of right ones. A value over problems is the mean
+of the problems' values. Intervals and test take the problems as drawn at random, not the answers.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ Float64Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of the n answers, drawn without putting back, hold a right one: 1 - C(n-c, k) / C(n, k).
+    """The chance that k of the n answers, drawn without replacement, hold a right one: 1 - C(n-c, k) / C(n, k).
 
-    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374, section 2.1). Raises ValueError unless 1 <= k <= n.
+    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374, section 2.1). Raises ValueError unless
+    1 <= k <= n.
     """
     _check(n, k)
     return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
 
 
 def maj_at_k(right: int, wrong: Sequence[int], unanswered: int, k: int) -> float:
-    """The chance that the commonest of k answers, drawn without putting back, is the right one.
+    """The chance that the commonest of k answers, drawn without replacement, is the right one.
 
-    ``right`` answers are right, ``wrong`` counts each other answer's, ``unanswered`` rollouts gave none and have no vote. A tie
-    is decided by lot among the tied. Exact, by counting. Raises ValueError unless 1 <= k <= all of them.
+    ``right`` is the number of right answers, ``wrong`` the number of each other answer. ``unanswered`` rollouts have no
+    vote. A tie is decided by lot. Exact, by counting. Raises ValueError unless 1 <= k <= all of them.
     """
     n = right + sum(wrong) + unanswered
     _check(n, k)
     total = Fraction(0)
     for votes in range(1, min(right, k) + 1):
-        # ways[drawn, tied]: to draw so many of the others, none more often than `votes`, so many just as often
+        # ways[drawn, tied]: the ways to draw `drawn` other answers, none above `votes` times, `tied` of them so often
         ways = {(0, 0): 1}
         for count in wrong:
             further: dict[tuple[int, int], int] = {}
@@ -55,7 +56,7 @@ def maj_at_k(right: int, wrong: Sequence[int], unanswered: int, k: int) -> float
 
 
 def powers_of_two(n: int) -> list[int]:
-    """1, 2, 4, ... up to n, and n itself: the k that are told."""
+    """1, 2, 4, ... up to n, and n itself: the values of k that are reported."""
     return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
 
 
@@ -87,7 +88,10 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, f
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """A against B on the same problems: mean pass@1 of each, their difference (B - A) with its interval, and the test's p."""
+    """Model A against model B on the same problems.
+
+    ``a`` and ``b`` are mean pass@1, ``difference`` is b - a with its 95 % interval, ``p`` is of the paired test.
+    """
 
     problems: int
     a: float
@@ -97,12 +101,15 @@ class PairedComparison:
     high: float
     p: float
     better: int
-    """Problems that B answers right more often."""
+    """Number of problems that B answers right more often."""
     worse: int
 
 
 def compare(a: Sequence[Fraction], b: Sequence[Fraction]) -> PairedComparison:
-    """Compare two models by the shares of right answers to the same problems, in the same order. Raises ValueError without any."""
+    """Compare two models by their shares of right answers to the same problems, in the same order.
+
+    Raises ValueError without problems, and for lists of different lengths.
+    """
     if not a or len(a) != len(b):
         raise ValueError("a comparison needs the same problems of both, at least one")
     differences = [right - left for left, right in zip(a, b, strict=True)]
@@ -121,11 +128,11 @@ def compare(a: Sequence[Fraction], b: Sequence[Fraction]) -> PairedComparison:
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
-    """The two-sided p of the paired permutation test: how often flipping signs by lot gives a sum as far from 0, or farther.
+    """The two-sided p of the paired permutation test: the chance that random signs give a sum at least as far from 0.
 
-    Under the null hypothesis it does not matter which of the two results of a problem is whose. All 2^problems ways
-    are counted, not sampled: the differences are whole multiples of one share, so that the sum's distribution is a
-    convolution. Exact but for rounding of float64.
+    Under the null hypothesis the two results of a problem can be exchanged. All 2^problems exchanges are counted, not
+    sampled: the differences are multiples of one share, so the distribution of the sum is a convolution. Exact except
+    for float64 rounding.
     """
     scale = math.lcm(*(difference.denominator for difference in differences)) if differences else 1
     steps = [int(abs(difference) * scale) for difference in differences if difference]
@@ -134,7 +141,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     unit = math.gcd(*steps)
     steps = [step // unit for step in steps]
     observed = abs(int(sum(differences, Fraction(0)) * scale)) // unit
-    # chance[i] is that of the sum reach - 2 i, for sums of the signed steps so far
+    # chance[i]: of the sum (total of the steps so far) - 2 i
     chance = np.ones(1)
     for step in steps:
         longer = np.zeros(len(chance) + step)

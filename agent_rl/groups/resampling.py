@@ -1,11 +1,12 @@
 """Resample on Correct (RoC): sample 2G rollouts, keep G, the cleaner ones among the correct (paper, section GRPO-RoC).
 
-Everything here is pure: `select(group, rng)` is what a user swaps in a filter of their own, and `sound_selection` what is
-asked of it.
+Everything here is pure. A selection is a function of a group and a generator of random numbers; `sound_selection`
+checks what it returns.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,11 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 from agent_rl.config.plugins import ContractError, called, defined_at, resolve
-from agent_rl.messages import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a selection may look at: one rewarded rollout of a group, without its tokens."""
+    """One judged rollout of a group, as a selection sees it: without its tokens."""
 
     sample: int
     reward: float
@@ -32,44 +32,28 @@ class Candidate:
 
 
 Select: TypeAlias = Callable[[Sequence[Candidate], random.Random], tuple[int, ...]]
-"""From a group's candidates and a generator seeded for the group to the positions kept: some with and some without reward,
-or none at all, which drops the group."""
-
-
-def candidate(trajectory: Trajectory) -> Candidate:
-    """Summarise a trajectory for selection, before its judgement. A call failed when its outcome says so, whatever its text contains."""
-    return Candidate(
-        sample=trajectory.sample,
-        reward=0.0,
-        turns=trajectory.turns,
-        tool_calls=len(trajectory.transcript.calls),
-        failed_calls=sum(call.outcome != "success" for call in trajectory.transcript.calls),
-        format_penalty=0.0,
-        tokens=len(trajectory.tokens),
-    )
+"""From a group's candidates and the group's own generator to the positions kept: with unequal rewards, or none at all,
+which drops the group."""
 
 
 def penalty(rollout: Candidate) -> float:
-    """p_err + p_format of the paper, in [0, 2]: how unclean a rollout is, whatever its reward."""
+    """The paper's p_err + p_format, in [0, 2]. The outcome of a call says whether it failed, not its response."""
     errors = rollout.failed_calls / rollout.tool_calls if rollout.tool_calls else 0.5
     return errors + rollout.format_penalty
 
 
 def quotas(positives: int, negatives: int, keep: int, minimum: int) -> tuple[int, int]:
-    """Split ``keep`` places between the classes in proportion to their sizes, at least ``minimum`` of each where it exists.
+    """Split ``keep`` places between the classes in proportion to their sizes, with at least ``minimum`` of each class.
 
-    Rounding never loses the last of either sign, and the places always sum to min(keep, positives + negatives). An exact
-    half goes to the rarer class, whose members carry the larger advantages.
+    Rounding never loses the last of a class. The places sum to min(keep, positives + negatives). An exact half goes to
+    the rarer class, whose members have the larger advantages.
     """
     keep = min(keep, positives + negatives)
     share = keep * positives / (positives + negatives) if positives + negatives else 0.0
-    kept = int(share)
-    fraction = share - kept
-    if fraction > 0.5 or (fraction == 0.5 and positives <= negatives):
-        kept += 1
+    kept = math.floor(share + 0.5) if positives <= negatives else math.ceil(share - 0.5)
     floor = max(min(minimum, positives), keep - negatives)
     ceiling = min(positives, keep - min(minimum, negatives))
-    if floor > ceiling:  # too few places for both minima: one each is what counts
+    if floor > ceiling:  # too few places for both minima: one of each class
         floor, ceiling = max(min(1, positives), keep - negatives), min(positives, keep - min(1, negatives))
     kept = max(floor, min(kept, ceiling))
     return kept, keep - kept
@@ -82,20 +66,19 @@ def _split(group: Sequence[Candidate]) -> tuple[list[int], list[int]]:
 
 
 def _weighted(indices: Sequence[int], weights: Sequence[float], count: int, rng: random.Random) -> list[int]:
-    """Draw ``count`` distinct indices, each draw in proportion to the weights of those left (Efraimidis-Spirakis keys)."""
+    """Draw ``count`` distinct indices, each in proportion to the weights of the rest (Efraimidis-Spirakis keys)."""
     keyed = sorted(zip((rng.random() ** (1.0 / w) for w in weights), indices, strict=True), reverse=True)
     return [index for _, index in keyed[:count]]
 
 
-# A rollout without any penalty would have infinite weight. One error in twenty calls is as clean as rollouts get to be
-# told apart by; below it all are drawn alike.
 CLEANEST = 0.05
+"""The least penalty that weights distinguish, one error in twenty calls. A penalty of 0 would have infinite weight."""
 
 
 def _with_signal(group: Sequence[Candidate], chosen: Sequence[int]) -> tuple[int, ...]:
-    """The positions chosen; where all have one reward and the group has others, one of those takes the last one's place.
+    """The chosen positions, ascending. Where they have one reward and the group has others, the last one is replaced.
 
-    Classes are by success: of a group without any success, or with nothing else, chance may choose equal rewards alone.
+    Classes are by success. In a group of one class, chance may choose equal rewards alone.
     """
     kept = sorted(chosen)
     if len(kept) > 1 and not has_signal([group[index].reward for index in kept]):
@@ -105,7 +88,7 @@ def _with_signal(group: Sequence[Candidate], chosen: Sequence[int]) -> tuple[int
 
 
 def select_paper(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
-    """The paper's rule: negatives uniformly, positives with probability inversely proportional to their penalty."""
+    """The paper's rule: negatives uniformly, positives in inverse proportion to their penalty."""
     positives, negatives = _split(group)
     kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
     weights = [1.0 / max(CLEANEST, penalty(group[index])) for index in positives]
@@ -114,7 +97,7 @@ def select_paper(group: Sequence[Candidate], rng: random.Random, *, keep: int) -
 
 
 def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
-    """The release's rule, without chance: the positives of lowest penalty, the first negatives, at least 2 of each class."""
+    """The release's rule, without chance: the cleanest positives and the first negatives, at least 2 of each class."""
     del rng
     positives, negatives = _split(group)
     kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=2)
@@ -123,17 +106,17 @@ def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int)
 
 
 def select_uniform(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
-    """Random halves of each class, the baseline RoC is compared with (``resampling = "none"``)."""
+    """Random members of each class: the baseline of RoC (``resampling = "none"``)."""
     positives, negatives = _split(group)
     kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
     return _with_signal(group, rng.sample(positives, kept_positives) + rng.sample(negatives, kept_negatives))
 
 
 class Selection(Protocol):
-    """What ``algorithm.resampling`` names: `Select`, told how many to keep."""
+    """The function that ``algorithm.resampling`` names: `Select` with the number to keep."""
 
     def __call__(self, group: Sequence[Candidate], rng: random.Random, *, keep: int) -> Sequence[int]:
-        """The positions kept."""
+        """The positions to keep."""
 
 
 def named_selection(name: str, keep: int) -> Select:
@@ -146,33 +129,32 @@ def named_selection(name: str, keep: int) -> Select:
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches anything: its rewards are not all equal."""
+    """Whether a group's rewards differ, so that they give advantages."""
     return len(set(rewards)) > 1
 
 
 def sound_selection(select: Select, group: Sequence[Candidate], rng: random.Random, name: str) -> tuple[int, ...]:
-    """The positions that ``select`` keeps of a group that has signal, ascending; none drops the group.
+    """The positions that ``select`` keeps of a group with signal, ascending; none drops the group.
 
-    Raises ContractError, naming the group as ``name``, when it raises, returns anything but distinct positions in the group,
-    or keeps equal rewards alone: they have no advantage over one another, and training on them would teach nothing.
+    Raises ContractError with the group's ``name`` when ``select`` raises, returns anything but distinct positions in
+    the group, or keeps equal rewards alone: these have no advantage over one another.
     """
     what, given = getattr(select, "__qualname__", "select"), f"for {name} of {len(group)} rollouts"
     returned = called(what, lambda: select(group, rng), given, select)
+    shown = f"{what} returned {returned!r:.60} {given}"
     try:
         kept = sorted(_position(each) for each in returned)
     except TypeError:
-        raise ContractError(
-            f"{what} returned {_shown(returned)} {given}; it must return positions, as in (0, 2)"
-        ) from None
-    outside = [each for each in kept if not 0 <= each < len(group)]
-    if outside:
-        raise ContractError(f"{what} returned {_shown(returned)} {given}; positions go from 0 to {len(group) - 1}")
+        raise ContractError(f"{shown}; it must return positions, as in (0, 2)") from None
+    if any(not 0 <= each < len(group) for each in kept):
+        raise ContractError(f"{shown}; positions go from 0 to {len(group) - 1}")
     if len(set(kept)) < len(kept):
-        raise ContractError(f"{what} returned {_shown(returned)} {given}; it must return each position once")
+        raise ContractError(f"{shown}; it must return each position once")
     if kept and not has_signal([group[each].reward for each in kept]):
-        reward = group[kept[0]].reward
-        message = f"{what} kept only rollouts with the reward {reward:g} {given}, which have no advantage"
-        raise ContractError(f"{message}; keep some with and some without reward, or none to drop the group")
+        raise ContractError(
+            f"{what} kept only rollouts with the reward {group[kept[0]].reward:g} {given}, which have no advantage; "
+            "keep some with and some without reward, or none to drop the group"
+        )
     return tuple(kept)
 
 
@@ -182,13 +164,8 @@ def _position(value: object) -> int:
     return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for what is no integer
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def made_up_groups(samples: int, minimum: int) -> Iterator[list[Candidate]]:
-    """Groups to try a selection on: few right and many, long and short, clean and not, some with rollouts lost."""
+    """Groups to try a selection on: with few and many successes, of all lengths, clean or not, some not whole."""
     rng = random.Random(0)
     for trial in range(24):
         size = samples if trial % 3 else rng.randint(max(2, min(minimum, samples)), max(2, samples))

@@ -1,4 +1,4 @@
-"""Figures of rollouts: per step, per evaluation, with intervals."""
+"""Figures of rollouts: of a step, and of an evaluation with intervals."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agent_rl.config.topology import EvaluateStage
 from agent_rl.environments.judging import LOST
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures
 from agent_rl.groups.measures import bootstrap_interval
-from agent_rl.messages import Judgement, Trajectory
+from agent_rl.messages import GroupOpened, Judgement, Trajectory
 from agent_rl.scheduling.staleness import Step
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFigures:
-    """What statistics need of a rollout; ``reward`` is NaN until judged."""
+    """What statistics need of a rollout. ``reward`` is NaN until the rollout is judged."""
 
     tokens: int
     turns: int
@@ -33,39 +33,40 @@ class RolloutFigures:
     unknown_tools: int = 0
     cut_responses: int = 0
     lost: str = ""
-    """Its status, when it came to nothing; then it counts as that alone."""
+    """The status of a lost rollout, else empty. A lost rollout is counted, and enters no mean."""
     group: str = ""
     oldest: int = 0
     newest: int = 0
-    """Versions of the policies that wrote it."""
+    """Versions of the policies that wrote the rollout."""
     environment: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Of its judgement."""
+    """The parts of the judgement."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory, environment: str = "") -> RolloutFigures:
-        """From a trajectory about a problem of ``environment``, before its judgement."""
+    def of(cls, trajectory: Trajectory, opened: GroupOpened) -> RolloutFigures:
+        """The figures of a trajectory of the group ``opened``, before its judgement."""
         versions = trajectory.policies[trajectory.loss_mask > 0, 1]
+        calls = trajectory.transcript.calls
         return cls(
             tokens=len(trajectory.tokens),
             turns=trajectory.turns,
-            calls=len(trajectory.transcript.calls),
-            failed_calls=sum(call.outcome != "success" for call in trajectory.transcript.calls),
+            calls=len(calls),
+            failed_calls=sum(call.outcome != "success" for call in calls),
             truncated=trajectory.status == "truncated",
             seconds=trajectory.seconds,
-            purpose=trajectory.purpose,
-            malformed_calls=sum(call.outcome == "malformed" for call in trajectory.transcript.calls),
-            unknown_tools=sum(call.outcome == "unknown_tool" for call in trajectory.transcript.calls),
-            cut_responses=sum(call.cut for call in trajectory.transcript.calls),
+            purpose=opened.purpose,
+            malformed_calls=sum(call.outcome == "malformed" for call in calls),
+            unknown_tools=sum(call.outcome == "unknown_tool" for call in calls),
+            cut_responses=sum(call.cut for call in calls),
             lost=trajectory.status if trajectory.status in LOST else "",
-            group=trajectory.group,
-            oldest=int(versions.min()) if len(versions) else 0,
-            newest=int(versions.max()) if len(versions) else 0,
-            environment=environment,
+            group=opened.group,
+            oldest=int(versions.min()) if len(versions) else opened.policy.version,
+            newest=int(versions.max()) if len(versions) else opened.policy.version,
+            environment=opened.problem.environment,
         )
 
     def judged(self, judgement: Judgement) -> RolloutFigures:
-        """The same with its judgement."""
+        """The figures with the judgement."""
         return replace(self, reward=judgement.reward, success=judgement.success, parts=judgement.parts)
 
 
@@ -90,15 +91,15 @@ def _parts(rollouts: Sequence[RolloutFigures]) -> dict[str, float]:
 
 
 def by_environment(rollouts: Iterable[RolloutFigures]) -> dict[str, list[RolloutFigures]]:
-    """The rollouts of each environment, by its name."""
-    found: dict[str, list[RolloutFigures]] = {}
+    """The rollouts of each environment, by the environment's name."""
+    groups: dict[str, list[RolloutFigures]] = {}
     for rollout in rollouts:
-        found.setdefault(rollout.environment, []).append(rollout)
-    return dict(sorted(found.items()))
+        groups.setdefault(rollout.environment, []).append(rollout)
+    return dict(sorted(groups.items()))
 
 
 def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
-    """Means over rollouts. Those that were lost are counted, and enter nothing else."""
+    """Means over rollouts. Lost rollouts are counted, and enter no mean."""
     rollouts = [r for r in sampled if not r.lost]
     correct = [r for r in rollouts if r.success]
     calls = sum(r.calls for r in rollouts)
@@ -128,9 +129,9 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
 
 
 def step_figures(rollouts: Sequence[RolloutFigures], step: Step, *, several: bool = False) -> StepFigures:
-    """The rollouts' side of a step: of all sampled rollouts of the groups it decided, kept or not.
+    """A step's figures of all sampled rollouts of the groups it decided, kept or not.
 
-    ``several``: the run has several environments, so that there are figures of each.
+    ``several``: the run has several environments, so the figures are also given by environment.
     """
     each = by_environment(rollouts) if several else {}
     return StepFigures(
@@ -145,9 +146,9 @@ def step_figures(rollouts: Sequence[RolloutFigures], step: Step, *, several: boo
 
 
 def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage) -> EvaluationFigures:
-    """Success, sampled and greedy, and by environment where the problems are of several.
+    """Success, sampled and greedy, and by environment where the problems are of several environments.
 
-    ``rollouts`` are those that were judged, and one that was lost of each problem that has none.
+    ``rollouts`` are the judged rollouts, and one lost rollout of each problem without a judged one.
     """
     sampled, greedy = (
         [r for r in rollouts if r.purpose == purpose] for purpose in ("evaluate_sampled", "evaluate_greedy")
@@ -166,9 +167,10 @@ def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage)
 
 
 def answer_figures(rollouts: Sequence[RolloutFigures], problems: int, samples: int) -> AnswerFigures:
-    """Of the answers to so many problems: success with its 95 % interval, Wilson's, or over problems where ``samples`` are several.
+    """Success of the answers to ``problems`` problems, with a 95 % interval.
 
-    A rollout that failed for infrastructure reasons in all its attempts counts as unanswered, hence wrong.
+    With one sample a problem the interval is Wilson's; with several it is a bootstrap over problems. A rollout that
+    the infrastructure lost in all its attempts counts as wrong.
     """
     judged = [rollout for rollout in rollouts if not rollout.lost]
     trials = problems * samples

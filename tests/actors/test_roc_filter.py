@@ -293,6 +293,48 @@ def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_pl
     assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {fault}; mend it" in said
 
 
+def test_a_restarted_filter_goes_on_counting_the_faults_of_each_environment(tmp_path: Path) -> None:
+    fault = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
+
+    async def fail(topology: Any, samples: range, incarnation: int) -> None:
+        async with stand_ins(topology, "roc_filter") as stage:
+            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True, incarnation=incarnation)
+            async with cls:
+                await enter(stage)
+                group = builders.opened(0, stage=RL)
+                await stage["kv_scheduler"].push("groups", FILTER).send(group)
+                await trio.sleep(1)
+                for sample in samples:
+                    made = replace(builders.trajectory(group, sample, status="environment_failed"), reason=fault)
+                    await stage["rollout_generator"].push("trajectories", FILTER).send(made)
+                await trio.sleep(5)
+
+    topology = micro(tmp_path)
+    simulate(fail, topology, range(2), 1)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(fail, topology, range(2, 3), 2)
+    assert f"failed at 3 rollouts in a row, the last time: {fault}" in (user_mistake(caught.value) or "")
+    simulate(fail, topology, range(2, 4), 3)  # the environment is mended: the count begins anew
+
+
+def test_figures_by_environment_are_there_from_the_first_step_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        (entry,) = topology.environments
+        topology = topology.model_copy(update={"environments": (entry, entry.model_copy(update={"name": "other"}))})
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage)
+                await settle_group(stage, 0, ["4", "5", "4", "5"])
+                await trio.sleep(1)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                await settle_group(stage, 1, ["4", "5", "4", "5"])
+                step = await stage["learner"].receive(StepReady)
+                assert {name: of.rollouts for name, of in step.figures.environments.items()} == {"arithmetic": 8}
+
+    simulate(main)
+
+
 def test_failed_rollouts_are_announced_for_another_attempt(tmp_path: Path) -> None:
     async def main() -> None:
         topology = micro(tmp_path)

@@ -342,7 +342,7 @@ def figures(actor: Any) -> dict[str, float]:
 def step_shares(made: Trajectory) -> dict[str, float]:
     """What of the rollout enters a step's metrics, without what is 0."""
     names = ("malformed", "unknown", "cut", "truncated", "tool_error_share", "rollouts_failed", "prompts")
-    means = rollout_means([RolloutFigures.of(made).judged(Judgement(1.0, success=True))])
+    means = rollout_means([RolloutFigures.of(made, builders.opened()).judged(Judgement(1.0, success=True))])
     return {name: value for name, value in numbers(means).items() if name.startswith(names) and value}
 
 

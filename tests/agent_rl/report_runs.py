@@ -121,7 +121,7 @@ class SyntheticRun:
             decided.append(group.group)
             for sample, reward in enumerate(of):
                 made = trajectory(group, sample, pieces)
-                rollouts.append(RolloutFigures.of(made).judged(Judgement(reward, success=reward > 0)))
+                rollouts.append(RolloutFigures.of(made, group).judged(Judgement(reward, success=reward > 0)))
                 self._store(made, reward)
             if len(set(of)) > 1:
                 trained.append(group.group)
@@ -142,7 +142,7 @@ class SyntheticRun:
             for index, reward in enumerate(rewards):
                 group = self._open(purpose, stage=stage, samples=1, problem=index)
                 made = trajectory(group, 0, pieces)
-                judged.append(RolloutFigures.of(made).judged(Judgement(reward, success=reward > 0)))
+                judged.append(RolloutFigures.of(made, group).judged(Judgement(reward, success=reward > 0)))
                 self._store(made, reward)
                 self.journal.evaluated(group.group)
         name = "before" if stage == BEFORE else "after"

@@ -24,13 +24,14 @@ from agent_rl.scheduling.ids import rollout_seed
 from tests import builders
 
 
-def book(*, stage: int = 0, max_staleness: int = 1, **changes: Any) -> GroupBook:
+def book(*, stage: int = 0, max_staleness: int = 1, several: bool = False, **changes: Any) -> GroupBook:
     made = GroupBook(
         algorithm=builders.algorithm(**changes),
         max_staleness=max_staleness,
         stages=[builders.rl_stage(), builders.evaluate_stage()],
         seed=0,
         select=partial(select_paper, keep=2),
+        several_environments=several,
     )
     made.enter(StageEntered(stage, 0, 0, restored=True), next_version=0)
     return made
@@ -61,7 +62,7 @@ def test_equal_rewards_are_dropped_yet_counted_towards_the_step() -> None:
     made = book()
     first = settle(made, 0, ["5"] * 4)
     (dropped,) = kinds(first, Dropped)
-    assert (dropped.reason, dropped.success, dropped.mean_length) == ("equal_rewards", 0.0, 6.0)
+    assert (dropped.reason, dropped.success) == ("equal_rewards", 0.0)
     second = settle(made, 1, ["4", "5", "4", "5"])
     (closed,) = kinds(second, Closed)
     assert closed.step.trained == ("s0-g000001",)
@@ -177,7 +178,7 @@ def test_stale_open_groups_are_dropped_and_reported() -> None:
     made.trajectory(builders.trajectory(straggler, 0, tokens=9))
     instructions = settle(made, 1, ["4", "5", "4", "5"])
     (dropped,) = kinds(instructions, Dropped)
-    assert (dropped.group, dropped.reason, dropped.mean_length) == (straggler.group, "stale", 9.0)
+    assert (dropped.group, dropped.reason, dropped.success) == (straggler.group, "stale", 1.0)
     assert made.progress().dropped_groups == (straggler.group,)
     assert made.progress().uncounted == 1
     for sample in range(1, 4):  # they come in cancelled; after the last nobody needs to be told any more
@@ -292,9 +293,9 @@ def test_an_evaluation_goes_on_without_a_problem_that_is_too_long() -> None:
     assert (evaluated.figures.sampled.lost, evaluated.figures.sampled.success) == (1, 2 / 3)
 
 
-def two_environments(success: dict[str, list[bool]]) -> Any:
+def two_environments(success: dict[str, list[bool]], *, several: bool = True) -> Any:
     """A book whose stage, one step of a group an environment, has had these rollouts judged."""
-    made = book(groups_per_step=len(success), samples=2)
+    made = book(groups_per_step=len(success), samples=2, several=several)
     closed: list[Closed] = []
     for number, (name, right) in enumerate(success.items()):
         group = builders.opened(number, samples=2)
@@ -314,7 +315,8 @@ def test_a_step_tells_its_figures_by_environment_where_there_are_several() -> No
         "maths": (2, 1.0),
         "sql": (2, 0.5),
     }
-    assert two_environments({"maths": [True, False]}).environments == {}
+    assert set(two_environments({"maths": [True, False]}).environments) == {"maths"}  # of two, one is in this step
+    assert two_environments({"maths": [True, False]}, several=False).environments == {}
 
 
 def test_an_evaluation_tells_its_success_by_environment_and_counts_what_was_lost_as_wrong() -> None:

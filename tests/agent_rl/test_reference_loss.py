@@ -18,11 +18,13 @@ from transformers import AutoModelForCausalLM
 from agent_rl.config.plugins import ALIASES
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths.environment import format_penalty
-from agent_rl.groups.resampling import candidate, named_selection
+from agent_rl.groups.group import SampleState
+from agent_rl.groups.resampling import named_selection
+from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
-from agent_rl.messages import TrainingGroup, Trajectory
+from agent_rl.messages import Judgement, TrainingGroup, Trajectory
 from tests import builders
 from tests.agent_rl import reference_loss
 
@@ -76,13 +78,11 @@ def sampled(seed: int, *, spread: float, mode: str = "release", count: int = 2) 
 
 def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list[int]:
     candidates = [
-        replace(
-            candidate(rollout),
-            reward=reward,
-            success=reward > 0,
-            format_penalty=format_penalty(rollout.transcript.texts),
-        )
-        for rollout, reward in zip(rollouts, rewards, strict=True)
+        SampleState(
+            ended=RolloutFigures.of(rollout, builders.opened()),
+            judgement=Judgement(reward, success=reward > 0, format_penalty=format_penalty(rollout.transcript.texts)),
+        ).candidate(position)
+        for position, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
     ]
     kept = list(named_selection(mode, 4)(candidates, random.Random(0)))
     if mode == "release":
