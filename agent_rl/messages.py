@@ -547,17 +547,25 @@ class UnfinishedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class InterimOpened:
+    """The number of groups that were opened for the evaluation after ``at_step`` steps of an rl stage."""
+
+    at_step: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupsUnfinished:
     """The open groups of a stage.
 
-    Every number below ``opened`` has been opened in this stage. ``interim_opened`` pairs the ``at_step`` of evaluations
-    within the stage with the number of groups that each has opened.
+    Every number below ``opened`` has been opened in this stage. ``interim_opened`` says the same of each evaluation
+    within the stage.
     """
 
     stage: int
     opened: int
     groups: tuple[UnfinishedGroup, ...]
-    interim_opened: tuple[tuple[int, int], ...] = ()
+    interim_opened: tuple[InterimOpened, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
     GroupsUnfinished,
+    InterimOpened,
     Judgement,
     Retry,
     StageEntered,
@@ -243,7 +245,7 @@ class GroupBook:
         if self.entered is None or self.entered.stage != stage:
             return None
         groups = tuple(each for group in self._groups.values() if (each := group.unfinished()) is not None)
-        interim = tuple(self.interim.opened.items()) if self.interim else ()
+        interim = tuple(starmap(InterimOpened, self.interim.opened.items())) if self.interim else ()
         return GroupsUnfinished(stage, self._opened, groups, interim)
 
     @property

@@ -146,7 +146,7 @@ class GroupScheduler:
             return []
         self._ready = True
         self._opened = answer.opened
-        self._interim_opened = Counter(dict(answer.interim_opened))
+        self._interim_opened = Counter({each.at_step: each.groups for each in answer.interim_opened})
         self._uncounted = 0
         for group in answer.groups:
             for missing in group.missing:

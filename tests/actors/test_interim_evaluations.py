@@ -13,7 +13,14 @@ from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Interim, RlStage, Topology
-from agent_rl.messages import Evaluation, EvaluationReady, GroupsUnfinished, StageEntered, UnfinishedGroups
+from agent_rl.messages import (
+    Evaluation,
+    EvaluationReady,
+    GroupsUnfinished,
+    InterimOpened,
+    StageEntered,
+    UnfinishedGroups,
+)
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.scheduling.ids import group_id
@@ -61,7 +68,7 @@ def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tm
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                 journal = stage["kv_scheduler"].call("journal", FILTER)
                 unfinished: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
-                assert (unfinished.opened, unfinished.interim_opened) == (0, ((2, 2),))
+                assert (unfinished.opened, unfinished.interim_opened) == (0, (InterimOpened(2, 2),))
                 assert [(g.opened.group, [m.sample for m in g.missing]) for g in unfinished.groups] == [
                     (group_id(RL, 1, 2), [1])
                 ]

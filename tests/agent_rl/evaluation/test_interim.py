@@ -14,7 +14,7 @@ from agent_rl.config.topology import Interim
 from agent_rl.groups.instructions import Dropped, Evaluated, EvaluationGroupDone
 from agent_rl.groups.interim import InterimEvaluations
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import Evaluation, GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
+from agent_rl.messages import Evaluation, GroupsUnfinished, InterimOpened, Retry, StageEntered, UnfinishedGroup
 from agent_rl.scheduling.ids import group_id
 from tests import builders
 from tests.agent_rl.test_grouping import book, kinds, settle
@@ -90,7 +90,7 @@ def test_a_restarted_scheduler_goes_on_with_what_is_missing_and_opens_none_again
     made.do(made.scheduler.policy_published(builders.published(2)))
     made.do(made.scheduler.engine_load(builders.engine_load(version=2, total=10_000)))
     missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0, opened.number, opened.evaluation),)),)
-    made.do(made.scheduler.unfinished(GroupsUnfinished(0, 4, missing, interim_opened=((2, 2),))))
+    made.do(made.scheduler.unfinished(GroupsUnfinished(0, 4, missing, interim_opened=(InterimOpened(2, 2),))))
     assert interim(made) == [group_id(0, 2, 2)]
     placed = [place.request for place in made.placed if place.request.group == opened.group]
     assert [request.sample for request in placed] == [1]
@@ -129,7 +129,7 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
     made.group_opened(group)
     answer = made.unfinished(0)
     assert answer is not None
-    assert (answer.opened, answer.interim_opened) == (1, ((2, 3), (4, 1)))
+    assert (answer.opened, answer.interim_opened) == (1, (InterimOpened(2, 3), InterimOpened(4, 1)))
     assert [each.opened.group for each in answer.groups] == [group_id(0, 0, 4)]
     dropped = made.enter(StageEntered(1, 6, 6, restored=False), next_version=6)
     assert [each.group for each in kinds(dropped, Dropped)] == [group_id(0, 0, 4)]
@@ -157,7 +157,11 @@ def test_a_run_goes_on_when_the_interval_was_changed() -> None:
     made = World(scheduler(stages=[stage]))
     made.do(made.scheduler.policy_published(builders.published(4)))
     made.do(made.scheduler.engine_load(builders.engine_load(version=4, total=10_000)))
-    made.do(made.scheduler.unfinished(GroupsUnfinished(0, 99, (), interim_opened=((2, PROBLEMS), (4, 1)))))
+    made.do(
+        made.scheduler.unfinished(
+            GroupsUnfinished(0, 99, (), interim_opened=(InterimOpened(2, PROBLEMS), InterimOpened(4, 1)))
+        )
+    )
     assert interim(made) == [group_id(0, number, 3) for number in range(PROBLEMS)]
 
 
