@@ -274,6 +274,7 @@ class RoCFilter(Actor):
             trajectory.attempt,
             trajectory.status,
             encode_stored(replace(trajectory, judgement=None)),
+            trajectory.judgement,
         )
         self._perform(self._book.trajectory(trajectory))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -369,7 +369,11 @@ def _items(figures: Any) -> Iterator[tuple[str, Any]]:
 
 def to_json(value: Any) -> str:
     """Figures, or a value that JSON holds, as text; `from_json` makes it again."""
-    return json.dumps(value, default=asdict)
+    return json.dumps(value, default=_fields)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def from_json(kind: type[T], text: str) -> T:

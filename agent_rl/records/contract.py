@@ -9,94 +9,18 @@
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.contract_retention import PAYLOAD, STATES, RetentionContract, open_groups, raises, readable, train
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
 
-PAYLOAD = bytes(range(256)) * 8
-STATES = ("open", "ready", "trained", "evaluated", "dropped")
 
-
-@contextmanager
-def raises(words: str) -> Iterator[None]:
-    """The code within must raise a JournalError whose message contains ``words``."""
-    try:
-        yield
-    except JournalError as error:
-        message = str(error)
-    else:
-        message = "no error"
-    assert words in message, f"{message} does not contain {words!r}"
-
-
-def open_groups(
-    journal: Journal, numbers: int | range, *, stage: int = 0, purpose: str = "train", at_step: int | None = None
-) -> list[str]:
-    """Open groups with one rollout each; return their ids."""
-    names = []
-    for number in range(numbers) if isinstance(numbers, int) else numbers:
-        names.append(group_id(stage, number, at_step))
-        journal.open_group(names[-1], stage, number, purpose, b"opened", at_step)
-        journal.add_trajectory(names[-1], 0, 0, "finished", PAYLOAD + names[-1].encode())
-    return names
-
-
-def train(
-    journal: Journal, version: int, groups: Sequence[str], dropped: Sequence[str] = (), *, stage: int = 0
-) -> None:
-    """Close a step of open groups, and record it as trained."""
-    for group in groups:
-        journal.ready(group, [(0, 0)], [1.0], 0, 1)
-    for group in dropped:
-        journal.drop(group, "equal_rewards", 1.0, 0, 1)
-    journal.close_step(version, stage, groups, [*groups, *dropped], StepFigures())
-    journal.step_trained(version, TrainingFigures())
-
-
-def forget(journal: Journal, *, keep: int = 0, pieces: int | None = None) -> int:
-    """Carry out a compaction, or its first ``pieces``; returns how many there were."""
-    done = 0
-    for remove in journal.compaction(keep):
-        journal.commit()
-        if remove is not None:
-            journal.settle()
-            remove()
-        done += 1
-        if done == pieces:
-            break
-    return done
-
-
-def readable(journal: Journal, groups: Sequence[str]) -> list[str]:
-    """The groups whose trajectories the journal still holds, each payload byte for byte."""
-    found = []
-    for group in groups:
-        for stored in journal.trajectories(group):
-            assert stored.payload == PAYLOAD + group.encode(), f"the payload of {group} is another one"
-            found.append(group)
-    return found
-
-
-class JournalContract(ABC):
+class JournalContract(RetentionContract):
     """The whole contract."""
-
-    @abstractmethod
-    def open(self, folder: Path) -> Journal:
-        """Open the journal of a folder: a new one, or the one that was committed there."""
-
-    def made(self, folder: Path) -> Journal:
-        """A journal in which every step begins a new segment."""
-        journal = self.open(folder)
-        journal.segment_bytes = 1
-        return journal
 
     # Groups and steps -------------------------------------------------------------------------------------------------
 
@@ -155,6 +79,29 @@ class JournalContract(ABC):
         assert first == (0, 0, "finished", PAYLOAD + group.encode(), judgement)
         assert second == (0, 1, "failed", b"", None)
         journal.close()
+
+    def test_a_group_takes_rollouts_as_before_when_its_journal_was_opened_again(self, tmp_path: Path) -> None:
+        """A judgement may come with its trajectory or later; the first of each attempt counts."""
+        first = self.open(tmp_path)
+        (group,) = open_groups(first, 1)
+        right, wrong = Judgement(1.0, success=True), Judgement(0.0, success=False)
+        first.add_trajectory(group, 1, 0, "finished", b"at once", right)
+        first.close()
+        again = self.open(tmp_path)
+        again.add_trajectory(group, 1, 0, "finished", b"twice", wrong)
+        again.add_trajectory(group, 2, 0, "finished", b"third", right)
+        again.judge(group, 0, 0, wrong)
+        found = [(each.sample, each.judgement) for each in again.trajectories(group)]
+        assert found == [(0, wrong), (1, right), (2, right)]
+        assert again.trajectories(group)[1].payload == b"at once"
+        again.evaluated(group)
+        again.ask_again([group])
+        again.add_trajectory(group, 2, 0, "finished", b"anew")
+        again.judge(group, 2, 0, wrong)
+        again.close()
+        last = self.open(tmp_path)
+        assert last.trajectories(group) == [(2, 0, "finished", b"anew", wrong)]
+        last.close()
 
     def test_the_audit_names_groups_that_break_the_rules(self, tmp_path: Path) -> None:
         """An open group in a step, a missing number, a group in two steps, a training group that was evaluated."""
@@ -327,104 +274,4 @@ class JournalContract(ABC):
         assert balance.balanced, balance.faults
         assert [step.version for step in journal.steps()] == [0]
         assert (balance.trained, [each.id for each in journal.groups(stage=0, states=("open",))]) == (2, [lost, whole])
-        journal.close()
-
-    # Compaction -------------------------------------------------------------------------------------------------------
-
-    def test_compaction_forgets_only_what_no_replay_needs(self, tmp_path: Path) -> None:
-        """And from the first and the last step a few groups for people to read."""
-        journal = self.made(tmp_path)
-        names = []
-        for version in range(4):
-            groups = open_groups(journal, range(5 * version, 5 * version + 5))
-            train(journal, version, groups[:3], groups[3:])
-            names += groups
-        open_ones = open_groups(journal, range(20, 22))
-        journal.keep_from(2)
-        assert journal.fact("kept_from") == "2"
-        forget(journal)
-        sampled = [names[0], names[1], names[3]]
-        assert readable(journal, names) == sampled + names[10:]
-        journal.keep_from(4)
-        forget(journal)
-        kept = [*sampled, names[15], names[16], names[18]]
-        assert readable(journal, names) == kept == journal.samples()
-        assert journal.left() == len(names) - len(kept)
-        assert readable(journal, open_ones) == open_ones
-        assert audit_journal(journal).balanced
-        train(journal, 4, open_ones)
-        journal.keep_from(5)
-        forget(journal)
-        assert readable(journal, [*names, *open_ones]) == sampled + open_ones
-        journal.close()
-
-    def test_more_steps_can_be_kept_for_reading(self, tmp_path: Path) -> None:
-        """``keep`` counts the last steps trained; a replay's trajectories stay in any case."""
-        journal = self.made(tmp_path)
-        groups = []
-        for version in range(6):
-            groups += open_groups(journal, range(version, version + 1))
-            train(journal, version, groups[-1:])
-        journal.keep_from(6)
-        forget(journal, keep=3)
-        assert readable(journal, groups) == [groups[0], *groups[3:]]
-        journal.keep_from(2)
-        forget(journal, keep=3)
-        assert readable(journal, groups) == [groups[0], *groups[3:]]
-        journal.close()
-
-    def test_evaluations_leave_when_they_are_complete_within_an_rl_stage_alone(self, tmp_path: Path) -> None:
-        """Those of evaluate stages stay, to be read."""
-        journal = self.made(tmp_path)
-        stays = open_groups(journal, 2, stage=1, purpose="evaluate_greedy")
-        first = open_groups(journal, 2, stage=2, purpose="evaluate_sampled", at_step=10)
-        for group in (*stays, *first):
-            journal.evaluated(group)
-        journal.add_evaluation(Evaluation(1), evaluated(0.0))
-        journal.add_evaluation(Evaluation(2, 10), evaluated(0.0))
-        second = open_groups(journal, 2, stage=2, purpose="evaluate_sampled", at_step=20)
-        journal.evaluated(second[0])
-        forget(journal)
-        assert readable(journal, [*stays, *first, *second]) == [*stays, *second]
-        journal.close()
-
-    def test_a_compaction_that_was_cut_short_anywhere_is_ended_by_the_next(self, tmp_path: Path) -> None:
-        """No sample is lost, and nothing else stays."""
-        for cut in range(1, 99):
-            folder = tmp_path / str(cut)
-            folder.mkdir()
-            journal = self.made(folder)
-            names = []
-            for version in range(3):
-                names += open_groups(journal, range(4 * version, 4 * version + 4))
-                train(journal, version, names[-4:])
-            journal.keep_from(3)
-            journal.commit()
-            done = forget(journal, pieces=cut)
-            journal.abandon()
-            again = self.made(folder)
-            forget(again)
-            assert readable(again, names) == again.samples() == [names[0], names[1], names[8], names[9]]
-            again.close()
-            if done < cut:
-                return
-        raise AssertionError("a compaction of three steps does not end")
-
-    def test_the_filter_goes_on_while_trajectories_leave(self, tmp_path: Path) -> None:
-        """Whatever is written between two pieces of a compaction."""
-        journal = self.made(tmp_path)
-        names = open_groups(journal, 4)
-        train(journal, 0, names)
-        names += open_groups(journal, range(4, 8))
-        train(journal, 1, names[4:])
-        journal.keep_from(2)
-        number = 8
-        for remove in journal.compaction():
-            names += open_groups(journal, range(number, number + 1))
-            number += 1
-            journal.commit()
-            if remove is not None:
-                remove()
-        assert readable(journal, names) == [names[0], names[1], names[4], names[5], *names[8:]]
-        assert number == 12
         journal.close()

@@ -5,16 +5,14 @@ balance.
 
 ::
 
-    Journal (here)     the rules: what may follow what, what is counted, which trajectories may leave
+    Journal (here)     the rules: what may follow what
+      Retention        which trajectories stay, and for how long (retention.py)
+      Accounts         what the rows add up to (accounts.py)
       SqliteJournal    rows in a database, payloads in one file a segment (sqlite.py)
       MemoryJournal    dictionaries, for simulations and tests (memory.py)
 
 A back end is a `Store` of rows (rows.py) and payloads. `contract.JournalContract` holds the tests that every back end
 passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what was received.
-
-Payloads are in segments. A group's trajectories are in the segment that was current when the group was opened, and
-closing a step begins a new segment. So a segment holds about the groups of one step, and is removed as a whole
-(`compaction`).
 """
 
 from __future__ import annotations
@@ -22,12 +20,14 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
+from agent_rl.records.accounts import Accounts
+from agent_rl.records.retention import EVALUATE, INTERIM, TRAIN, Retention
 from agent_rl.records.rows import (
     EvaluationRow,
     FactRow,
@@ -35,22 +35,15 @@ from agent_rl.records.rows import (
     InterimEvaluationRow,
     RecordRow,
     Row,
-    SegmentRow,
     StepRow,
     TrajectoryRow,
 )
-from agent_rl.records.store import EmptyJournalError, JournalError, Store
+from agent_rl.records.store import EmptyJournalError, JournalError
 
 __all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored"]
 
 LAYOUT = "4"
 """The version of the rows and their meaning. A journal of another layout is refused."""
-SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
-"""Groups of a stage's first and last step that keep their trajectories."""
-TRAIN, EVALUATE, INTERIM, KEPT = "train", "evaluate", "interim", "kept"
-"""Tracks, each with its own segments, of groups that are removed together. ``kept`` holds the samples."""
-GROUPS_AT_ONCE = 32
-"""One piece of a compaction handles the trajectories of so many groups."""
 
 
 class Stored(NamedTuple):
@@ -71,16 +64,22 @@ class Stored(NamedTuple):
         return None if self.judgement is None else self.judgement.reward
 
 
-class Journal(Store):
+@dataclass(slots=True)
+class _OpenGroup:
+    """An open group that this process has opened: its rows need not be read again."""
+
+    row: GroupRow
+    trajectories: dict[tuple[int, int], TrajectoryRow] = field(default_factory=dict)
+    """By sample and attempt."""
+
+
+class Journal(Retention, Accounts):
     """The history of a run: groups, steps and evaluations. Methods change the current transaction: see `commit`."""
 
-    segment_bytes = 1 << 20
-    """A segment with fewer bytes also takes the groups of the next step."""
-
     def __init__(self) -> None:
-        self._current: dict[str, int] = {}
+        super().__init__()
+        self._open_groups: dict[str, _OpenGroup] = {}
         self._fates: Counter[tuple[str, str, str]] | None = None
-        self._filled: dict[int, int] = {}
         self._taken: Counter[tuple[bool, bool]] | None = None
         self._records: int | None = None
 
@@ -92,26 +91,43 @@ class Journal(Store):
         """Record a new group. Opening a group again changes nothing."""
         if self.group(group) is None:
             track = TRAIN if purpose == "train" else EVALUATE if at_step is None else INTERIM
-            self._put_group(GroupRow(group, stage, at_step, number, purpose, opened, self._segment(track)))
+            row = GroupRow(group, stage, at_step, number, purpose, opened, self._segment(track))
+            self._open_groups[group] = _OpenGroup(row)
+            self._put_group(row)
 
-    def add_trajectory(self, group: str, sample: int, attempt: int, status: str, payload: bytes) -> None:
-        """Record a trajectory of an open group; its judgement follows. A second one of the same attempt is ignored."""
+    def add_trajectory(
+        self,
+        group: str,
+        sample: int,
+        attempt: int,
+        status: str,
+        payload: bytes,
+        judgement: Judgement | None = None,
+    ) -> None:
+        """Record a trajectory of an open group; its judgement may follow. A second one of the same attempt is ignored."""
         row = self.group(group)
         if row is None or row.state != "open":
             raise JournalError(f"{self.path}: a trajectory of {group}, which is not open, cannot be added")
-        if self._get(TrajectoryRow, group, sample, attempt) is None:
-            self._put(self._stored(row.segment, TrajectoryRow(group, sample, attempt, status, 0, 0, 0), payload))
-
-    def _stored(self, segment: int, row: TrajectoryRow, payload: bytes) -> TrajectoryRow:
-        offset = self._append(segment, payload)
-        self._filled[segment] = offset + len(payload)
-        return replace(row, offset=offset, size=len(payload), checksum=zlib.crc32(payload))
+        if self._trajectory(group, sample, attempt) is None:
+            place = self._store(row.segment, payload)
+            self._put_trajectory(TrajectoryRow(group, sample, attempt, status, *place, judgement))
 
     def judge(self, group: str, sample: int, attempt: int, judgement: Judgement) -> None:
         """Record the judgement of a trajectory."""
-        row = self._get(TrajectoryRow, group, sample, attempt)
-        if row is not None:
-            self._put(replace(row, judgement=judgement))
+        row = self._trajectory(group, sample, attempt)
+        if row is not None and row.judgement != judgement:
+            self._put_trajectory(replace(row, judgement=judgement))
+
+    def _trajectory(self, group: str, sample: int, attempt: int) -> TrajectoryRow | None:
+        known = self._open_groups.get(group)
+        if known is None:
+            return self._get(TrajectoryRow, group, sample, attempt)
+        return known.trajectories.get((sample, attempt))
+
+    def _put_trajectory(self, row: TrajectoryRow) -> None:
+        self._put(row)
+        if known := self._open_groups.get(row.group_id):
+            known.trajectories[row.sample, row.attempt] = row
 
     def ready(
         self, group: str, kept: Sequence[tuple[int, int]], rewards: Sequence[float], oldest: int, order: int
@@ -153,15 +169,12 @@ class Journal(Store):
 
     def group(self, group: str) -> GroupRow | None:
         """One group; None when it was never opened."""
-        return self._get(GroupRow, group)
+        known = self._open_groups.get(group)
+        return self._get(GroupRow, group) if known is None else known.row
 
     def groups(self, *, stage: int, states: Sequence[str]) -> list[GroupRow]:
         """The stage's groups in the given states, by number."""
         return sorted(self._select(GroupRow, stage=stage, state=tuple(states)), key=lambda row: row.number)
-
-    def group_ids(self) -> list[str]:
-        """Every group, by stage and number."""
-        return [group for _, _, group in sorted(self._scan(GroupRow, ("stage", "number", "id")))]
 
     def trajectories(self, group: str) -> list[Stored]:
         """The trajectories of a group by sample and attempt; empty when compaction has removed them."""
@@ -179,24 +192,6 @@ class Journal(Store):
             found.append(Stored(each.sample, each.attempt, each.status, payload, each.judgement))
         return found
 
-    def left(self) -> int:
-        """The number of groups, trained, evaluated or counted towards a step, whose trajectories were removed."""
-        there = {group for (group,) in self._scan(TrajectoryRow, ("group_id",))}
-        groups = self._scan(GroupRow, ("id", "state", "decided_order"))
-        return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
-
-    def opened_counts(self, stage: int) -> Counter[int | None]:
-        """The number of groups that the stage (key None), and each evaluation within it (``at_step``), has opened."""
-        counts: Counter[int | None] = Counter()
-        for at_step, number in self._scan(GroupRow, ("at_step", "number"), stage=stage):
-            counts[at_step] = max(counts[at_step], number + 1)  # numbers have no gaps
-        return counts
-
-    def uncounted(self, stage: int, reason: str) -> int:
-        """The number of the stage's groups that were dropped for this reason and that no step counts."""
-        where = {"stage": stage, "state": "dropped", "reason": reason, "decided_order": 0}
-        return sum(1 for _ in self._scan(GroupRow, ("id",), **where))
-
     def _change(self, group: str, before: str, **values: Any) -> bool:
         """Change a group if its state is ``before``; return whether it was."""
         row = self.group(group)
@@ -207,6 +202,10 @@ class Journal(Store):
 
     def _put_group(self, row: GroupRow, before: GroupRow | None = None) -> None:
         self._put(row)
+        if known := self._open_groups.get(row.id):
+            known.row = row
+            if row.state != "open":
+                del self._open_groups[row.id]
         if self._fates is not None:
             self._fates[row.purpose, row.state, row.reason] += 1
             if before is not None:
@@ -259,10 +258,6 @@ class Journal(Store):
         """Closed steps by version."""
         return self._select(StepRow) if stage is None else self._select(StepRow, stage=stage)
 
-    def last_step(self) -> int:
-        """The version of the last step that was trained; -1 before the first."""
-        return max((version for (version,) in self._scan(StepRow, ("version",), trained=True)), default=-1)
-
     def step_counts(self) -> tuple[int, int, int]:
         """The numbers of steps that the learner took, of those without groups, and of those skipped as not finite."""
         if self._taken is None:
@@ -277,88 +272,6 @@ class Journal(Store):
     def keep_from(self, version: int) -> None:
         """No replay starts before ``version`` any more: `compaction` may remove trajectories of earlier steps."""
         self.set_fact("kept_from", str(version))
-
-    def compaction(self, steps: int = 0) -> Iterator[Callable[[], None] | None]:
-        """Remove the trajectories that no replay needs and that are not of the last ``steps`` steps, by segment.
-
-        These are the trajectories of groups that were dropped or trained before, and of complete evaluations within an
-        rl stage. Evaluate stages and `samples` stay. Each item of the iterator is a bounded piece of work, after which
-        the caller commits. An item that is a function has finished a segment: the caller calls `settle`, then the
-        function, both in a thread, to remove the payloads. If the process dies in between, the next compaction or start
-        continues.
-        """
-        before = int(self.fact("kept_from") or 0)
-        if steps:
-            before = min(before, self.last_step() + 1 - steps)
-        samples = set(self.samples())
-        complete = set(self._scan(InterimEvaluationRow, ("stage", "at_step")))
-        self._current.pop(KEPT, None)
-        waiting: set[str] = set()
-        for segment in self._select(SegmentRow):
-            if segment.track in waiting:
-                continue  # groups opened later are needed longer
-            columns = ("id", "state", "step", "stage", "at_step")
-            groups = list(self._scan(GroupRow, columns, segment=segment.number))
-            if segment.track == KEPT:
-                if any(group in samples for group, *_ in groups):
-                    continue
-            elif not all(_spent(*rest, before=before, complete=complete) for _, *rest in groups):
-                waiting.add(segment.track)
-                continue
-            if self._current.get(segment.track) == segment.number:
-                del self._current[segment.track]
-            for start in range(0, len(groups), GROUPS_AT_ONCE):
-                for group, *_ in groups[start : start + GROUPS_AT_ONCE]:
-                    if group in samples:
-                        self._spare(group)
-                    else:
-                        self._delete(TrajectoryRow, group)
-                yield None
-            self._delete(SegmentRow, segment.number)
-            yield self._let_go(segment.number)
-
-    def _spare(self, group: str) -> None:
-        """Copy the payloads of a group into a segment of the track ``kept``."""
-        row = self.group(group)
-        assert row is not None
-        kept = self._segment(KEPT)
-        for each in self._select(TrajectoryRow, group_id=group):
-            payload = self._fetch(row.segment, each.offset, each.size)
-            if payload is None:  # an older copy of the journal was put back; a later compaction removed the file
-                self._delete(TrajectoryRow, group)
-                return
-            self._put(self._stored(kept, each, payload))
-        self._put_group(replace(row, segment=kept), row)
-
-    def samples(self) -> list[str]:
-        """Groups whose trajectories stay for people to read, from each stage's first and last trained step.
-
-        They are the first `SAMPLES_TRAINED` groups that the step trained and the first `SAMPLES_DROPPED` that it
-        dropped.
-        """
-        versions: dict[int, list[int]] = {}
-        for stage, version in self._scan(StepRow, ("stage", "version"), trained=True):
-            versions.setdefault(stage, []).append(version)
-        found: list[str] = []
-        for version in sorted({end for each in versions.values() for end in (min(each), max(each))}):
-            step = self.step(version)
-            assert step is not None
-            found += step.groups[:SAMPLES_TRAINED]
-            found += [group for group in step.decided if group not in set(step.groups)][:SAMPLES_DROPPED]
-        return found
-
-    def _segment(self, track: str) -> int:
-        """The segment for new groups of a track."""
-        if track not in self._current:
-            number = max((number for (number,) in self._scan(SegmentRow, ("number",))), default=-1) + 1
-            self._put(SegmentRow(number, track))
-            self._current[track] = number
-        return self._current[track]
-
-    def _begin_segment(self, track: str) -> None:
-        """Start another segment for later groups of a track, unless the current segment is small."""
-        if self._filled.get(self._current.get(track, -1), 0) >= self.segment_bytes:
-            self._filled.pop(self._current.pop(track))
 
     def forget_lost(self, ends: Mapping[int, int]) -> None:
         """Undo the rows whose payloads were lost with the power; ``ends`` are the bytes on disk, by segment.
@@ -411,7 +324,7 @@ class Journal(Store):
         """Results of the evaluations within an rl stage, by ``at_step``."""
         return {row.at_step: row.figures for row in self._select(InterimEvaluationRow, stage=stage)}
 
-    # Records and facts ------------------------------------------------------------------------------------------------
+    # Records ------------------------------------------------------------------------------------------------
 
     def add_record(self, row: str) -> None:
         """Add a row of metrics.jsonl; the file gets it after the commit."""
@@ -428,42 +341,6 @@ class Journal(Store):
             self._records = sum(1 for _ in self._scan(RecordRow, ("number",)))
         return self._records
 
-    def fact(self, key: str) -> str | None:
-        """A named fact, such as the epoch."""
-        row = self._get(FactRow, key)
-        return None if row is None else row.value
-
-    def set_fact(self, key: str, value: str) -> None:
-        """Set a named fact."""
-        self._put(FactRow(key, value))
-
-    # For people -------------------------------------------------------------------------------------------------------
-
-    def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
-        """Counts of training groups by (step, state, reason, whether any rollout of a dropped group succeeded)."""
-        columns = ("step", "state", "reason", "right")
-        counted = Counter(self._scan(GroupRow, columns, purpose="train"))
-        return [(step, state, reason, bool(right), count) for (step, state, reason, right), count in counted.items()]
-
-    def kept_rewards(self) -> dict[int, float]:
-        """Mean reward of the rollouts that each step trained on, by version."""
-        found: dict[int, list[float]] = {}
-        for step, rewards in self._scan(GroupRow, ("step", "rewards"), state="trained"):
-            found.setdefault(step, []).extend(rewards)
-        return {step: sum(rewards) / len(rewards) for step, rewards in found.items() if rewards}
-
-    def judged(self, stage: int) -> dict[str, float]:
-        """How many rollouts of each evaluated group of a stage succeeded."""
-        return {
-            group: float(
-                sum(
-                    each.judgement is not None and each.judgement.success
-                    for each in self._select(TrajectoryRow, group_id=group)
-                )
-            )
-            for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
-        }
-
     # Balance ----------------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[tuple[str, str, str], int]:
@@ -471,58 +348,6 @@ class Journal(Store):
         if self._fates is None:
             self._fates = Counter(self._scan(GroupRow, ("purpose", "state", "reason")))
         return {fate: count for fate, count in self._fates.items() if count}
-
-    def lost_steps(self) -> list[str]:
-        """Signs that rows of steps are missing: the learner would wait for such a step for ever."""
-        versions: dict[int, list[int]] = {}
-        for stage, version in self._scan(StepRow, ("stage", "version")):
-            versions.setdefault(stage, []).append(version)
-        faults = [
-            f"stage {stage} has {len(each)} steps at versions {min(each)} to {max(each)}"
-            for stage, each in sorted(versions.items())
-            if len(each) != max(each) - min(each) + 1
-        ]
-        there = {None, *(version for each in versions.values() for version in each)}
-        lost = ((step, group) for group, step in self._scan(GroupRow, ("id", "step")) if step not in there)
-        return faults + [
-            f"{group} is in the step at version {step}, which is missing" for step, group in sorted(lost)[:1]
-        ]
-
-    def faults(self) -> Iterator[str]:
-        """Every contradiction of the journal's rules, group by group."""
-        numbers: dict[str, list[int]] = {}
-        settled: dict[str, tuple[str, int]] = {}
-        for group, stage, at_step, number, purpose, state, reason, step in self._scan(
-            GroupRow, ("id", "stage", "at_step", "number", "purpose", "state", "reason", "step")
-        ):
-            where = f"stage {stage}" if at_step is None else f"stage {stage}, its evaluation after {at_step} steps"
-            numbers.setdefault(where, []).append(number)
-            if step is not None:
-                settled[group] = state, step
-            contradictions = (
-                ("trained without a step", state == "trained" and step is None),
-                ("dropped without a reason", state == "dropped" and not reason),
-                ("a training group marked evaluated", state == "evaluated" and purpose == "train"),
-                ("an evaluation group marked trained", state == "trained" and purpose != "train"),
-                ("open, yet in a step", state == "open" and step is not None),
-            )
-            yield from (f"{group}: {what}" for what, found in contradictions if found)
-        for where, each in sorted(numbers.items()):
-            if len(each) != max(each) + 1:
-                yield f"{where}: {len(each)} groups recorded, but numbers reach {max(each) + 1}"
-        seen: dict[str, int] = {}
-        for row in self.steps():
-            expected = "dropped" if row.skipped else "trained" if row.trained else "ready"
-            for group in row.groups:
-                if group in seen:
-                    yield f"{group}: in the steps at versions {seen[group]} and {row.version}"
-                seen[group] = row.version
-                state, at = settled.get(group, ("missing or in no step", None))
-                if (state, at) != (expected, row.version):
-                    yield f"{group}: in the step at version {row.version}, but {state} (step {at})"
-        for group, (state, _) in settled.items():
-            if state == "trained" and group not in seen:
-                yield f"{group}: trained, but in no step"
 
     # Opening and closing ----------------------------------------------------------------------------------------------
 
@@ -544,17 +369,3 @@ class Journal(Store):
         """Commit and close."""
         self.commit()
         self.abandon()
-
-
-def _spent(
-    state: str, step: int | None, stage: int, at_step: int | None, *, before: int, complete: Container[tuple[Any, ...]]
-) -> bool:
-    """Whether a group's trajectories are no longer needed when replays start at the version ``before``."""
-    match state:
-        case "dropped":
-            return step is None or step < before
-        case "trained":
-            return step is not None and step < before
-        case "evaluated":
-            return (stage, at_step) in complete
-    return False

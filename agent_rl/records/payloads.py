@@ -15,8 +15,11 @@ import numpy as np
 RAW, RUNS, DEFLATED = range(3)
 HEADER = struct.Struct(">BI")
 """The header of each frame: its packing, and its number of bytes."""
-SMALL = 256
-"""Frames below so many bytes are left as they are."""
+SMALL, LONG = 2048, 8192
+"""Frames below ``SMALL`` bytes are left as they are, and only frames from ``LONG`` bytes on are deflated.
+
+A whole trajectory of a few hundred tokens is one short frame; deflating it would take the filter longer than all else.
+"""
 UNIT = 8
 """Runs consist of units of 8 bytes: one policy, or 8 tokens of a loss mask."""
 WORTH = 0.75
@@ -52,8 +55,10 @@ def _packed(content: bytes) -> tuple[int, bytes]:
     if 2 * len(ends) < len(units) // 8:
         rest = content[len(units) * UNIT :]
         return RUNS, b"".join([bytes([len(rest)]), rest, ends.astype(np.uint32).tobytes(), units[ends].tobytes()])
+    if len(content) < LONG:
+        return RAW, content
     middle = (len(content) - SAMPLE) // 2
-    sample = content[:SAMPLE] + content[middle : middle + SAMPLE] + content[-SAMPLE:] if middle > SAMPLE else content
+    sample = content[:SAMPLE] + content[middle : middle + SAMPLE] + content[-SAMPLE:]
     if len(zlib.compress(sample, 1)) < WORTH * len(sample):
         return DEFLATED, zlib.compress(content, 1)
     return RAW, content

@@ -19,20 +19,16 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-import types
-import typing
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_rl.figures import from_json, to_json
 from agent_rl.files.disk import DiskError
 from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
 from agent_rl.records.rows import ROWS, Row, SegmentRow
 from agent_rl.records.segments import SegmentFiles, sync
+from agent_rl.records.tables import TABLES, row_crc
 from agent_rl.records.write_ahead_log import log_faults
 
 R = TypeVar("R", bound=Row)
@@ -40,77 +36,6 @@ R = TypeVar("R", bound=Row)
 BUSY_SECONDS = 5.0
 """How long to wait for a lock that another program holds."""
 _ERRNO = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The table for a type of rows: columns in the order of the fields, then the checksum."""
-
-    kind: type[Row]
-    columns: tuple[str, ...]
-    stored: dict[str, tuple[type, ...]]
-    """The types in which SQLite returns each column."""
-    texts: dict[str, Any]
-    """Columns that hold JSON, with the type of the decoded value."""
-    truths: frozenset[str]
-
-    @property
-    def schema(self) -> list[str]:
-        """The statements that make the table and its indexes."""
-        names = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB"}
-        lines = [
-            f"{column} {names[kinds[0]]}{'' if type(None) in kinds else ' NOT NULL'}"
-            for column, kinds in self.stored.items()
-        ]
-        name = self.kind.TABLE
-        body = ", ".join([*lines, "crc INTEGER NOT NULL", f"PRIMARY KEY ({', '.join(self.kind.KEY)})"])
-        indexes = [f"CREATE INDEX {name}_by_{each[0]} ON {name} ({', '.join(each)})" for each in self.kind.INDEXES]
-        return [f"CREATE TABLE {name} ({body}) WITHOUT ROWID", *indexes]
-
-    def values(self, row: Row) -> list[Any]:
-        """A row's columns in stored form."""
-        return [
-            to_json(value) if column in self.texts else int(value) if column in self.truths else value
-            for column in self.columns
-            for value in (getattr(row, column),)
-        ]
-
-    def value(self, column: str, stored: Any) -> Any:
-        """The row's value of a stored column."""
-        if column in self.texts:
-            return from_json(self.texts[column], stored)
-        return bool(stored) if column in self.truths else stored
-
-
-def _table(kind: type[Row]) -> Table:
-    """The table of a type of rows, from the annotations of its fields."""
-    hints = typing.get_type_hints(kind)
-    columns = tuple(field.name for field in fields(kind))
-    stored: dict[str, tuple[type, ...]] = {}
-    texts, truths = {}, set()
-    for column in columns:
-        hint = hints[column]
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if bool in parts:
-            truths.add(column)
-            parts = (int,)
-        elif parts[0] not in {str, int, float, bytes}:
-            texts[column] = hint
-            parts = (str,)
-        stored[column] = parts
-    return Table(kind, columns, stored, texts, frozenset(truths))
-
-
-TABLES = {kind: _table(kind) for kind in ROWS}
-
-
-def row_crc(values: Sequence[object]) -> int:
-    """CRC-32 of a row's columns, each with its type. The CRC detects every burst of up to 32 changed bits."""
-    crc = 0
-    for value in values:
-        content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
-        crc = zlib.crc32(content, zlib.crc32(b"%s %d " % (type(value).__name__.encode(), len(content)), crc))
-    return crc
 
 
 class SqliteJournal(Journal):
@@ -205,8 +130,7 @@ class SqliteJournal(Journal):
     def _put(self, row: Row) -> None:
         table = TABLES[type(row)]
         values = table.values(row)
-        marks = ", ".join("?" * (len(values) + 1))
-        self._write(f"INSERT OR REPLACE INTO {row.TABLE} VALUES ({marks})", [*values, row_crc(values)])  # noqa: S608 - constants
+        self._write(table.put, [*values, row_crc(values)])
 
     def _delete(self, kind: type[Row], *key: str | int) -> None:
         where = " AND ".join(f"{column} = ?" for column in kind.KEY[: len(key)])
@@ -273,7 +197,8 @@ class SqliteJournal(Journal):
         decoded = [column for column in columns if column in table.texts or column in table.truths]
         sound: set[tuple[type, ...]] = set()
         with self._sound():
-            for row in self._db.execute(f"SELECT {', '.join(columns)} FROM {kind.TABLE}{condition}", values):  # noqa: S608 - constants
+            query = f"SELECT {', '.join(columns)} FROM {kind.TABLE}{condition}"  # noqa: S608 - constants
+            for row in self._db.execute(query, values):
                 shape = tuple(map(type, row))
                 if shape not in sound:
                     for column, found in zip(columns, shape, strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_rl.records.rows import Row
+from agent_rl.records.rows import FactRow, Row
 
 R = TypeVar("R", bound=Row)
 
@@ -28,6 +28,15 @@ class Store(ABC):
 
     path: Path
     """What messages call the journal."""
+
+    def fact(self, key: str) -> str | None:
+        """A named fact, such as the epoch."""
+        row = self._get(FactRow, key)
+        return None if row is None else row.value
+
+    def set_fact(self, key: str, value: str) -> None:
+        """Set a named fact."""
+        self._put(FactRow(key, value))
 
     @abstractmethod
     def _get(self, kind: type[R], *key: str | int) -> R | None:

@@ -17,7 +17,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.continuing import remember
-from agent_rl.records.contract import forget
+from agent_rl.records.contract_retention import forget
 from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
 from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import open_journal
