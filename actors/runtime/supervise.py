@@ -298,8 +298,8 @@ class Supervisor:
         if self._others.is_main:  # the main host hears all; hosts may share the directory, and the file has one writer
             self._timeline.observe(status, now)
         self._metrics.observe(status, now)
-        if self._tracking is not None and status.figures.filter is not None:
-            self._tracking.wake(status.figures.filter.rows)
+        if self._tracking is not None:
+            self._tracking.observe(status.figures)
         actor = self._actors.get(status.actor)
         if actor is not None:
             actor.heard(status, sender.incarnation)

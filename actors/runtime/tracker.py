@@ -23,17 +23,18 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output printed by a tracker goes to stderr, not into the answers
 
-    def answer(said: dict[str, str]) -> None:
-        answers.write(json.dumps(said) + "\n")
+    def answer(result: dict[str, str]) -> None:
+        answers.write(json.dumps(result) + "\n")
         answers.flush()
 
     try:
-        tracker = _made(json.loads(sys.stdin.readline()))
+        asked = json.loads(sys.stdin.readline())
+        tracker = _made(asked)
         answer({})
         for line in sys.stdin:
-            found = tracked(json.loads(line))
-            if found is not None:
-                tracker.record(*found)
+            figures = tracked(json.loads(line), asked["stages"])
+            if figures is not None:
+                tracker.record(*figures)
             answer({})
         tracker.close()
     except Exception as error:

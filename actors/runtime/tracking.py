@@ -2,12 +2,14 @@
 
 ::
 
-    filter's status: rows --> Tracking.wake --> _Feed: row --> tracker's process --> Tracker.record
-                                                       `--- {} within a deadline ---> RUN/trackers/NAME.json: {"identity", "rows"}
+    filter's status: rows ----------> Tracking.observe --> _Feed: row --> tracker's process --> Tracker.record
+    learner's status: supervised step --^                         `--- {} within a deadline --> RUN/trackers/NAME.json:
+                                                                                               {"identity", "rows"}
 
-The file is the queue: at most one row is in progress, and the other rows wait on disk. A tracker that raises, dies,
-hangs or cannot write is reported once, and gets no more rows until the next start. Nothing in the run waits for a
-tracker.
+The file is the queue: at most one row is in progress, and the other rows wait on disk. Supervised steps are in no row
+until their stage ends: a tracker gets the newest step from the learner's status, which comes twice a second. A tracker
+that raises, dies, hangs or cannot write is reported once, and gets no more rows until the next start. Nothing in the
+run waits for a tracker.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 import trio
 
 from agent_rl.config.topology import Topology
+from agent_rl.figures import ActorFigures
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.leftovers import Janitor
 from agent_rl.records.history import METRICS
@@ -61,6 +64,7 @@ class Tracking:
         self._seconds_to_close = deadlines.close
         self._feeds = [_Feed(name, topology, path, deadlines) for name in topology.run.trackers]
         self._rows = -1
+        self._supervised: dict[str, Any] = {}
         self._done = trio.Event()
         self._scope = trio.CancelScope()
 
@@ -72,11 +76,16 @@ class Tracking:
                     nursery.start_soon(self._keep, feed, janitor)
         self._done.set()
 
-    def wake(self, rows: int) -> None:
-        """Tell the feeds that the file now has this many rows."""
-        if rows != self._rows:
-            self._rows = rows
+    def observe(self, figures: ActorFigures) -> None:
+        """Take in the figures of an actor's status."""
+        before, learner = (self._rows, self._supervised), figures.learner
+        if figures.filter is not None:
+            self._rows = figures.filter.rows
+        if learner is not None and learner.loss is not None:
+            self._supervised = {"kind": "stage", "stage": learner.stage, "steps": learner.step, "loss": learner.loss}
+        if before != (self._rows, self._supervised):
             for feed in self._feeds:
+                feed.supervised = self._supervised
                 feed.wake()
 
     async def finish(self) -> None:
@@ -110,9 +119,16 @@ class _Feed:
         self._directory = topology.run.directory.absolute()
         self._deadlines = deadlines
         self.ending = self.ended = False
+        self.supervised: dict[str, Any] = {}
+        """The newest supervised step, as a row; empty before the first."""
         self._name = name
-        self._asked = {"tracker": name, "topology": str(path.absolute()), "directory": str(self._directory)}
-        self._asked["run"] = topology.run.name
+        self._first_line = {
+            "tracker": name,
+            "topology": str(path.absolute()),
+            "directory": str(self._directory),
+            "run": topology.run.name,
+            "stages": [stage.name for stage in topology.stages],
+        }
         file = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
         self._state = self._directory / FOLDER / f"{file}.json"
         self._log = self._directory / "logs" / f"tracker.{file}.stderr"
@@ -129,7 +145,7 @@ class _Feed:
         return f"the run goes on, and the next start delivers what {METRICS} has more; see {self._log}"
 
     def wake(self) -> None:
-        """Signal that there may be new rows, or that the run ends."""
+        """Signal that there may be new rows or a new supervised step, or that the run ends."""
         self._more.set()
         self._more = trio.Event()
 
@@ -157,9 +173,13 @@ class _Feed:
             janitor.started(process.pid)
         try:
             answers = _Answers(process)
-            await answers.ask({**self._asked, "identity": state["identity"]}, self._deadlines.start, "to start")
+            await answers.ask({**self._first_line, "identity": state["identity"]}, self._deadlines.start, "to start")
+            sent: dict[str, Any] = {}
             while True:
                 more, ending = self._more, self.ending
+                if sent != self.supervised:
+                    sent = self.supervised
+                    await answers.ask(sent, self._deadlines.row, "for a supervised step")
                 for row in self._rows():
                     await answers.ask(row, self._deadlines.row, "for a row")
                     state["rows"] += 1

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.observe.trackers.base import tracked
+from agent_rl.figures import ActorFigures, Fates, FilterFigures, LearnerFigures
 from agent_rl.observe.trackers.contract import Kept, TrackerContract
+from tests.event_files import scalars
 
 ROW = {"kind": "step", "stage": "rl", "step": 1, "version": 1, "success": 0.5, "seconds": 3.0, "wall": 9.0}
 MINE = """
@@ -54,26 +55,13 @@ class Mine:
 """
 
 
-@pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs the extra tensorboard")
 class TestTensorBoard(TrackerContract):
     @property
     def tracker(self) -> Any:  # type: ignore[override]
         return resolve("tracker", "tensorboard")
 
     def read(self, directory: Path) -> Kept:
-        from tensorboardX.event_file_writer import EventFileWriter  # noqa: F401 - its package has the format's messages
-        from tensorboardX.proto.event_pb2 import Event
-
-        found: dict[str, list[tuple[int, float]]] = {}
-        for path in (directory / "tensorboard").iterdir():
-            rest = path.read_bytes()
-            while rest:
-                size = int.from_bytes(rest[:8], "little")
-                event = Event.FromString(rest[12 : 12 + size])
-                rest = rest[12 + size + 4 :]
-                for value in event.summary.value:
-                    found.setdefault(value.tag, []).append((event.step, value.simple_value))
-        return {name: sorted(values) for name, values in found.items()}
+        return scalars(directory)
 
 
 def logged(content: bytes) -> Iterator[bytes]:
@@ -91,7 +79,6 @@ def logged(content: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-@pytest.mark.skipif(find_spec("wandb") is None, reason="needs the extra wandb")
 class TestWandb(TrackerContract):
     @pytest.fixture(autouse=True)
     def _offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +100,9 @@ class TestWandb(TrackerContract):
                     identities.add(record.run.run_id)
                 items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 for name, value in items.items():
-                    if name.startswith(("train/", "evaluation/")):
-                        found.setdefault(name, []).append((json.loads(items["policy_version"]), json.loads(value)))
+                    if "/" in name:
+                        axis = "supervised_step" if name.startswith("supervised/") else "policy_version"
+                        found.setdefault(name, []).append((json.loads(items[axis]), json.loads(value)))
         assert identities == {"0123456789abcdef"}
         return {name: sorted(values) for name, values in found.items()}
 
@@ -126,7 +114,7 @@ def test_figures_are_named_by_what_they_are_of() -> None:
         "environments": {"maths": {"success": 1.0, "parts": {"x": 2.0}}},
         "no": None,
     }
-    assert tracked(row) == (
+    assert tracked(row, ()) == (
         1,
         {
             "train/success": 0.5,
@@ -136,8 +124,10 @@ def test_figures_are_named_by_what_they_are_of() -> None:
             "train/maths/part_x": 2.0,
         },
     )
-    assert tracked({**ROW, "kind": "evaluation", "success": float("nan")}) == (1, {"evaluation/seconds": 3.0})
-    assert tracked({"kind": "stage", "stage": 0}) is None
+    assert tracked({**ROW, "kind": "evaluation", "success": float("nan")}, ()) == (1, {"evaluation/seconds": 3.0})
+    assert tracked({"kind": "stage", "stage": 0}, ["rl"]) is None
+    supervised = {"kind": "stage", "stage": 1, "steps": 9, "loss": 0.5, "tokens": 40}
+    assert tracked(supervised, ["rl", "sft"]) == (9, {"supervised/sft/loss": 0.5, "supervised/sft/tokens": 40.0})
 
 
 class Run:
@@ -182,6 +172,14 @@ class Run:
         trio.run(main)
 
 
+def written(rows: int) -> ActorFigures:
+    """The filter's figures once it has written so many rows."""
+    none = dict.fromkeys(
+        ("groups_open", "groups_waiting", "held_back_by", "trajectories", "queue", "checks_failed"), 0
+    )
+    return ActorFigures(filter=FilterFigures(**none, fates=Fates(), rows=rows))
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
@@ -193,7 +191,7 @@ def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run
     async def grow(tracking: Tracking) -> None:
         while not (run.directory / "kept.jsonl").exists() or run.versions() != [1, 2]:  # noqa: ASYNC110
             await trio.sleep(0.05)  # what another process does is looked at
-        tracking.wake(run.add(3))
+        tracking.observe(written(run.add(3)))
 
     run.track(grow)
     assert run.kept[-1] == {"closed": True}
@@ -205,6 +203,21 @@ def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run
     first, second = (each["made"] for each in run.kept if "made" in each)
     assert first == second
     assert run.said == []
+
+
+def test_supervised_steps_arrive_as_the_learner_reports_them(run: Run) -> None:
+    async def train(tracking: Tracking) -> None:
+        for step, loss in ((20, 0.75), (60, 0.5)):
+            for _ in range(2):  # a status is repeated while a step lasts
+                learner = LearnerFigures(stages=4, stage=0, step=step, steps=100, loss=loss)
+                tracking.observe(ActorFigures(learner=learner))
+            while not (run.directory / "kept.jsonl").exists() or step not in run.versions():  # noqa: ASYNC110
+                await trio.sleep(0.05)  # what another process does is looked at
+        tracking.observe(ActorFigures(learner=LearnerFigures(stages=4, stage=2, step=1, steps=9)))
+
+    run.track(train)
+    steps = [{"version": 20, "supervised/format/loss": 0.75}, {"version": 60, "supervised/format/loss": 0.5}]
+    assert run.kept[1:] == [*steps, {"closed": True}]
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,25 @@ from tests.end_to_end.processes import (
     wait_for,
 )
 from tests.end_to_end.topologies import write_micro, write_two_hosts
+from tests.event_files import scalars
+
+
+FAILING = """
+class Failing:
+    def __init__(self, *, directory, run, identity):
+        raise RuntimeError("no such server")
+"""
 
 
 def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
-    code, out, err = finish(start(path))
+    (tmp_path / "my_tracker.py").write_text(FAILING)
+    trackers = ("--set", 'run.trackers=["tensorboard", "my_tracker:Failing"]')
+    code, out, err = finish(start(path, *trackers))
     assert code == 0, out + err
     check_finished(path, directory, out, steps=3)
+    assert out.count("tracker 'my_tracker:Failing' has stopped: RuntimeError: no such server") == 1
+    check_tracked(directory)
     assert not runtime_directory(load_topology(path)).exists()  # no socket files
     assert not (directory / "weights").exists()
     for role in ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"):
@@ -49,6 +61,18 @@ def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp
     again, out, _ = finish(start(path))  # nothing is left to do: the same summary, and no step more
     assert again == 0
     check_finished(path, directory, out, steps=3)
+
+
+def check_tracked(directory: Path) -> None:
+    """TensorBoard's files hold the figures of every step, evaluation and supervised stage of metrics.jsonl."""
+    kept, metrics = scalars(directory), rows(directory / "metrics.jsonl")
+    supervised, before, *steps, _, after, _ = metrics
+    assert kept["supervised/sft/loss"][-1] == (3, pytest.approx(supervised["loss"]))
+    for name in ("loss", "reward", "success", "entropy"):
+        assert kept[f"train/{name}"] == [(row["version"], pytest.approx(row[name])) for row in steps if name in row]
+    for row, stage in ((before, "before"), (after, "after")):
+        name = f"success_{stage}_greedy"
+        assert kept[f"evaluation/{name}"] == [(row["version"], pytest.approx(row[name]))]
 
 
 def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> None:

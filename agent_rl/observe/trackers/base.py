@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-UNTRACKED = frozenset({"kind", "stage", "step", "version", "wall", "environments", "parts"})
+UNTRACKED = frozenset({"kind", "stage", "step", "steps", "version", "wall", "environments", "parts"})
 
 
 class Tracker(Protocol):
@@ -21,8 +21,12 @@ class Tracker(Protocol):
     def __init__(self, *, directory: Path, run: str, identity: str) -> None:
         """``directory`` and ``run``: the run's directory and name. ``identity`` is unique, and stays after restarts."""
 
-    def record(self, version: int, figures: Mapping[str, float]) -> None:
-        """Record figures at a policy version. Versions of steps rise; an evaluation's may be before the last step."""
+    def record(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record figures at a step: the policy version, and for ``supervised/...`` the step of the supervised stage.
+
+        Steps need not rise: an evaluation's version may be before the last step's, and a stage that was killed goes on
+        from its checkpoint.
+        """
 
     def close(self) -> None:
         """All rows so far are recorded; the run has ended for now."""
@@ -34,16 +38,22 @@ def require(package: str) -> None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def tracked(row: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """The policy version and the finite figures of a row, under ``train/`` and ``evaluation/``; None for other rows.
+def tracked(row: Mapping[str, Any], stages: Sequence[str]) -> tuple[int, dict[str, float]] | None:
+    """The step and the finite figures of a row; None for a row without figures. ``stages`` are the recipe's names.
 
-    Figures of an environment have its name: ``train/maths/success``.
+    The figures are under ``train/``, ``evaluation/`` and ``supervised/STAGE/``. Those of an environment have its name:
+    ``train/maths/success``.
     """
-    place = {"step": "train", "evaluation": "evaluation"}.get(row.get("kind", ""))
-    version = row.get("version")
-    if place is None or not isinstance(version, int):
-        return None
-    return version, {f"{place}/{name}": value for name, value in _figures(row)}
+    match row:
+        case {"kind": "step", "version": int(step)}:
+            place = "train"
+        case {"kind": "evaluation", "version": int(step)}:
+            place = "evaluation"
+        case {"kind": "stage", "stage": int(stage), "steps": int(step)}:  # a supervised stage, or the newest step of one
+            place = f"supervised/{stages[stage]}"
+        case _:
+            return None
+    return step, {f"{place}/{name}": value for name, value in _figures(row)}
 
 
 def _figures(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

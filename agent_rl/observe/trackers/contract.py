@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Kept = Mapping[str, list[tuple[int, float]]]
-"""Figures by name, each as (policy version, value) in the order of versions."""
+"""Figures by name, each as (step, value) in the order of steps."""
 
 
 class TrackerContract(ABC):
@@ -24,14 +24,16 @@ class TrackerContract(ABC):
         """The tracker, as the supervisor makes it at each start of the run."""
         return self.tracker(directory=directory, run="demo", identity="0123456789abcdef")
 
-    def test_each_figure_is_kept_at_its_policy_version(self, tmp_path: Path) -> None:
-        """Versions may have gaps, and an evaluation's may lie before the last step."""
+    def test_each_figure_is_kept_at_its_step(self, tmp_path: Path) -> None:
+        """Versions may have gaps, and an evaluation's may lie before the last step. Supervised steps are no versions."""
         tracker = self.make(tmp_path)
+        tracker.record(20, {"supervised/begin/loss": 0.75})
         tracker.record(1, {"train/success": 0.25, "train/loss": -1.5})
         tracker.record(4, {"train/success": 0.5})
         tracker.record(2, {"evaluation/success_after_greedy": 1.0})
         tracker.close()
         kept = self.read(tmp_path)
+        assert kept["supervised/begin/loss"] == [(20, 0.75)]
         assert kept["train/success"] == [(1, 0.25), (4, 0.5)]
         assert kept["train/loss"] == [(1, -1.5)]
         assert kept["evaluation/success_after_greedy"] == [(2, 1.0)]

@@ -18,15 +18,13 @@ class TensorBoardTracker:
 
         del run, identity
         folder = directory / "tensorboard"
-        starts = len(
-            list(folder.glob("events.*"))
-        )  # the file's own name has whole seconds, and would be another start's
+        starts = len(list(folder.glob("events.*")))  # the time in a file's name has whole seconds: two starts may share it
         self._writer = SummaryWriter(str(folder), filename_suffix=f".{starts}")
 
-    def record(self, version: int, figures: Mapping[str, float]) -> None:
+    def record(self, step: int, figures: Mapping[str, float]) -> None:
         """Write a scalar for each figure, and flush the file."""
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, version)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:

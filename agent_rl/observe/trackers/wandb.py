@@ -9,7 +9,8 @@ from pathlib import Path
 from agent_rl.observe.trackers.base import require
 
 require("wandb")
-STEP = "policy_version"
+AXES = {"train": "policy_version", "evaluation": "policy_version", "supervised": "supervised_step"}
+"""The horizontal axis of a figure, by the first part of its name."""
 
 
 class WandbTracker:
@@ -20,12 +21,14 @@ class WandbTracker:
 
         project = os.environ.get("WANDB_PROJECT", "agent_rl")
         self._run = wandb.init(project=project, name=run, id=identity, resume="allow", dir=directory)
-        self._run.define_metric(STEP)
-        self._run.define_metric("*", step_metric=STEP)
+        for place, axis in AXES.items():
+            self._run.define_metric(axis)
+            self._run.define_metric(f"{place}/*", step_metric=axis)
 
-    def record(self, version: int, figures: Mapping[str, float]) -> None:
-        """Log the figures with the version, itself a figure: an evaluation's may be before the last step."""
-        self._run.log({**figures, STEP: version})
+    def record(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log the figures with the step as one more figure: wandb's own steps must rise, and these need not."""
+        axes = {AXES[name.partition("/")[0]]: step for name in figures}
+        self._run.log({**figures, **axes})
 
     def close(self) -> None:
         """Finish the run for now, and wait for wandb's service, which writes the run."""
