@@ -16,8 +16,8 @@ from actors.runtime.tracking import Deadlines, Tracking
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
-from agent_rl.observe.trackers.base import tracked
 from agent_rl.figures import ActorFigures, Fates, FilterFigures, LearnerFigures
+from agent_rl.observe.trackers.base import tracked
 from agent_rl.observe.trackers.contract import Kept, TrackerContract
 from tests.event_files import scalars
 
@@ -174,9 +174,7 @@ class Run:
 
 def written(rows: int) -> ActorFigures:
     """The filter's figures once it has written so many rows."""
-    none = dict.fromkeys(
-        ("groups_open", "groups_waiting", "held_back_by", "trajectories", "queue", "checks_failed"), 0
-    )
+    none = dict.fromkeys(("groups_open", "groups_waiting", "held_back_by", "trajectories", "queue", "checks_failed"), 0)
     return ActorFigures(filter=FilterFigures(**none, fates=Fates(), rows=rows))
 
 

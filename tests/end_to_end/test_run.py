@@ -27,7 +27,6 @@ from tests.end_to_end.processes import (
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 from tests.event_files import scalars
 
-
 FAILING = """
 class Failing:
     def __init__(self, *, directory, run, identity):

@@ -49,7 +49,11 @@ def tracked(row: Mapping[str, Any], stages: Sequence[str]) -> tuple[int, dict[st
             place = "train"
         case {"kind": "evaluation", "version": int(step)}:
             place = "evaluation"
-        case {"kind": "stage", "stage": int(stage), "steps": int(step)}:  # a supervised stage, or the newest step of one
+        case {
+            "kind": "stage",
+            "stage": int(stage),
+            "steps": int(step),
+        }:  # a supervised stage, or the newest step of one
             place = f"supervised/{stages[stage]}"
         case _:
             return None

@@ -18,7 +18,9 @@ class TensorBoardTracker:
 
         del run, identity
         folder = directory / "tensorboard"
-        starts = len(list(folder.glob("events.*")))  # the time in a file's name has whole seconds: two starts may share it
+        starts = len(
+            list(folder.glob("events.*"))
+        )  # the time in a file's name has whole seconds: two starts may share it
         self._writer = SummaryWriter(str(folder), filename_suffix=f".{starts}")
 
     def record(self, step: int, figures: Mapping[str, float]) -> None:
