@@ -94,12 +94,12 @@ def supervise(
     view_class: type[LiveView],
     again: str = "",
 ) -> int:
-    """Run a topology to its end; what is wrong is said. Raises KeyboardInterrupt when it is interrupted before it began."""
+    """Run a topology to its end, and print why it was refused. Raises KeyboardInterrupt for one before it began."""
     from functools import partial
 
     import trio
 
-    from actors.runtime.supervise import run_topology
+    from actors.runtime.run import run_topology
     from agent_rl.files.disk import DiskError
     from agent_rl.records.run_directory import RunRefused
     from transport import TransportError
@@ -109,13 +109,14 @@ def supervise(
     except (RunRefused, DiskError, OSError) as refusal:
         complain(f"agent-rl: {refusal}")
     except BaseExceptionGroup as group:
-        refusals, rest = group.split((TransportError, RunRefused, DiskError, KeyboardInterrupt))
-        if rest is not None or refusals is None:
+        interrupts, rest = group.split(KeyboardInterrupt)
+        refusals, faults = rest.split((TransportError, RunRefused, DiskError)) if rest is not None else (None, None)
+        if faults is not None:
             raise
-        leaves = list(_leaves(refusals))
-        if any(isinstance(error, KeyboardInterrupt) for error in leaves):
+        if refusals is not None:
+            complain(f"agent-rl: {'; '.join(map(str, _leaves(refusals)))}")
+        if interrupts is not None:
             raise KeyboardInterrupt from None
-        complain(f"agent-rl: {'; '.join(map(str, leaves))}")
     return MISTAKE
 
 

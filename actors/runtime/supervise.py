@@ -17,11 +17,8 @@ host decides and tells the others (RunState). The other hosts report when they h
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,30 +26,22 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.runtime.actor_process import ActorProcess, stop_in_order
-from actors.runtime.interrupts import stop_signals
-from actors.runtime.lifecycle import drain_order, hosts_to_start, needed_to_drain
-from actors.runtime.networks import run_network
+from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.other_hosts import OtherHosts, is_supervisor, link_notice
 from actors.runtime.roster import Roster
 from actors.runtime.scraping import listen, serve_metrics
 from actors.runtime.tracking import Tracking
 from agent_rl import messages
-from agent_rl.checks.descriptors import raise_descriptor_limit
-from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
-from agent_rl.config.source import Files, first_of
+from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
-from agent_rl.files.leftovers import Janitor, sweep
+from agent_rl.files.leftovers import Janitor
 from agent_rl.messages import ActorStatus, Incarnations, RunState
-from agent_rl.observe.live import Display, LiveView, make_display
-from agent_rl.observe.logs import open_log
+from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
-from agent_rl.records.continuing import remember, write_resolved
-from agent_rl.records.history import check_history
-from agent_rl.records.incarnations import RESTARTS, next_start, read_epoch, run_clock
-from agent_rl.records.journal import JournalError
-from agent_rl.records.run_directory import END, RunRefused, record_end, run_lock, socket_directory
+from agent_rl.records.incarnations import RESTARTS, run_clock
+from agent_rl.records.run_directory import RunRefused, record_end
 from agent_rl.records.timeline import FILE as TIMELINE
 from agent_rl.records.timeline import TimelineFile
 
@@ -67,72 +56,6 @@ KILLED = 130
 
 REFRESH_SECONDS = 0.5
 MIB = 1 << 20
-
-
-async def run_topology(
-    topology: Topology,
-    files: Files,
-    overrides: Sequence[str] = (),
-    host: str | None = None,
-    *,
-    entry_module: str = "actors.runtime.process",
-    view_class: type[LiveView] = LiveView,
-    again: str = "",
-) -> int:
-    """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
-
-    ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws the display.
-    ``again`` is the command that continues the run, when that is not ``agent-rl run``. Raises RunRefused when the run
-    cannot start.
-    """
-    hosts = hosts_to_start(topology, host)
-    base = first_of(files).absolute().parent
-    again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None)
-    raise_descriptor_limit()
-    directory = topology.run.directory
-    runtime = runtime_directory(topology)
-    table = addresses(topology, runtime)
-    actors = [node for name in hosts for node, _ in actor_nodes(topology, name)]
-    sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
-    with ExitStack() as stack:
-        # From here on the run must end in order: signals wait until the supervisor can handle them.
-        received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
-        stack.enter_context(run_lock(directory, hosts))
-        try:
-            check_history(directory, topology, hosts)
-        except JournalError as error:
-            raise RunRefused(str(error)) from error
-        remember(topology, directory)
-        (directory / END).unlink(missing_ok=True)
-        log = stack.enter_context(open_log(directory, supervisor_node(hosts[0]), limit=topology.run.log_mib * MIB))
-        stack.callback(sweep)
-        for swept in sweep():
-            log.info("swept", directory=str(swept))
-        stack.enter_context(socket_directory(runtime, sockets))
-        stages = [stage.name for stage in topology.stages]
-        epoch = read_epoch()
-        timeline = TimelineFile(directory, trio.current_time(), run_clock(epoch), limit=topology.run.timeline_mib * MIB)
-        stack.enter_context(closing(timeline))
-        view = view_class(topology.run.name, actors, stages, trio.current_time())
-        silenced = partial(log.warning, "the display falls silent")
-        display = stack.enter_context(
-            make_display(view, sys.stdout, lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
-        )
-        supervisor = Supervisor(
-            topology,
-            write_resolved(topology, directory, hosts[0], again),
-            base,
-            hosts,
-            view=view,
-            timeline=timeline,
-            display=display,
-            log=log,
-            entry_module=entry_module,
-            start=next_start(directory, hosts),
-            epoch=epoch,
-            again=again,
-        )
-        return await supervisor.run(run_network(topology, base), received)
 
 
 def _writes_rows(topology: Topology, hosts: Sequence[str]) -> bool:
@@ -166,7 +89,7 @@ class Supervisor:
         self._view = view
         self._timeline = timeline
         self._metrics = MetricsBoard()
-        self._tracking = Tracking(topology, path, self.say) if _writes_rows(topology, hosts) else None
+        self._tracking = Tracking(topology, base / path.name, self.say) if _writes_rows(topology, hosts) else None
         self._display = display
         self._log = log
         self._incarnation = start * RESTARTS
@@ -431,10 +354,3 @@ class Supervisor:
             self.say(f"{text}; it is killed")
             actor.stopping = True
             actor.kill()
-
-
-def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:
-    """The command that continues the run."""
-    named = [str(file) for file in ((files,) if isinstance(files, Path) else files)]
-    changes = [part for override in overrides for part in ("--set", override)]
-    return shlex.join(["agent-rl", "run", *named, *changes, *(["--host", host] if host is not None else [])])

@@ -54,7 +54,7 @@ class Deadlines:
 
 
 class Tracking:
-    """The trackers of one run."""
+    """The trackers of one run. A tracker's module is looked for beside the topology file ``path`` first."""
 
     def __init__(
         self, topology: Topology, path: Path, say: Callable[[str], object], deadlines: Deadlines | None = None

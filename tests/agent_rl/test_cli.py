@@ -81,7 +81,7 @@ def test_a_missing_file_is_one_clear_line(tmp_path, capsys, command):
 
 
 def replace_run(monkeypatch, run_topology):
-    monkeypatch.setattr("actors.runtime.supervise.run_topology", run_topology)
+    monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
 
 
 def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, capsys):
@@ -135,13 +135,13 @@ def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch,
 def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, sys, trio, actors.runtime.supervise\n"
+        "import json, sys, trio, actors.runtime.run\n"
         "async def run_topology(topology, *_, **shown):\n"
         "    await trio.lowlevel.checkpoint()\n"
         "    topology.run.directory.mkdir(exist_ok=True)\n"
         "    (topology.run.directory / 'summary.json').write_text(json.dumps({'steps': 3}))\n"
         "    return 1\n"
-        "actors.runtime.supervise.run_topology = run_topology\n"
+        "actors.runtime.run.run_topology = run_topology\n"
         "from actors.cli.main import main\n"
         "sys.exit(main(['run', sys.argv[1]]))\n"
     )
@@ -413,7 +413,7 @@ def test_a_class_beside_the_topology_is_found_from_anywhere(file, tmp_path):
 def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place(file, tmp_path, closed):
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, os, sys, trio, actors.runtime.supervise\n"
+        "import json, os, sys, trio, actors.runtime.run\n"
         "async def run_topology(topology, *_, **shown):\n"
         "    await trio.lowlevel.checkpoint()\n"
         "    topology.run.directory.mkdir(exist_ok=True)\n"
@@ -421,7 +421,7 @@ def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place
         "        assert summary.fileno() > 2\n"
         "        summary.write(json.dumps({'steps': 3}))\n"
         "    return 1\n"
-        "actors.runtime.supervise.run_topology = run_topology\n"
+        "actors.runtime.run.run_topology = run_topology\n"
         "from actors.cli.main import main\n"
         "sys.exit(main(['run', sys.argv[1]]) + 41)\n"
     )

@@ -454,7 +454,7 @@ def topology_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         whole(tmp_path)
         return 0
 
-    monkeypatch.setattr("actors.runtime.supervise.run_topology", run_topology)
+    monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
     path, _ = write_micro(tmp_path)
     return path
 

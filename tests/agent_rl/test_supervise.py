@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.runtime.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
 from actors.runtime.other_hosts import link_notice
-from actors.runtime.supervise import run_topology
+from actors.runtime.run import run_topology
 from agent_rl.config.addresses import addresses, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.files.disk import DiskError, whole
@@ -193,7 +193,7 @@ from pathlib import Path
 import trio
 from agent_rl.config.load import load_topology
 from agent_rl.files.leftovers import Janitor
-from actors.runtime.supervise import run_topology
+from actors.runtime.run import run_topology
 path = Path(sys.argv[1])
 if sys.argv[2] == "lifeline":  # what the actors themselves do is to be seen
     Janitor.started = lambda janitor, group: None
