@@ -12,9 +12,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from agent_rl.observe.charts.lines import Line, Mark, Plot
-from agent_rl.observe.charts.standalone import standalone
-from benchmarks.panels import smooth
+from agent_rl.observe.charts.lines import Line, Measurement, Plot
+from benchmarks.panels import smooth, standalone
 
 
 def read(run: Path) -> tuple[list[float], dict[str, float]]:
@@ -42,7 +41,9 @@ def draw(runs: list[Path]) -> str:
             for way, shape in (("sampled", "circle"), ("greedy", "square")):
                 share = results.get(f"success_{name}_{way}")
                 if share is not None:
-                    marks.append(Mark(way, at, share, share, share, colour, shape, f"{name}, {way}: {share:.1%}"))
+                    marks.append(
+                        Measurement(way, at, share, share, share, colour, shape, f"{name}, {way}: {share:.1%}")
+                    )
     places = [float(step) for step in range(1, last + 1)]
     plot = Plot("Success", lines, places, places, (), share=True, span=(0.0, 1.0), marks=marks)
     notes = ["line: sampled in training; circle: held out, sampled; square: held out, greedy"]

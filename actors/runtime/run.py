@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -20,7 +19,7 @@ from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory,
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import sweep
-from agent_rl.observe.live import LiveView, make_display
+from agent_rl.observe.live import Display, LiveView, SteadyConsole
 from agent_rl.observe.logs import open_log
 from agent_rl.records.continuing import remember, write_resolved
 from agent_rl.records.history import check_history
@@ -77,7 +76,7 @@ async def run_topology(
         view = view_class(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")
         display = stack.enter_context(
-            make_display(view, sys.stdout, lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
+            Display(view, SteadyConsole(), lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
         )
         supervisor = Supervisor(
             topology,

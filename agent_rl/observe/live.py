@@ -1,6 +1,6 @@
 """Shows people the state of a run: a table on a terminal, plain lines elsewhere.
 
-``LiveView`` holds the newest statuses and renders them. It uses neither clock nor screen. The displays show it.
+``LiveView`` holds the newest statuses and renders them. It uses neither clock nor screen. ``Display`` shows it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self, TextIO, TypeGuard, TypeVar
+from typing import Any, Self, TypeGuard, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from agent_rl.figures import ActorFigures, LearnerFigures, numbers
 from agent_rl.messages import ActorStatus
+from agent_rl.observe.charts.scales import clock
 from agent_rl.observe.live_layout import ActorRow, actor_lines, figure_lines
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class LiveView:
         """The whole run in one line."""
         figures = "  ".join(f"{label} {value}" for label, value in self.figures())
         actors = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
-        return f"[{duration(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
+        return f"[{clock(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
 
     def figures(self) -> list[tuple[str, str]]:
         """The figures of the whole run with labels, the most important first. Figures without a report are a dash."""
@@ -105,7 +105,7 @@ class LiveView:
         return [
             ("stage", self._stage()),
             ("step", f"{_count(step)}/{_count(steps)}"),
-            ("left", DASH if left is None else duration(left)),
+            ("left", DASH if left is None else clock(left)),
             ("success", _percent(success)),
             *((f"success {name}", _percent(means.success)) for name, means in learner.environments.items()),
             *(
@@ -125,7 +125,7 @@ class LiveView:
 
     def render(self, now: float, width: int) -> RenderableType:
         """The live table, at most ``width`` wide: the run above, one or two lines for each actor below."""
-        title = f"{self.name}, {duration(now - self.started)}"
+        title = f"{self.name}, {clock(now - self.started)}"
         rows = [self._row(actor, line, now) for actor, line in self._actors.items()]
         return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *actor_lines(rows, width)])
 
@@ -172,83 +172,6 @@ class LiveView:
         return f"{number + 1}/{count}{name}"
 
 
-class Display(Protocol):
-    """A place that shows the run."""
-
-    def refresh(self, now: float) -> None:
-        """Show the present view."""
-
-    def notice(self, text: str) -> None:
-        """Show a text once."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class TerminalDisplay:
-    """The table, redrawn in place, with notices above it. It has no thread: ``refresh`` draws."""
-
-    def __init__(self, view: LiveView, console: Console) -> None:
-        self._view = view
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def refresh(self, now: float) -> None:
-        """Redraw the table."""
-        self._live.update(self._view.render(now, self._console.width), refresh=True)
-
-    def notice(self, text: str) -> None:
-        """Print above the table."""
-        self._console.print(text, markup=False, highlight=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-
-class PlainDisplay:
-    """A line at every new stage, and otherwise every few seconds."""
-
-    INTERVAL = 5.0
-    """Seconds between lines without a milestone."""
-
-    def __init__(self, view: LiveView, out: TextIO) -> None:
-        self._view = view
-        self._out = out
-        self._due: float | None = None
-        self._milestone: float | None = None
-
-    def refresh(self, now: float) -> None:
-        """Write a line if one is due."""
-        milestone = self._view.milestone()
-        if self._due is None:
-            self._due = now + self.INTERVAL
-        if milestone != self._milestone or now >= self._due:
-            self._milestone = milestone
-            self._due = now + self.INTERVAL
-            self.notice(self._view.line(now))
-
-    def notice(self, text: str) -> None:
-        """Write a line."""
-        print(text, file=self._out, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
 class SteadyConsole(Console):
     """A console that raises when its reader has gone. rich's own console would end the process."""
 
@@ -257,49 +180,64 @@ class SteadyConsole(Console):
         raise  # noqa: PLE0704 - the error being handled
 
 
-class SteadyDisplay:
-    """A display that stops for good when its output fails (full disk, closed pipe). The run continues.
+class Display:
+    """Shows the run: on a terminal a table, redrawn in place; elsewhere a line at every new stage and every few seconds.
 
-    ``on_failure`` is called once, with the error.
+    ``refresh`` draws; there is no thread. When output fails (full disk, closed pipe), the display shows nothing more,
+    the run continues, and ``on_failure`` is called once with the error.
     """
 
-    def __init__(self, display: Display, on_failure: Callable[[Exception], object]) -> None:
-        self._display = display
+    INTERVAL = 5.0
+    """Seconds between lines within a stage."""
+
+    def __init__(
+        self, view: LiveView, console: Console, on_failure: Callable[[Exception], object] = lambda _: None
+    ) -> None:
+        self._view = view
+        self._console = console
+        self._table = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._on_failure = on_failure
         self._failed = False
+        self._due: float | None = None
+        self._stage: int | None = None
 
     def refresh(self, now: float) -> None:
-        """Show the view, as long as that works."""
-        self._try(lambda: self._display.refresh(now))
+        """Redraw the table, or write a line if one is due."""
+        if self._table is not None:
+            self._try(lambda table: table.update(self._view.render(now, self._console.width), refresh=True))
+            return
+        stage = self._view.milestone()
+        if self._due is None:
+            self._due = now + self.INTERVAL
+        if stage != self._stage or now >= self._due:
+            self._stage, self._due = stage, now + self.INTERVAL
+            self.notice(self._view.line(now))
 
     def notice(self, text: str) -> None:
-        """Say something once, as long as that works."""
-        self._try(lambda: self._display.notice(text))
+        """Show a text once, above the table."""
+        if self._table is not None:
+            self._try(lambda _: self._console.print(text, markup=False, highlight=False))
+        else:
+            self._try(lambda _: print(text, file=self._console.file, flush=True))
 
     def __enter__(self) -> Self:
-        self._try(self._display.__enter__)
+        if self._table is not None:
+            self._try(Live.start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._try(lambda: self._display.__exit__(kind, error, trace))
+    def __exit__(self, *_: object) -> None:
+        if self._table is not None:
+            self._try(Live.stop)
 
-    def _try(self, show: Callable[[], object]) -> None:
+    def _try(self, show: Callable[[Any], object]) -> None:
+        """Call ``show`` with the table, unless output has failed."""
         if self._failed:
             return
         try:
-            show()
+            show(self._table)
         except (OSError, ValueError) as error:  # ValueError: the file is closed, or cannot write these characters
             self._failed = True
             self._on_failure(error)
-
-
-def make_display(view: LiveView, out: TextIO, on_failure: Callable[[Exception], object] = lambda _: None) -> Display:
-    """The display that suits ``out``. ``on_failure`` is called when writing fails."""
-    console = SteadyConsole(file=out)
-    display = TerminalDisplay(view, console) if console.is_terminal else PlainDisplay(view, out)
-    return SteadyDisplay(display, on_failure)
 
 
 def summary_table(summary: Mapping[str, object]) -> Table:
@@ -362,10 +300,3 @@ def _number(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return DASH if not _known(value) else f"{100 * value:.1f}%"
-
-
-def duration(seconds: float) -> str:
-    """As in 1:02:03 or 4:05."""
-    minutes, second = divmod(int(max(0.0, seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -190,7 +190,7 @@ def _process_words(watched: _Watched) -> str:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Heard:
     status: ActorStatus
     at: float
 
@@ -203,7 +203,7 @@ class Movement:
     """
 
     patience: float
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _seen: dict[str, _Heard] = field(default_factory=dict)
     _moved: float | None = None
     _ticked: float | None = None
     _named: bool = False
@@ -211,7 +211,7 @@ class Movement:
     def observe(self, status: ActorStatus, now: float) -> list[Notice]:
         """Take in a status."""
         before = self._seen.get(status.actor)
-        self._seen[status.actor] = _Seen(status, now)
+        self._seen[status.actor] = _Heard(status, now)
         if before is not None and not _moves(before, status, now):
             return []
         stood, self._moved = now - (now if self._moved is None else self._moved), now
@@ -240,7 +240,7 @@ class Movement:
         return f"nothing has moved for {_minutes(now - (self._moved or now))}: {'; '.join(said)}"
 
 
-def _moves(before: _Seen, status: ActorStatus, now: float) -> bool:
+def _moves(before: _Heard, status: ActorStatus, now: float) -> bool:
     was = before.status
     if (was.state, was.waiting_for, _finite(was)) != (status.state, status.waiting_for, _finite(status)):
         return True

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from agent_rl.figures import RolloutMeans
-from agent_rl.observe.live import LiveView, PlainDisplay, TerminalDisplay, make_display, summary_table
+from agent_rl.observe.live import Display, LiveView, SteadyConsole, summary_table
 from agent_rl.observe.live_layout import flow
 from agent_rl.observe.logs import open_log
 from agent_rl.testing import status
@@ -230,7 +230,7 @@ def test_actors_of_other_hosts_appear_when_heard():
 
 def test_plain_lines_come_at_milestones_and_now_and_then():
     shown, out = view(), io.StringIO()
-    display = PlainDisplay(shown, out)
+    display = Display(shown, SteadyConsole(file=out))
     display.refresh(100.0)
     assert out.getvalue() == ""
     shown.observe(status("learner.0", stage=0, step=0, steps=2), 101.0)
@@ -240,16 +240,16 @@ def test_plain_lines_come_at_milestones_and_now_and_then():
     shown.observe(status("learner.0", stage=1, step=1, steps=2), 102.0)
     display.refresh(102.0)
     assert out.getvalue().count("\n") == 2
-    display.refresh(102.0 + PlainDisplay.INTERVAL - 0.1)
+    display.refresh(102.0 + Display.INTERVAL - 0.1)
     assert out.getvalue().count("\n") == 2
-    display.refresh(102.0 + PlainDisplay.INTERVAL)
+    display.refresh(102.0 + Display.INTERVAL)
     assert out.getvalue().count("\n") == 3
     assert "step 1/2" in out.getvalue().splitlines()[-1]
 
 
 def test_a_terminal_gets_the_table_and_notices_word_for_word():
     shown, out = view(), io.StringIO()
-    with TerminalDisplay(shown, Console(file=out, force_terminal=True, width=120)) as display:
+    with Display(shown, Console(file=out, force_terminal=True, width=120)) as display:
         display.refresh(101.0)
         display.notice("learner.0 exited with status 1 [not markup]")
     assert "rollout_generator.1" in out.getvalue()
@@ -258,7 +258,7 @@ def test_a_terminal_gets_the_table_and_notices_word_for_word():
 
 def test_what_is_no_terminal_gets_plain_lines():
     out = io.StringIO()
-    with make_display(view(), out) as display:
+    with Display(view(), SteadyConsole(file=out)) as display:
         display.refresh(101.0)
         display.notice("said")
         display.refresh(120.0)
@@ -285,7 +285,7 @@ class Full(io.StringIO):
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")])
 def test_a_display_whose_output_fails_falls_silent_and_says_so_once(terminal, error):
     failures = []
-    with make_display(view(), Full(error, terminal=terminal), failures.append) as display:
+    with Display(view(), SteadyConsole(file=Full(error, terminal=terminal)), failures.append) as display:
         for now in range(100, 130):
             display.refresh(float(now))
             display.notice("unheard")

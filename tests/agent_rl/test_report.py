@@ -14,10 +14,11 @@ import trio
 
 from actors.cli.main import main
 from actors.filter.stored import decode_stored
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.groups.statistics import wilson_interval
 from agent_rl.messages import ToolCallRecord
 from agent_rl.observe.report import ReportError, make_report, write_report
-from agent_rl.observe.report.samples import Call, calls_in, responses, split
+from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, split
 from agent_rl.records.audit import audit
 from agent_rl.records.contract_retention import forget
 from agent_rl.records.sqlite import SqliteJournal
@@ -127,6 +128,20 @@ def test_samples_outlive_compaction(tmp_path: Path) -> None:
     assert "Groups of the last RL step (rl, step 3 of the run)" in headings
 
 
+def test_held_out_success_of_each_environment_is_in_the_table(tmp_path: Path) -> None:
+    directory = whole(tmp_path)
+    of = {
+        name: AnswerFigures(problems=n, success=share, low=share / 2, high=1.0, lost=0, answered=RolloutMeans())
+        for name, n, share in (("maths", 6, 0.5), ("orders", 2, 0.25))
+    }
+    figures = EvaluationFigures(name="late", sampled=of["maths"], environments=of)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "evaluation", "stage": "late", "version": 9, **figures.row()}) + "\n")
+    rows = report(directory).texts("tr")
+    for name, shown in (("maths", "50.0\u202f%25.0 to 100.0\u202f%6"), ("orders", "25.0\u202f%12.5 to 100.0\u202f%2")):
+        assert any(row.startswith(f"late, sampled, {name}") and shown in row for row in rows), rows
+
+
 def test_one_evaluation_alone_is_shown_by_itself(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path)
     run.enter(BEFORE)
@@ -167,7 +182,7 @@ def test_a_call_that_is_none_stays_text_to_the_letter() -> None:
         "a",
     ):
         assert calls_in(words) == [words]
-    assert calls_in(f"<tool_call>{whole_call}b") == ["<tool_call>", Call("f", {}), "b"]
+    assert calls_in(f"<tool_call>{whole_call}b") == ["<tool_call>", WrittenCall("f", {}), "b"]
     assert calls_in("") == []
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent_rl.groups import instructions as group_instructions
-from agent_rl.observe.charts.lines import SMALL, Line, Mark, Plot, line_chart
+from agent_rl.observe.charts.lines import SMALL, Line, Measurement, Plot, line_chart, style
 from agent_rl.observe.charts.markup import join, tag, text, visible
 from agent_rl.observe.charts.scales import (
     Scale,
@@ -26,7 +26,6 @@ from agent_rl.observe.charts.scales import (
     ticks,
     time_ticks,
 )
-from agent_rl.observe.charts.standalone import style
 from agent_rl.observe.report.activity import activity, binned, load, totals
 from agent_rl.observe.report.curves import FATES
 from tests.agent_rl.report_runs import Page
@@ -234,7 +233,7 @@ def test_stacked_bars_lie_on_each_other() -> None:
 )
 def test_any_figures_make_a_chart_whose_points_are_on_the_page(values: list[float], share: bool, name: str) -> None:
     line = Line(name, values, 1, values, values)
-    mark = Mark(name, 1.0, 0.5, 0.4, 0.6, 2, "circle", name)
+    mark = Measurement(name, 1.0, 0.5, 0.4, 0.6, 2, "circle", name)
     chart = line_chart(plot(line, share=share, marks=[mark], boundaries=[(0.0, name), (1.0, name)]))
     assert "nan" not in re.sub(r"<title>.*?</title>|aria-label=\"[^\"]*\"|<text.*?</text>", "", chart, flags=re.DOTALL)
     for each in drawn(chart, "curve") + drawn(chart, "band"):

@@ -8,7 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.observe.live import LiveView, duration
+from agent_rl.observe.charts.scales import clock
+from agent_rl.observe.live import LiveView
 from agent_rl.observe.live_layout import flow
 
 BAR_WIDTH = 40
@@ -18,7 +19,7 @@ class EvaluationView(LiveView):
     """How many rollouts are judged of how many."""
 
     _began: tuple[float, float] | None = None
-    """When the first figure came, and how many were judged by then: what an earlier start did is no part of the rate."""
+    """When the first figure came, and how many rollouts were judged by then: the rate leaves earlier starts out."""
 
     def line(self, now: float) -> str:
         """The evaluation in one line."""
@@ -27,8 +28,8 @@ class EvaluationView(LiveView):
         left = self._left(now)
         unusual = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
         return (
-            f"[{duration(now - self.started)}] {said}"
-            + (f", {duration(left)} left" if left is not None else "")
+            f"[{clock(now - self.started)}] {said}"
+            + (f", {clock(left)} left" if left is not None else "")
             + (f"  ({unusual})" if unusual and done is not None else "")
         )
 

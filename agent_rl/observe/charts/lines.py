@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 from markupsafe import Markup
 
@@ -20,7 +21,7 @@ FONT = 11.0
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Canvas:
     """The size of a drawing in its own units. The page scales the drawing to its width."""
 
     width: float
@@ -28,8 +29,8 @@ class Size:
     name: str = ""
 
 
-SMALL = Size(360, 200)
-WIDE, NARROW = Size(920, 340, "wide"), Size(360, 300, "narrow")
+SMALL = Canvas(360, 200)
+WIDE, NARROW = Canvas(920, 340, "wide"), Canvas(360, 300, "narrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Measurement:
     """A single measurement with its interval; ``shape`` is circle or square."""
 
     label: str
@@ -67,13 +68,14 @@ class Plot:
     starts: Sequence[float]
     ends: Sequence[float]
     titles: Sequence[str]
+    note: str = ""
     share: bool = False
     unit: str = ""
     x_label: str = "RL step"
     x_high: float | None = None
     span: tuple[float, float] | None = None
     """The range of the y axis; None derives it from the figures."""
-    marks: Sequence[Mark] = ()
+    marks: Sequence[Measurement] = ()
     boundaries: Sequence[tuple[float, str]] = ()
     stacked: bool = False
 
@@ -87,7 +89,12 @@ class _Frame:
     parts: list[Markup] = field(default_factory=list)
 
 
-def line_chart(plot: Plot, size: Size = SMALL) -> Markup:
+def style() -> str:
+    """The style sheet of charts: colours by class, light and dark."""
+    return files(__package__).joinpath("charts.css").read_text(encoding="utf-8")
+
+
+def line_chart(plot: Plot, size: Canvas = SMALL) -> Markup:
     """Curves over steps, or (``stacked``) areas that add up."""
     frame = _frame(plot, size)
     centres = [frame.x((start + end) / 2) for start, end in zip(plot.starts, plot.ends, strict=True)]
@@ -117,7 +124,7 @@ def describe(plot: Plot) -> str:
     return f"{plot.name}, by {plot.x_label}. " + "; ".join(said) + "."
 
 
-def svg(content: Markup, size: Size, label: str) -> Markup:
+def svg(content: Markup, size: Canvas, label: str) -> Markup:
     """A drawing that fills the available width."""
     box = f"0 0 {number(size.width)} {number(size.height)}"
     class_ = f"drawing {size.name}".strip()
@@ -145,7 +152,7 @@ def _words(value: float, plot: Plot) -> str:
     return percent(value) if plot.share else f"{compact(value)} {plot.unit}".strip()
 
 
-def _frame(plot: Plot, size: Size) -> _Frame:
+def _frame(plot: Plot, size: Canvas) -> _Frame:
     low, high = plot.span or extent(_extremes(plot))
     big = size.name == "wide"
     y_marks = ticks(low, high, max(2, int(size.height / 60)))
@@ -234,7 +241,7 @@ def _curve(line: Line, centres: Sequence[float], y: Scale) -> Markup:
     return join(tag("path", d=curves, class_=class_), *alone)
 
 
-def _mark(mark: Mark, frame: _Frame) -> Markup:
+def _mark(mark: Measurement, frame: _Frame) -> Markup:
     # Signs of the same step stand beside each other: circles a little left of it, squares a little right.
     x = frame.x(mark.x) + (5 if mark.shape == "square" else -5)
     low, high = frame.y(mark.low), frame.y(mark.high)

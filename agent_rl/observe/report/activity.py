@@ -21,7 +21,7 @@ MOST_LANES = 12
 
 
 @dataclass(slots=True)
-class Share:
+class TimeUse:
     """An actor's shares of a span of time: busy, and waiting by role waited for; processor time in cores."""
 
     busy: float = 0.0
@@ -47,7 +47,7 @@ class Span:
 
     start: float
     end: float
-    actors: dict[str, Share]
+    actors: dict[str, TimeUse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def activity(rows: Sequence[Row]) -> Activity:
         seconds, wall = figure(row, "seconds"), figure(row, "wall")
         if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # negative: the clock was set back
             gaps.append(at)
-        actors: dict[str, list[Share]] = {}
+        actors: dict[str, list[TimeUse]] = {}
         for name, said in row["actors"].items():
             if isinstance(said, dict):
                 actors.setdefault(_role(name) if by_role else name, []).append(_share(said))
@@ -115,7 +115,7 @@ def binned(spans: Sequence[Span], count: int) -> list[Span]:
     if len(spans) <= count:
         return list(spans)
     width = spans[-1].end / count
-    sums: list[dict[str, list[tuple[Share, float]]]] = [{} for _ in range(count)]
+    sums: list[dict[str, list[tuple[TimeUse, float]]]] = [{} for _ in range(count)]
     for span in spans:
         for index in range(int(span.start / width), min(count, math.ceil(span.end / width - 1e-9))):
             overlap = min(span.end, (index + 1) * width) - max(span.start, index * width)
@@ -127,9 +127,9 @@ def binned(spans: Sequence[Span], count: int) -> list[Span]:
     ]
 
 
-def totals(spans: Sequence[Span]) -> dict[str, Share]:
+def totals(spans: Sequence[Span]) -> dict[str, TimeUse]:
     """Every actor's shares of the time in which it reported."""
-    of: dict[str, list[tuple[Share, float]]] = {}
+    of: dict[str, list[tuple[TimeUse, float]]] = {}
     for span in spans:
         for name, share in span.actors.items():
             of.setdefault(name, []).append((share, span.end - span.start))
@@ -171,10 +171,10 @@ def _role(actor: str) -> str:
     return actor.rpartition(".")[0] or actor
 
 
-def _share(said: Row) -> Share:
+def _share(said: Row) -> TimeUse:
     busy = _between(figure(said, "busy"))
     cpu = figure(said, "cpu")
-    share = Share(busy, cpu if math.isfinite(cpu) else 0.0)
+    share = TimeUse(busy, cpu if math.isfinite(cpu) else 0.0)
     what = said.get("waiting_for")
     waited = min(_between(figure(said, "waited")), 1.0 - busy)
     if isinstance(what, str) and what and waited > 0:
@@ -192,9 +192,9 @@ def _without_numbers(words: str) -> str:
     return " ".join(word for word in words.replace(",", " ").split() if not word.isdigit())
 
 
-def _mean(shares: Sequence[tuple[Share, float]]) -> Share:
+def _mean(shares: Sequence[tuple[TimeUse, float]]) -> TimeUse:
     whole = sum(weight for _, weight in shares) or 1.0
-    mean = Share()
+    mean = TimeUse()
     for share, weight in shares:
         mean.busy += share.busy * weight / whole
         mean.cpu += share.cpu * weight / whole

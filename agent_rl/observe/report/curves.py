@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from agent_rl.groups.statistics import wilson_interval
-from agent_rl.observe.charts.lines import Line, Mark, Plot
+from agent_rl.observe.charts.lines import Line, Measurement, Plot
 from agent_rl.observe.charts.scales import bins, compact, percent, spread
 from agent_rl.observe.report.records import Fate, Records, Row, figure
 
@@ -30,12 +30,13 @@ FATES = {
 """The fates of groups in words, with colours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A chart with its texts."""
-
-    plot: Plot
-    note: str
+CURVE_NOTE = (
+    "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem and resemble each "
+    "other: the step's true interval is wider than the band. Held-out problems are asked once each way."
+)
+FATE_NOTE = (
+    "Groups that each step decided. A group whose rollouts are all right, or all wrong, teaches nothing and is dropped."
+)
 
 
 def learning_curve(records: Records) -> Plot:
@@ -49,34 +50,25 @@ def learning_curve(records: Records) -> Plot:
         shares.append(share)
         lows.append(low)
         highs.append(high)
-        titles.append(f"{_steps(place)}: {percent(share)} (95\u202f%: {spread(low, high)}, n = {trials:,})")
+        titles.append(f"{percent(share)} (95\u202f%: {spread(low, high)}, n = {trials:,})")
     lines = [Line("training problems, sampled", shares, 1, lows, highs)] if places else []
     marks = [
-        Mark(
+        Measurement(
             label=f"held-out problems, {way}",
-            x=evaluation.steps,
-            value=rate.share,
-            low=rate.low,
-            high=rate.high,
+            x=result.steps,
+            value=success.share,
+            low=success.low,
+            high=success.high,
             colour=2 if way == "sampled" else 3,
             shape="circle" if way == "sampled" else "square",
-            title=f"evaluation {evaluation.name}, {way}, after {evaluation.steps} steps: {percent(rate.share)} "
-            f"(95\u202f%: {spread(rate.low, rate.high)}{_trials(rate.trials)})",
+            title=f"evaluation {result.name}, {way}, after {result.steps} steps: {percent(success.share)} "
+            f"(95\u202f%: {spread(success.low, success.high)}{_trials(success.trials)})",
         )
-        for evaluation in records.evaluations
-        for way, rate in evaluation.rates.items()
+        for result in records.evaluations
+        for way, success in result.ways.items()
     ]
-    return Plot(
-        name="Success",
-        lines=lines,
-        starts=[place.start + 1 for place in places],
-        ends=[place.stop for place in places],
-        titles=titles,
-        share=True,
-        span=(0.0, 1.0),
-        x_high=max(1.0, float(len(records.steps))),
-        marks=marks,
-        boundaries=boundaries(records),
+    return _by_step(
+        records, "Success", lines, titles, CURVE_NOTE, share=True, span=(0.0, 1.0), marks=marks, places=places
     )
 
 
@@ -91,44 +83,37 @@ def successes(records: Records, steps: range) -> tuple[float, int]:
     return right, trials
 
 
-def panels(records: Records) -> list[Panel]:
+def panels(records: Records) -> list[Plot]:
     """The smaller charts, in order of interest."""
     steps = records.steps
     rewards = [figure(row, "reward") for row in steps]
     kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
-    found = [
-        _panel(
-            records,
-            "Reward",
-            [("all sampled rollouts", rewards, 1), ("those trained on, after resampling", kept, 2)],
-            "Mean reward of the rollouts.",
-            share=False,
-            span=(0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None,
-        )
-    ]
+    curves = [("all sampled rollouts", rewards, 1), ("those trained on, after resampling", kept, 2)]
+    span = (0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None
+    plots = [_panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span)]
     for name, unit, note, names in _PANELS:
         curves = [(label, [figure(row, key) for row in steps], n) for n, (label, key) in enumerate(names.items(), 1)]
-        found.append(_panel(records, name, curves, note, share=unit == "share", unit=unit.removeprefix("share")))
-    for name, shown, key, note in (
+        plots.append(_panel(records, name, curves, note, share=unit == "share", unit=unit.removeprefix("share")))
+    for name, column, key, note in (
         ("Success by environment", "environments", "success", "Share of the sampled rollouts that succeeded."),
         ("Parts of the reward", "parts", "", "Means of the parts that the judgements name."),
     ):
-        held = [each if isinstance(each := row.get(shown), dict) else {} for row in steps]
-        labels = sorted({label for each in held for label in each})
-        curves = [(label, [_nested(each, label, key) for each in held], n) for n, label in enumerate(labels, 1)]
-        found.append(_panel(records, name, curves, note, share=bool(key)))
+        objects = [each if isinstance(each := row.get(column), dict) else {} for row in steps]
+        labels = sorted({label for each in objects for label in each})
+        curves = [(label, [_nested(each, label, key) for each in objects], n) for n, label in enumerate(labels, 1)]
+        plots.append(_panel(records, name, curves, note, share=bool(key)))
     seconds = [figure(row, "seconds") for row in steps]
     between = [math.nan, *(later - earlier for earlier, later in pairwise(seconds))]
     training = [figure(row, "train_seconds") for row in steps]
     curves = [("from step to step", between, 1), ("of them training", training, 2)]
-    found.append(_panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s"))
-    return [panel for panel in found if any(math.isfinite(v) for line in panel.plot.lines for v in line.values)]
+    plots.append(_panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s"))
+    return [plot for plot in plots if plot.lines]
 
 
-def _nested(held: Row, label: str, key: str) -> float:
+def _nested(row: Row, label: str, key: str) -> float:
     """A figure of an object in a row, or (with ``key``) of an object inside that object."""
-    inner = held.get(label)
-    return figure(held, label) if not key else figure(inner, key) if isinstance(inner, dict) else math.nan
+    inner = row.get(label)
+    return figure(row, label) if not key else figure(inner, key) if isinstance(inner, dict) else math.nan
 
 
 _PANELS = (
@@ -162,7 +147,7 @@ _PANELS = (
     (
         "Policy and engine",
         "nats",
-        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample of the step.",
+        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
         {
             "whole gap of log-probabilities": "policy_gap",
             "engine against learner, same weights": "mismatch_gap",
@@ -181,10 +166,10 @@ def _panel(
     curves: Sequence[tuple[str, Sequence[float], int]],
     note: str,
     *,
-    share: bool = False,
     unit: str = "",
-    span: tuple[float, float] | None = None,
-) -> Panel:
+    **options: Any,
+) -> Plot:
+    """Curves of means. Where a place pools several steps, a band shows their lowest and highest figure."""
     places = bins(len(records.steps), PLACES)
     lines = []
     for label, values, colour in curves:
@@ -196,34 +181,45 @@ def _panel(
         low = [min(each, default=math.nan) for each in inside] if pooled else None
         high = [max(each, default=math.nan) for each in inside] if pooled else None
         lines.append(Line(label, means, colour, low, high))
-    say: Callable[[float], str] = percent if share else lambda value: f"{compact(value)} {unit}".strip()
-    titles = [
-        f"{_steps(place)}: " + ", ".join(f"{line.label} {say(line.values[index])}" for line in lines)
-        for index, place in enumerate(places)
-    ]
-    plot = Plot(
+    say: Callable[[float], str] = percent if options.get("share") else lambda value: f"{compact(value)} {unit}".strip()
+    titles = [", ".join(f"{line.label} {say(line.values[i])}" for line in lines) for i in range(len(places))]
+    return _by_step(records, name, lines, titles, note, unit=unit, places=places, **options)
+
+
+def _by_step(
+    records: Records,
+    name: str,
+    lines: Sequence[Line],
+    titles: Sequence[str],
+    note: str,
+    *,
+    places: Sequence[range],
+    stacked: bool = False,
+    **options: Any,
+) -> Plot:
+    """A plot over RL steps. A bar begins where the bar before it ends."""
+    return Plot(
         name=name,
         lines=lines,
-        starts=[place.start + 1 for place in places],
+        starts=[place.start + (not stacked) for place in places],
         ends=[place.stop for place in places],
-        titles=titles,
-        share=share,
-        unit=unit,
-        span=span,
+        titles=[f"{_steps(place)}: {title}" for place, title in zip(places, titles, strict=True)],
+        note=note,
         x_high=max(1.0, float(len(records.steps))),
         boundaries=boundaries(records),
+        stacked=stacked,
+        **options,
     )
-    return Panel(plot, note)
 
 
 def boundaries(records: Records) -> list[tuple[float, str]]:
     """Where RL stages begin, when there are several: (steps before, name)."""
-    found: list[tuple[float, str]] = []
+    stages: list[tuple[float, str]] = []
     for index, row in enumerate(records.steps):
         name = str(row.get("stage"))
-        if not found or found[-1][1] != name:
-            found.append((float(index), name))
-    return found if len(found) > 1 else []
+        if not stages or stages[-1][1] != name:
+            stages.append((float(index), name))
+    return stages if len(stages) > 1 else []
 
 
 def fate_totals(fates: Sequence[Fate]) -> list[tuple[str, str, int, int]]:
@@ -254,20 +250,10 @@ def fate_plot(records: Records) -> Plot | None:
         means = [total / len(place) for total, place in zip(sums, places, strict=True)]
         lines.append(Line(words, means, colour))
     titles = [
-        f"{_steps(place)}: " + ", ".join(f"{line.label} {compact(line.values[i])}" for line in lines if line.values[i])
-        for i, place in enumerate(places)
+        ", ".join(f"{line.label} {compact(line.values[i])}" for line in lines if line.values[i])
+        for i in range(len(places))
     ]
-    return Plot(
-        name="Groups by fate",
-        lines=lines,
-        starts=[place.start for place in places],
-        ends=[place.stop for place in places],
-        titles=titles,
-        unit="groups",
-        x_high=max(1.0, float(len(records.steps))),
-        boundaries=boundaries(records),
-        stacked=True,
-    )
+    return _by_step(records, "Groups by fate", lines, titles, FATE_NOTE, unit="groups", stacked=True, places=places)
 
 
 def supervised_plot(losses: Sequence[tuple[float, float]], name: str) -> Plot | None:
@@ -282,6 +268,7 @@ def supervised_plot(losses: Sequence[tuple[float, float]], name: str) -> Plot | 
         starts=[losses[place.start][0] for place in places],
         ends=[losses[place.stop - 1][0] for place in places],
         titles=[f"step {losses[p.start][0]:.0f}: {compact(mean)}" for p, mean in zip(places, means, strict=True)],
+        note="As the learner reported it, about once a second.",
         unit="nats",
         x_label="supervised step",
     )

@@ -9,7 +9,7 @@ from agent_rl.groups.statistics import wilson_interval
 from agent_rl.observe.charts.scales import NARROW_SPACE, duration, percent, spread
 from agent_rl.observe.report.activity import Activity, load
 from agent_rl.observe.report.curves import successes
-from agent_rl.observe.report.records import WAYS, Evaluation, Rate, Records, figure
+from agent_rl.observe.report.records import WAYS, HeldOutResult, Records, Success, figure
 
 STEPS_COMPARED = 10
 """Without evaluations, the first and last steps are compared; this many steps each."""
@@ -28,7 +28,7 @@ class Headline:
 def headline(records: Records, activity: Activity) -> Headline:
     """The run in a few sentences."""
     in_time = f" in {duration(records.seconds)}" if math.isfinite(records.seconds) else ""
-    evaluated = [evaluation for evaluation in records.evaluations if evaluation.rates]
+    evaluated = records.evaluations
     since = len(records.steps) - evaluated[-1].steps if evaluated else len(records.steps)
     if len(evaluated) >= 2:
         sentence, details = _evaluated_twice(evaluated[0], evaluated[-1], in_time)
@@ -68,22 +68,22 @@ def state(records: Records) -> str:
     return f"Not finished: the run stands in {where}, after {len(records.steps)} RL steps."
 
 
-def interval(rate: Rate) -> str:
+def interval(success: Success) -> str:
     """A share with its 95 % interval in brackets."""
-    return f"{percent(rate.share)} ({spread(rate.low, rate.high)})"
+    return f"{percent(success.share)} ({spread(success.low, success.high)})"
 
 
-def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple[str, list[str]]:
-    ways = [way for way in WAYS if way in first.rates and way in last.rates]
+def _evaluated_twice(first: HeldOutResult, last: HeldOutResult, in_time: str) -> tuple[str, list[str]]:
+    ways = [way for way in WAYS if way in first.ways and way in last.ways]
     if not ways:
         return _evaluated_once(last, in_time)
-    before, after = first.rates[ways[0]], last.rates[ways[0]]
+    before, after = first.ways[ways[0]], last.ways[ways[0]]
     verb = "rose" if after.low > before.high else "fell" if after.high < before.low else "went"
     change = f"from {percent(before.share)} to {percent(after.share)}"
     sentence = f"Success on held-out problems {verb} {change} ({ways[0]}){in_time}."
     details = []
     for way in ways:
-        before, after = first.rates[way], last.rates[way]
+        before, after = first.ways[way], last.ways[way]
         both = f'{interval(before)} in "{first.name}", {interval(after)} in "{last.name}"'
         line = f"{way.capitalize()}: {both}{_of(before, after)}."
         if not (after.low > before.high or after.high < before.low):
@@ -92,16 +92,16 @@ def _evaluated_twice(first: Evaluation, last: Evaluation, in_time: str) -> tuple
     return sentence, details
 
 
-def _evaluated_once(evaluation: Evaluation, in_time: str) -> tuple[str, list[str]]:
-    way, rate = next(iter(evaluation.rates.items()))
-    sentence = f"Success on held-out problems is {percent(rate.share)} ({way}){in_time}."
+def _evaluated_once(evaluation: HeldOutResult, in_time: str) -> tuple[str, list[str]]:
+    way, success = next(iter(evaluation.ways.items()))
+    sentence = f"Success on held-out problems is {percent(success.share)} ({way}){in_time}."
     return sentence, [*_rates(evaluation), "There is one evaluation: nothing to compare it with."]
 
 
-def _rates(evaluation: Evaluation) -> list[str]:
+def _rates(evaluation: HeldOutResult) -> list[str]:
     return [
-        f'{way.capitalize()}: {interval(rate)} in "{evaluation.name}"{_of(rate)}.{_lost(rate)}'
-        for way, rate in evaluation.rates.items()
+        f'{way.capitalize()}: {interval(success)} in "{evaluation.name}"{_of(success)}.{_lost(success)}'
+        for way, success in evaluation.ways.items()
     ]
 
 
@@ -126,15 +126,15 @@ def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
     return f"Success on training problems {verb} {change}{in_time}.", [detail]
 
 
-def _of(*rates: Rate) -> str:
+def _of(*successes: Success) -> str:
     """Number of trials, and the meaning of the brackets."""
-    trials = sorted({rate.trials for rate in rates if rate.trials is not None})
+    trials = sorted({success.trials for success in successes if success.trials is not None})
     n = f"n = {' and '.join(f'{count:,}' for count in trials)}, " if trials else ""
     return f"; {n}95{NARROW_SPACE}% intervals in brackets"
 
 
-def _lost(*rates: Rate) -> str:
-    lost = sum(rate.lost for rate in rates)
+def _lost(*successes: Success) -> str:
+    lost = sum(success.lost for success in successes)
     return f" {lost} rollouts failed for reasons of infrastructure and count as wrong." if lost else ""
 
 

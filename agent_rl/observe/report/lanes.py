@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from agent_rl.observe.charts.lines import FONT, Size, hits, svg
+from agent_rl.observe.charts.lines import FONT, Canvas, hits, svg
 from agent_rl.observe.charts.markup import join, number, tag
 from agent_rl.observe.charts.scales import Scale, clock, percent, time_ticks
-from agent_rl.observe.report.activity import Activity, Share, Span, binned, load, role_number, totals
+from agent_rl.observe.report.activity import Activity, Span, TimeUse, binned, load, role_number, totals
 
-WIDTHS = (Size(920, 0, "wide"), Size(360, 0, "narrow"))
+WIDTHS = (Canvas(920, 0, "wide"), Canvas(360, 0, "narrow"))
 PLACES = {"wide": 230, "narrow": 110}
 LANE, GAP = 30.0, 22.0
 STRIP = 18.0
@@ -28,14 +28,14 @@ class StageSpan:
     end: float
 
 
-def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Size) -> Markup:
+def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Canvas) -> Markup:
     """The lanes of all actors over one axis of running time, stages above, processor time below."""
     spans = binned(activity.spans, PLACES[size.name])
     lanes = activity.lanes()
     shares = totals(activity.spans)
     top = STRIP + 8
     height = top + (len(lanes) + 1) * (LANE + GAP) + 30
-    size = Size(size.width, height, size.name)
+    size = Canvas(size.width, height, size.name)
     x = Scale(0.0, max(activity.seconds, 1e-9), 6, size.width - 6)
     parts = [_stage_strip(stages, x)]
     for index, lane in enumerate(lanes):
@@ -60,7 +60,7 @@ def _ground(name: str, said: str, x: Scale, base: float) -> Markup:
     return join(label, tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground"))
 
 
-def _lane(name: str, share: Share, spans: Sequence[Span], x: Scale, base: float) -> Markup:
+def _lane(name: str, share: TimeUse, spans: Sequence[Span], x: Scale, base: float) -> Markup:
     ground = _ground(name, f"busy {percent(share.busy)}, waiting {percent(share.waiting_in_all)}", x, base)
     y = Scale(0.0, 1.0, base, base - LANE)
     busy = []
@@ -128,7 +128,7 @@ def _title(span: Span, lanes: Sequence[str], stages: Sequence[StageSpan]) -> str
     return "\n".join([f"{clock(span.start)} to {clock(span.end)}{within}, {cores:.2f} cores", *said])
 
 
-def _describe(activity: Activity, shares: dict[str, Share]) -> str:
+def _describe(activity: Activity, shares: dict[str, TimeUse]) -> str:
     said = []
     for name, share in shares.items():
         waits = ", ".join(f"{percent(part)} for {role}" for role, part in sorted(share.waiting.items()))

@@ -23,10 +23,10 @@ from typing import NamedTuple
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from agent_rl.observe.charts.lines import NARROW, SMALL, WIDE, Plot, Size, line_chart
+from agent_rl.observe.charts.lines import NARROW, SMALL, WIDE, Canvas, Plot, line_chart
+from agent_rl.observe.charts.lines import style as chart_style
 from agent_rl.observe.charts.markup import join, visible
 from agent_rl.observe.charts.scales import clock, compact, percent, spread
-from agent_rl.observe.charts.standalone import style as chart_style
 from agent_rl.observe.report.activity import ROLES, Activity, activity, load, role_number, supervised_losses, totals
 from agent_rl.observe.report.curves import (
     PLACES,
@@ -48,13 +48,6 @@ TRANSCRIPT_BYTES = 1_200_000
 """Limit of all transcripts: a page of more than a few megabytes is of no use on a phone."""
 OUTCOME_COLOURS = {(True,): "gain", (False,): "loss", (False, True): "gain", (True, False): "loss"}
 """Colours of outcomes that speak for or against the training."""
-CURVE_NOTE = (
-    "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem and resemble each "
-    "other: the step's true interval is wider than the band. Held-out problems are asked once each way."
-)
-FATE_NOTE = (
-    "Groups that each step decided. A group whose rollouts are all right, or all wrong, teaches nothing and is dropped."
-)
 
 
 class Room:
@@ -97,12 +90,11 @@ def page(records: Records, samples: Samples) -> str:
             pooled=-(-len(records.steps) // PLACES),
             tiles=_tiles(records, active),
             curve=_curve(records),
-            evaluated=[evaluation for evaluation in records.evaluations if evaluation.rates],
             panels=_panels(records),
             timeline=_timeline(records, active),
             shares=[(name, totals(active.spans)[name]) for name in active.lanes()],
             fates=fate_totals(records.fates),
-            fate_curves=_figure(plot, FATE_NOTE, "area", (WIDE, NARROW)) if (plot := fate_plot(records)) else None,
+            fate_curves=_figure(plot, "area", (WIDE, NARROW)) if (plot := fate_plot(records)) else None,
             colours_of_roles=range(1, len(ROLES) + 2),
             room=Room(),
             style=style,
@@ -151,11 +143,10 @@ def _hash(source: str) -> str:
 
 def _tiles(records: Records, active: Activity) -> list[tuple[str, str, str]]:
     tiles = []
-    last = next((evaluation for evaluation in reversed(records.evaluations) if evaluation.rates), None)
-    if last is not None:
-        for way, rate in last.rates.items():
-            interval = f'95\u202f%: {spread(rate.low, rate.high)}, in "{last.name}"'
-            tiles.append((f"Held-out, {way}", percent(rate.share), interval))
+    for last in records.evaluations[-1:]:
+        for way, success in last.ways.items():
+            interval = f'95\u202f%: {spread(success.low, success.high)}, in "{last.name}"'
+            tiles.append((f"Held-out, {way}", percent(success.share), interval))
     if math.isfinite(records.seconds):
         unit = "minutes" if records.seconds < 3600 else "hours"
         tiles.append(("Running time", clock(records.seconds), f"{unit}, over all its starts"))
@@ -175,31 +166,30 @@ def _tiles(records: Records, active: Activity) -> list[tuple[str, str, str]]:
 def _curve(records: Records) -> Figure | None:
     plot = learning_curve(records)
     signs = sorted({(mark.label, mark.colour) for mark in plot.marks}, key=lambda each: each[1])
-    figure = _figure(plot, CURVE_NOTE, sizes=(WIDE, NARROW), more=[(label, colour, "sign") for label, colour in signs])
+    figure = _figure(plot, sizes=(WIDE, NARROW), more=[(label, colour, "sign") for label, colour in signs])
     return figure if plot.lines or plot.marks else None
 
 
 def _panels(records: Records) -> list[Figure]:
     """The smaller charts."""
-    found = [_figure(panel.plot, panel.note) for panel in panels(records)]
+    plots = panels(records)
     for index, stage in enumerate(records.stages):
         losses = supervised_losses(records.timeline, index) if stage.kind == "sft" else ()
         if (plot := supervised_plot(losses, stage.name)) is not None:
-            found.append(_figure(plot, "As the learner reported it, about once a second."))
-    return found
+            plots.append(plot)
+    return [_figure(plot) for plot in plots]
 
 
 def _figure(
     plot: Plot,
-    note: str,
     kind: str = "line",
-    sizes: Sequence[Size] = (SMALL,),
+    sizes: Sequence[Canvas] = (SMALL,),
     more: Sequence[tuple[str, int, str]] = (),
 ) -> Figure:
     title = plot.name + (f" ({plot.unit})" if plot.unit else "")
     legend = [*((line.label, line.colour, kind) for line in plot.lines), *more]
     drawings = join(*(line_chart(plot, size) for size in sizes))
-    return Figure(title, legend, drawings, plot.titles[-1] if plot.titles else "", note)
+    return Figure(title, legend, drawings, plot.titles[-1] if plot.titles else "", plot.note)
 
 
 def _timeline(records: Records, active: Activity) -> Figure | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_rl.files.disk import older
 from agent_rl.files.reading_json import read_json
@@ -31,7 +31,7 @@ class ReportError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class Success:
     """A share of trials in [0, 1] with its 95 % interval. ``trials`` is None in older runs, which did not write it."""
 
     share: float
@@ -40,25 +40,25 @@ class Rate:
     trials: int | None
     lost: int = 0
 
-    @property
-    def known(self) -> bool:
-        """Whether there is a figure."""
-        return all(map(math.isfinite, (self.share, self.low, self.high)))
-
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class HeldOutResult:
     """Success on held-out problems after ``steps`` RL steps, by way (sampled, greedy)."""
 
     name: str
     steps: int
-    seconds: float
-    rates: dict[str, Rate]
+    ways: dict[str, Success]
+    environments: dict[str, Success]
+    """Of sampled answers by environment, where the run has several."""
     figures: dict[str, float]
 
+    def rows(self) -> Iterator[tuple[str, Success, str]]:
+        """All ways with their words, those of environments last."""
+        yield from ((way, success, way) for way, success in self.ways.items())
+        yield from ((f"sampled_{name}", success, f"sampled, {name}") for name, success in self.environments.items())
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+
+class RecipeStage(NamedTuple):
     """A stage of the recipe."""
 
     kind: str
@@ -89,14 +89,14 @@ class Records:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[RecipeStage] = field(default_factory=list)
     stage: int | None = None
     """The current stage: an index of ``stages``, or their number when the run is finished."""
     stopped: str = ""
     """Why the run was stopped early because of a fault."""
     seconds: float = math.nan
     steps: list[Row] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[HeldOutResult] = field(default_factory=list)
     ends: list[StageEnd] = field(default_factory=list)
     timeline: list[Row] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
@@ -193,7 +193,7 @@ def _read_settings(directory: Path, records: Records) -> None:
     records.settings = settings
     while isinstance(said := settings.get(f"stages.{len(records.stages)}"), str):
         kind, _, name = said.partition(" stage named ")
-        records.stages.append(Stage(kind, name))
+        records.stages.append(RecipeStage(kind, name))
 
 
 def _read_metrics(directory: Path, records: Records) -> None:
@@ -218,7 +218,8 @@ def _read_metrics(directory: Path, records: Records) -> None:
     for steps_before, row in evaluations:
         version = figure(row, "version")
         steps = sum(at <= version for at in versions) if math.isfinite(version) else steps_before
-        records.evaluations.append(_evaluation(row, steps))
+        if (result := _evaluation(row, steps)).ways:
+            records.evaluations.append(result)
     _note_missing_figures(records)
 
 
@@ -230,22 +231,27 @@ def _summary(directory: Path) -> Row:
     return summary if isinstance(summary, dict) else {}
 
 
-def _evaluation(row: Row, steps: int) -> Evaluation:
+def _evaluation(row: Row, steps: int) -> HeldOutResult:
     name = str(row.get("stage"))
-    rates = {}
-    for way in WAYS:
-        key = f"success_{name}_{way}"
-        trials, lost = figure(row, f"problems_{name}_{way}"), figure(row, f"lost_{name}_{way}")
-        rate = Rate(
-            figure(row, key),
-            figure(row, f"{key}_low"),
-            figure(row, f"{key}_high"),
-            int(trials) if math.isfinite(trials) else None,
-            int(lost) if math.isfinite(lost) else 0,
-        )
-        if rate.known:
-            rates[way] = rate
-    return Evaluation(name, steps, figure(row, "seconds"), rates, _numbers(row))
+    prefix = f"success_{name}_"
+    ways = {way: success for way in WAYS if (success := _success(row, f"{name}_{way}"))}
+    environments = {
+        key.removeprefix(f"{prefix}sampled_"): success
+        for key in row
+        if key.startswith(f"{prefix}sampled_") and (success := _success(row, key.removeprefix("success_")))
+    }
+    return HeldOutResult(name, steps, ways, environments, _numbers(row))
+
+
+def _success(row: Row, of: str) -> Success | None:
+    """Success of some answers; None where the row has no share with an interval."""
+    share, low, high = (figure(row, f"success_{of}{end}") for end in ("", "_low", "_high"))
+    trials, lost = figure(row, f"problems_{of}"), figure(row, f"lost_{of}")
+    if not all(map(math.isfinite, (share, low, high))):
+        return None
+    return Success(
+        share, low, high, int(trials) if math.isfinite(trials) else None, int(lost) if math.isfinite(lost) else 0
+    )
 
 
 def _numbers(row: Row) -> dict[str, float]:

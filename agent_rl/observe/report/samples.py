@@ -73,7 +73,7 @@ class Rollout:
         return [record for record in self.calls if record.turn == turns] if ended else []
 
     def parts(self) -> Iterator[tuple[Piece, Sequence[Any]]]:
-        """Every piece with its parts: for the model texts and `Call`s, else (response, record of its call or None)."""
+        """Every piece with its parts: for the model texts and `WrittenCall`s, else (response, record of its call or None)."""
         turn = 0
         records: list[ToolCallRecord] = []
         for piece in self.pieces:
@@ -100,7 +100,7 @@ OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ProblemPair:
     """A held-out problem with the rollout of each evaluation; None where no trajectory is stored."""
 
     problem: Problem
@@ -109,13 +109,13 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BeforeAndAfter:
     """One or two evaluations of the same held-out problems; ``counts`` by outcome."""
 
     names: tuple[str, ...]
     way: str
     counts: dict[tuple[bool, ...], int]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[ProblemPair, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class SampleGroup:
 class Samples:
     """The trajectories to show."""
 
-    comparison: Comparison | None = None
+    comparison: BeforeAndAfter | None = None
     first: list[SampleGroup] = field(default_factory=list)
     last: list[SampleGroup] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -183,7 +183,7 @@ def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
 # Before and after
 
 
-def _compare(journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None) -> Comparison | None:
+def _compare(journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None) -> BeforeAndAfter | None:
     """The first and the last complete evaluation, greedy if both have it. A single one is shown alone."""
     done = sorted(stage for stage in journal.evaluations() if stage < len(records.stages))
     ends = sorted({done[0], done[-1]}) if done else []
@@ -194,18 +194,18 @@ def _compare(journal: Journal, records: Records, decode: Decode, to_text: Tokens
             continue
         verdicts = [journal.judged(stage) for stage in ends]
         counts = dict.fromkeys(OUTCOMES[len(ends)], 0)
-        pairs: list[Pair] = []
+        pairs: list[ProblemPair] = []
         for asked in common:
             groups = [side[asked] for side in sides]
             outcome = tuple(verdict[group.group] > 0 for verdict, group in zip(verdicts, groups, strict=True))
             counts[outcome] += 1
             if counts[outcome] <= PAIRS_PER_OUTCOME:
                 rollouts = tuple(_only_rollout(journal, group.group, decode, to_text) for group in groups)
-                pairs.append(Pair(groups[0].problem, outcome, rollouts))
+                pairs.append(ProblemPair(groups[0].problem, outcome, rollouts))
         order = list(counts)
         pairs.sort(key=lambda pair: order.index(pair.outcome))
         names = tuple(records.stages[stage].name for stage in ends)
-        return Comparison(names, way, counts, tuple(pairs))
+        return BeforeAndAfter(names, way, counts, tuple(pairs))
     return None
 
 
@@ -307,16 +307,16 @@ def responses(told: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A tool call the model wrote, with its arguments by name."""
 
     tool: str
     arguments: dict[str, str]
 
 
-def calls_in(written: str) -> list[str | Call]:
+def calls_in(written: str) -> list[str | WrittenCall]:
     """Split the model's text into calls and text. Incomplete calls stay text, unchanged."""
-    parts: list[str | Call] = []
+    parts: list[str | WrittenCall] = []
     done = 0
     start = written.find(OPENING)
     while start >= 0:
@@ -329,10 +329,10 @@ def calls_in(written: str) -> list[str | Call]:
         done = end + len(CLOSING)
         start = written.find(OPENING, done)
     parts.append(written[done:])
-    return [part for part in parts if isinstance(part, Call) or part.strip()]
+    return [part for part in parts if isinstance(part, WrittenCall) or part.strip()]
 
 
-def _call(content: str) -> Call | None:
+def _call(content: str) -> WrittenCall | None:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -346,4 +346,4 @@ def _call(content: str) -> Call | None:
         name: part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
         for name, part in arguments.items()
     }
-    return Call(value["name"], said)
+    return WrittenCall(value["name"], said)
