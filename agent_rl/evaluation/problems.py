@@ -50,7 +50,7 @@ def chosen_problems(
         loaded = load_topology(topology)
         base = first_of(topology).absolute().parent
         entries = [
-            {**entry.model_dump(mode="json", by_alias=True), "base": str(base / entry.base)}
+            {**entry.model_dump(mode="json", by_alias=True, exclude_none=True), "base": str(base / entry.base)}
             for entry in loaded.environments
         ]
     for entry in entries:

@@ -166,6 +166,7 @@ def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Pa
     found = chosen_problems([], Path("examples/quickstart.toml"), 5)
     assert found.count == 5
     assert [entry["class"] for entry in found.environments] == ["arithmetic"]
+    assert "arithmetic" in tomli_w.dumps({"environments": found.environments})  # the evaluation's topology file
     micro, _ = write_micro(tmp_path)
     generator = 'class = "arithmetic"'
     files = "class = 'maths'\nsettings.evaluation_files = ['held_out.jsonl']"
