@@ -64,8 +64,11 @@ def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp
 
 def check_tracked(directory: Path) -> None:
     """TensorBoard's files hold the figures of every step, evaluation and supervised stage of metrics.jsonl."""
-    kept, metrics = scalars(directory), rows(directory / "metrics.jsonl")
-    supervised, before, *steps, _, after, _ = metrics
+    kept = scalars(directory)
+    of_kind = {kind: [] for kind in ("stage", "step", "evaluation")}
+    for row in rows(directory / "metrics.jsonl"):
+        of_kind[row["kind"]].append(row)
+    supervised, steps, (before, after) = of_kind["stage"][0], of_kind["step"], of_kind["evaluation"]
     assert kept["supervised/sft/loss"][-1] == (3, pytest.approx(supervised["loss"]))
     for name in ("reward", "success", "train_seconds"):
         assert kept[f"train/{name}"] == [(row["version"], pytest.approx(row[name])) for row in steps]
