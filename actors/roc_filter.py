@@ -13,7 +13,6 @@ handler waits for a push or a call.
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +24,8 @@ from pydantic import PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.filter.compaction import Compaction
 from actors.filter.judging import Judging
-from actors.filter.replay import decided_from, evaluations_within, restore, training_group
+from actors.filter.replay import restore
+from actors.filter.sending import ToLearner
 from actors.filter.stored import encode_stored
 from agent_rl.config.plugins import ContractError, needs_start
 from agent_rl.config.topology import Topology
@@ -64,8 +64,7 @@ from agent_rl.messages import (
     Trajectory,
     UnfinishedGroups,
 )
-from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.history import Mark, check_history, refuse_learner
+from agent_rl.records.history import check_history, refuse_learner
 from agent_rl.records.run_records import RunRecords
 from transport import CallRefused
 
@@ -175,7 +174,7 @@ class RoCFilter(Actor):
         )
         self._acks: list[Callable[[], None]] = []
         self._commit_wanted = trio.Event()
-        self._training, training = trio.open_memory_channel[str | StepReady | EvaluationReady](math.inf)
+        self._to_learner = ToLearner(self.context.link("training"), self._journal, self._commit)
         settings: RoCFilterSettings = self.context.settings
         self._environments = Environments(topology, self.context.base)
         self._trust = EnvironmentTrust(json.loads(self._journal.fact(FAULTS) or "{}"))
@@ -192,19 +191,17 @@ class RoCFilter(Actor):
         self._compaction.want()  # continue a compaction that the last process did not end
         self._trajectories = 0
         self._too_long: set[str] = set()
-        for task in (self._commits, self._watch_journal, self._judging.run, self._compaction.run):
+        for task in (self._commits, self._watch_journal, self._to_learner.run, self._judging.run, self._compaction.run):
             self.context.nursery.start_soon(task)
-        self.context.nursery.start_soon(self._send_training, training)
         stage = self._journal.fact("stage")
         if stage is not None:  # only a restarted learner says again where it is
             begun = int(self._journal.fact("stage_version") or 0)
-            untrained = [step.version for step in self._journal.steps(stage=int(stage)) if not step.trained]
-            entered = StageEntered(int(stage), begun, min(untrained, default=begun), restored=False)
+            steps = self._journal.steps(stage=int(stage))
+            untrained = (step.version for step in steps if not step.trained)
+            version = min(untrained, default=steps[-1].version + 1 if steps else begun)
+            entered = StageEntered(int(stage), begun, version, restored=False)
             self._take_up(entered)
-            if untrained or not self._journal.steps(stage=int(stage)):
-                self._resend(entered)
-            else:
-                self._resend_interim(entered.stage)
+            self._resend(entered)
             self._commit()
 
     async def stop(self) -> None:
@@ -280,7 +277,8 @@ class RoCFilter(Actor):
 
     def _enter(self, entered: StageEntered) -> StageRecorded:
         if entered.restored:
-            self._refuse_another_history(entered)
+            kinds = [stage.kind for stage in self.context.topology.stages]
+            refuse_learner(self._journal, entered, kinds)
         epoch = int(self._journal.fact("epoch") or 0)
         if entered.restored:
             epoch += 1
@@ -299,12 +297,6 @@ class RoCFilter(Actor):
         self._commit(flush=True)
         return StageRecorded(epoch, self._journal.fact("run") or "")
 
-    def _refuse_another_history(self, entered: StageEntered) -> None:
-        position = Position(entered.stage, entered.stage_version, entered.version)
-        mark = Mark(entered.run, entered.last_step)
-        kinds = [stage.kind for stage in self.context.topology.stages]
-        refuse_learner(self._journal, mark, position, kinds, begins=position == Position(0, 0, 0) and not entered.run)
-
     def _take_up(self, entered: StageEntered) -> bool:
         """Enter a stage, and restore what the journal holds of it. Returns whether the book was in another stage.
 
@@ -322,14 +314,8 @@ class RoCFilter(Actor):
 
     def _resend(self, entered: StageEntered) -> None:
         """Send again what was decided from ``entered.version`` on: the learner or this filter is a new process."""
-        for item in decided_from(self._journal, entered.stage, entered.version):
-            self._training.send_nowait(item)
+        self._to_learner.send_again(entered.stage, entered.version)
         self._perform(self._book.close_evaluation())
-        self._resend_interim(entered.stage)
-
-    def _resend_interim(self, stage: int) -> None:
-        for result in evaluations_within(self._journal, stage):
-            self._training.send_nowait(result)
 
     # Instructions
 
@@ -342,12 +328,12 @@ class RoCFilter(Actor):
                     self._journal.judge(group, sample, attempt, judgement)
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
-                    self._training.send_nowait(group)
+                    self._to_learner.send(group)
                 case Dropped(group, reason, success, oldest, order):
                     self._journal.drop(group, reason, success, oldest, order)
                 case Closed(stage, step, figures):
                     self._journal.close_step(step.version, stage, step.trained, step.decided, figures)
-                    self._training.send_nowait(StepReady(stage, step.version, step.trained, figures))
+                    self._to_learner.send(StepReady(stage, step.version, step.trained, figures))
                 case EvaluationGroupDone(group):
                     self._journal.evaluated(group)
                 case Outage(message, again):
@@ -358,7 +344,7 @@ class RoCFilter(Actor):
                 case Evaluated(evaluation, figures):
                     if self._journal.add_evaluation(evaluation, figures):
                         self._records.evaluation(evaluation, figures, self.context.wall())
-                    self._training.send_nowait(EvaluationReady(evaluation, figures))
+                    self._to_learner.send(EvaluationReady(evaluation, figures))
                     self._compaction.want()
         self._commit_wanted.set()
 
@@ -383,16 +369,6 @@ class RoCFilter(Actor):
         for ack in acks:
             ack()
         self.context.link("progress").set(self._book.progress())
-
-    async def _send_training(self, items: trio.MemoryReceiveChannel[str | StepReady | EvaluationReady]) -> None:
-        """Send groups (here ids) and steps to the learner in order, each after the commit that holds it."""
-        link = self.context.link("training")
-        async for item in items:
-            if self._journal.dirty:
-                self._commit()
-            message = training_group(self._journal, item) if isinstance(item, str) else item
-            if message is not None:
-                await link.send(message)
 
     def _judged(self, wanted: Judge, reply: JudgementReply) -> None:
         trajectory, environment = wanted.trajectory, wanted.problem.environment

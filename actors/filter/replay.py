@@ -43,12 +43,15 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     yield book.close_steps()
 
 
-def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | StepReady]:
-    """What a learner that stands at ``version`` lacks: steps after their groups, then the groups that are in no step yet."""
+def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | StepReady | EvaluationReady]:
+    """The messages that a learner at ``version`` lacks: groups (by id) before their step, then groups in no step.
+
+    The results of evaluations within the stage follow: the learner waits for them before it leaves the stage.
+    """
     steps = journal.steps(stage=stage)
     for step in steps:
         if step.version >= version:
-            # A step once skipped as not finite is followed as what it was: one without an update.
+            # A step that was skipped as not finite stays a step without an update.
             groups = () if step.skipped else step.groups
             yield from groups
             yield StepReady(step.stage, step.version, groups, step.figures)
@@ -56,10 +59,6 @@ def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | S
     for row in journal.groups(stage=stage, states=("ready",)):
         if row.id not in in_steps:
             yield row.id
-
-
-def evaluations_within(journal: Journal, stage: int) -> Iterator[EvaluationReady]:
-    """The results of evaluations within an rl stage, which the learner waits for before it leaves the stage."""
     for at_step, figures in journal.interim_evaluations(stage).items():
         yield EvaluationReady(Evaluation(stage, at_step), figures)
 

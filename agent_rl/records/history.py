@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.topology import Topology
+from agent_rl.messages import StageEntered
 from agent_rl.records.checkpoint_files import Position, read_state
 from agent_rl.records.continuing import made_with, started_otherwise
 from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
@@ -131,18 +132,19 @@ def _reached(step: int, stage: int) -> str:
     return f"in stage {stage}, " + (f"after the step at version {step}" if step >= 0 else "before the first step")
 
 
-def refuse_learner(journal: Journal, mark: Mark, position: Position, kinds: Sequence[str], *, begins: bool) -> None:
-    """Compare the checkpoint that a restarted learner reports with the journal; ``begins``: the learner has none.
+def refuse_learner(journal: Journal, entered: StageEntered, kinds: Sequence[str]) -> None:
+    """Compare the position that a restarted learner reports with the journal.
 
     A user's own learner may name no run; `check_history` has then checked its files if they are on this host.
     Raises JournalError.
     """
+    position = Position(entered.stage, entered.stage_version, entered.version)
     fault = None
-    if begins:
-        fault = disagreement(known(journal), None, kinds)
-    elif mark.run:
+    if entered.run:
         name = f"the learner's checkpoint of version {position.version}"
-        fault = disagreement(known(journal), Saved(name, position, mark), kinds)
+        fault = disagreement(known(journal), Saved(name, position, Mark(entered.run, entered.last_step)), kinds)
+    elif position == Position(0, 0, 0):
+        fault = disagreement(known(journal), None, kinds)
     if fault is not None:
         raise JournalError(fault)
 
