@@ -157,6 +157,24 @@ def test_a_killed_filter_takes_up_where_the_journal_stands(tmp_path: Path) -> No
     simulate(main)
 
 
+def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is_trained(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage)
+                for number in range(3):
+                    await settle_group(stage, number, ["4", "5", "4", "5"])
+                step = await stage["learner"].receive(StepReady)
+                await stage["learner"].call("steps", FILTER)(StepTrained(RL, 5, step.groups, TrainingFigures()))
+            before = len(stage["learner"].log)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                await trio.sleep(1)
+                assert [each.group for each in stage["learner"].log[before:]] == ["s2-g000002"]
+
+    simulate(main)
+
+
 def test_a_restarted_learner_gets_the_steps_after_its_checkpoint_in_order_and_a_new_epoch(tmp_path: Path) -> None:
     async def main() -> None:
         topology = micro(tmp_path)
