@@ -13,18 +13,17 @@ checkpoint at the end of every stage. Within a stage, checkpoints come by steps 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import trio
 
-from actors.base import Announce, Call, Push
-from actors.weights.keeper import LearnerSettings, ModelKeeper
-from agent_rl.config.topology import EvaluateStage, RlStage, SftStage
-from agent_rl.data.conversations import endless
+from actors.base import Actor, Announce, Call, Push, ask
+from actors.weights.model import TrainedModel
+from actors.weights.settings import LearnerSettings, settings_faults, try_loss_elsewhere
+from agent_rl.config.plugins import naming
+from agent_rl.config.topology import Collapse, EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.figures import (
     ActorFigures,
     LearnerFigures,
@@ -34,15 +33,15 @@ from agent_rl.figures import (
     from_object,
     row,
 )
-from agent_rl.learning.batching import Masked, SupervisedBatches
-from agent_rl.learning.collapse import CollapseWatch
-from agent_rl.learning.collapse import message as collapse_message
+from agent_rl.learning.advantages import try_advantage
+from agent_rl.learning.collapse import CollapseWatch, collapse_message
 from agent_rl.learning.finite import NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
     Evaluation,
     EvaluationReady,
+    Policy,
     PolicyPublished,
     Recorded,
     StageEntered,
@@ -56,9 +55,10 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.history import Mark
 
 
-class Learner(ModelKeeper):
+class Learner(Actor):
     """`handle` only stores incoming messages. One task walks the recipe, and torch runs in one thread."""
 
     concurrency = 1
@@ -81,9 +81,33 @@ class Learner(ModelKeeper):
         "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
     }
 
+    @classmethod
+    def check(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
+        """The faults of these settings: missing packages, and generators that cannot reach published weights."""
+        return settings_faults(topology, settings)
+
+    @classmethod
+    def probe(cls, topology: Topology, settings: LearnerSettings) -> list[str]:
+        """Try the advantage on made-up groups, and a loss of the user's own on a made-up micro-batch."""
+        del settings
+        with naming("algorithm", "advantage"):
+            try_advantage(topology.algorithm.advantage)
+        with naming("algorithm", "loss"):
+            try_loss_elsewhere(topology.algorithm)
+        return []
+
     async def start(self) -> None:
         """Load the newest whole checkpoint, or the model that the run starts from. Then start to walk the recipe."""
-        await self._start_model()
+        self._model = TrainedModel(self.context)
+        self._position, kept = await self._model.load()
+        self._watched = kept.get("watch")
+        self._watch = CollapseWatch(Collapse(), self._watched)
+        self._mark = Mark.of(kept)
+        self._supervised: dict[str, Any] = kept.get("supervised", {})
+        """The rest of the position within a supervised stage."""
+        self._epoch = 0
+        self._checkpoint_due = False
+        self._waiting_for = ""
         self._groups: dict[str, TrainingGroup] = {}
         self._steps: dict[int, StepReady] = {}
         self._evaluations: dict[Evaluation, EvaluationReady] = {}
@@ -104,14 +128,14 @@ class Learner(ModelKeeper):
         self._stopping = True
         self._wake()
         await self._ended.wait()
-        await self._publisher.settled()
-        self._weights.remove()
+        await self._model.publisher.settled()
+        self._model.store.remove()
 
     async def handle(self, message: Any) -> Any:
         """Store an incoming message for the recipe task; answer requests for published weights."""
         match message:
             case WeightsWanted() | TransferWanted():
-                return await self._hand_out(message)
+                return await self._model.hand_out(message)
             case TrainingGroup():
                 self._groups[message.group] = message
             case StepReady():
@@ -120,7 +144,7 @@ class Learner(ModelKeeper):
             case EvaluationReady():
                 self._evaluations[message.evaluation] = message
             case EngineLoad():
-                self._publisher.served(message.generator, message.policy)
+                self._model.publisher.served(message.generator, message.policy)
                 return None
             case _:
                 await super().handle(message)
@@ -131,6 +155,13 @@ class Learner(ModelKeeper):
         self._arrived.set()
         self._arrived = trio.Event()
 
+    async def _wait(self, expected: str, seconds: float) -> None:
+        """Wait for any message, at most so long. ``expected`` is the message of the filter that is missing."""
+        self._waiting_for = f"roc_filter: {expected}"
+        with trio.move_on_after(seconds):
+            await self._arrived.wait()
+        self._waiting_for = ""
+
     # The recipe
 
     async def _walk(self) -> None:
@@ -140,59 +171,40 @@ class Learner(ModelKeeper):
         left: StageFigures | None = None
         while not self._stopping:
             position = self._position
-            reply: StageRecorded = await self._ask(
-                "stages",
-                StageEntered(
-                    position.stage,
-                    position.stage_version,
-                    position.version,
-                    restored,
-                    left,
-                    self._mark.run,
-                    self._mark.step,
-                ),
-            )
+            at = position.stage, position.stage_version, position.version
+            entered = StageEntered(*at, restored, left, self._mark.run, self._mark.step)
+            reply: StageRecorded = await self._ask("stages", entered)
             self._epoch, restored = reply.epoch, False
             self._mark = replace(self._mark, run=reply.run)
             self._figures = LearnerFigures(stages=len(stages), stage=position.stage)
             if position.stage >= len(stages):
                 await self._publish()
-                await self._publisher.settled()
+                await self._model.publisher.settled()
                 self._state = "finished"
                 break
             stage = stages[position.stage]
-            self.log.info(
-                "stage",
-                stage=position.stage,
-                name=stage.name,
-                kind=stage.kind,
-                version=position.version,
-                step=position.step,
-            )
+            about = {"name": stage.name, "kind": stage.kind, "version": position.version, "step": position.step}
+            self.log.info("stage", stage=position.stage, **about)
             began = self.context.now()
             self._sft_figures = None
             self._skipped = SkippedSteps()
             match stage:
                 case SftStage():
-                    done = (self._past_limit() and not position.step) or await self._sft(stage)
+                    done = (self._seconds_left() <= 0.0 and not position.step) or await self._sft(stage)
                 case EvaluateStage():
                     done = await self._evaluate(position.stage)
                 case RlStage():
                     done = await self._rl(stage)
             if not done:
                 break
-            left = StageFigures(
-                stage=position.stage, stage_seconds=self.context.now() - began, supervised=self._sft_figures
-            )
+            seconds = self.context.now() - began
+            left = StageFigures(stage=position.stage, stage_seconds=seconds, supervised=self._sft_figures)
             await self._next_stage()
-        if self._state != "finished" and not restored and not self._begins_sft():  # `restored`: no step since then
-            await self._checkpoint()
+        if self._state != "finished" and not restored:  # `restored`: no step since the checkpoint
+            current = [stage.kind for stage in stages[self._position.stage :]][:1]
+            if self._position.step or current != ["sft"]:  # else the previous stage's checkpoint suffices
+                await self._checkpoint()
         self._ended.set()
-
-    def _begins_sft(self) -> bool:
-        """Whether a supervised stage has done no step yet, so that the previous stage's checkpoint suffices."""
-        position, stages = self._position, self.context.topology.stages
-        return not position.step and position.stage < len(stages) and stages[position.stage].kind == "sft"
 
     async def _next_stage(self) -> None:
         version = self._position.version
@@ -204,123 +216,85 @@ class Learner(ModelKeeper):
     async def _sft(self, stage: SftStage) -> bool:
         """Train on demonstrations, from the checkpoint's position on. False when the run stops before the end."""
         began_at = self._position.step
-        batches = await self._in_thread(partial(self._batches, stage))
+        drawn = self._supervised.get("drawn", [])
+        batches = await self._model.in_thread(lambda: self._model.batches(stage, self._position, drawn))
         figures = SupervisedFigures()
         if began_at:
             self._skipped.count = self._supervised["skipped"]
             figures = self._sft_figures = from_object(SupervisedFigures, self._supervised["figures"])
         self._figures = replace(self._figures, step=began_at, steps=stage.steps)
-        began = self._going_since = self._saved_at = self.context.now()
+        began = self.context.now()
+        self._model.begin()
         for step in range(began_at, stage.steps):
             if self._stopping:
                 return False
-            if self._past_limit():
+            if self._seconds_left() <= 0.0:
                 break
             try:
-                figures = await self._in_thread(partial(self._sft_step, batches, stage, step))
+                figures = await self._model.in_thread(partial(self._model.sft_step, batches, stage, step))
                 self._skipped.trained()
             except NotFiniteError as fault:
                 await self._skip(stage, step, fault, self._position)
             figures = self._sft_figures = replace(figures, steps=step + 1, steps_skipped=self._skipped.count)
             self._position = replace(self._position, step=step + 1)
-            self._supervised = {
-                "drawn": batches.drawn,
-                "skipped": self._skipped.count,
-                "figures": asdict(figures),
-            }
-            self._figures = replace(
-                self._figures,
-                step=step + 1,
-                loss=figures.loss,
-                seconds_per_step=(self.context.now() - began) / (step + 1 - began_at),
-            )
+            self._supervised = {"drawn": batches.drawn, "skipped": self._skipped.count, "figures": asdict(figures)}
+            pace = (self.context.now() - began) / (step + 1 - began_at)
+            self._figures = replace(self._figures, step=step + 1, loss=figures.loss, seconds_per_step=pace)
             if (step + 1) % 20 == 0:
                 self.log.info("sft step", step=step + 1, **row(figures))
-            if self._due_in_time() and not self._skipped.in_a_row and step + 1 < stage.steps:
+            if self._model.due() and not self._skipped.in_a_row and step + 1 < stage.steps:
                 await self._checkpoint()
-        self._trainer.optimizer.reset()  # the moments of the supervised loss do not fit the next stage's loss
-        at = self._position
-        self._position = Position(at.stage, at.stage_version, at.version + 1)
+        self._model.trainer.optimizer.reset()  # the moments of the supervised loss do not fit the next stage's loss
+        self._position = replace(self._position, version=self._position.version + 1, step=0)
         return True
-
-    def _batches(self, stage: SftStage) -> SupervisedBatches[Any]:
-        """The stage's batches, from the present position on."""
-        topology = self.context.topology
-        rng = random.Random(f"{topology.run.seed}/sft/{self._position.stage}")
-        conversations: Iterator[Any]
-        encode: Callable[[Any], Masked] = self._chat.conversation_tokens
-        if stage.data:
-            conversations, longest = endless(stage.data, self.context.base, rng), float(self._trainer.max_length)
-        else:
-            conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
-            encode = self._chat.demonstration_tokens
-        batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
-        if self._position.step:
-            batches.skip(self._position.step, self._supervised["drawn"])
-        return batches
-
-    def _sft_step(self, batches: Iterator[list[Masked]], stage: SftStage, step: int) -> SupervisedFigures:
-        return self._trainer.sft_step(next(batches), stage, step)
 
     async def _evaluate(self, index: int) -> bool:
         """Publish the policy, and wait until the generators have answered all held-out problems."""
         await self._publish()
-        while Evaluation(index) not in self._evaluations:
+        if not await self._evaluated({Evaluation(index)}, limited=False):
+            return False
+        self.log.info("evaluation", **self._evaluations[Evaluation(index)].figures.row())
+        return True
+
+    async def _evaluated(self, expected: set[Evaluation], *, limited: bool) -> bool:
+        """Wait for these results; ``limited`` by the run's time limit. False when the run stops meanwhile."""
+        while (missing := expected - self._evaluations.keys()) and not (limited and self._seconds_left() <= 0.0):
             if self._stopping:
                 return False
-            self._waiting_for = "roc_filter: the evaluation"
-            await self._arrived.wait()
-            self._waiting_for = ""
-        self.log.info("evaluation", **self._evaluations[Evaluation(index)].figures.row())
+            await self._wait(f"{len(missing)} evaluations", self._seconds_left() if limited else math.inf)
         return True
 
     async def _rl(self, stage: RlStage) -> bool:
         """Train the steps of GRPO-RoC. Each step starts as soon as the filter has closed it."""
         at_its_start = self._position.version == self._position.stage_version
         if stage.reset_optimizer and at_its_start:
-            self._trainer.optimizer.reset()
+            self._model.trainer.optimizer.reset()
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         await self._publish()
         self._figures = replace(self._figures, step=self._position.step, steps=stage.steps)
-        self._stage_began, self._stage_began_at = (
-            self.context.now(),
-            self._position.version - self._position.stage_version,
-        )
-        while self._position.version - self._position.stage_version < stage.steps and not self._past_limit():
+        self._stage_began = self.context.now()
+        self._stage_began_at = self._position.version - self._position.stage_version
+        while self._position.version - self._position.stage_version < stage.steps and self._seconds_left() > 0.0:
             ready = await self._next_step()
             if ready is None:
                 return not self._stopping
             await self._step(stage, ready)
-        return await self._interim_evaluations(stage)
-
-    async def _interim_evaluations(self, stage: RlStage) -> bool:
-        """Wait for the unfinished evaluations of this rl stage. False when the run stops meanwhile."""
-        expected = {Evaluation(self._position.stage, step) for step in stage.evaluation_steps}
-        while not expected <= self._evaluations.keys() and not self._past_limit():
-            if self._stopping:
-                return False
-            self._waiting_for = f"roc_filter: {len(expected - self._evaluations.keys())} evaluations within the stage"
-            with trio.move_on_after(self._seconds_left()):
-                await self._arrived.wait()
-            self._waiting_for = ""
-        return True
+        within = {Evaluation(self._position.stage, step) for step in stage.evaluation_steps}
+        return await self._evaluated(within, limited=True)
 
     async def _next_step(self) -> StepReady | None:
         """The next step with all its groups; None when the run must stop or its time limit is reached."""
         waited_from = self.context.now()
         try:
-            while not self._stopping and not self._past_limit():
+            while not self._stopping and self._seconds_left() > 0.0:
                 ready = self._steps.get(self._position.version)
-                if ready is not None and all(group in self._groups for group in ready.groups):
+                missing = 0 if ready is None else sum(group not in self._groups for group in ready.groups)
+                if ready is not None and not missing:
                     return ready
-                here = 0 if ready is None else sum(group in self._groups for group in ready.groups)
-                missing = "" if ready is None else f", {len(ready.groups) - here} of its groups"
-                self._waiting_for = f"roc_filter: step {self._position.version}{missing}"
-                with trio.move_on_after(self._seconds_left()):
-                    await self._arrived.wait()
+                part = f", {missing} of its groups" if missing else ""
+                await self._wait(f"step {self._position.version}{part}", self._seconds_left())
             return None
         finally:
-            self._waiting_for = ""
             self._idle_seconds += self.context.now() - waited_from
 
     async def _step(self, stage: RlStage, ready: StepReady) -> None:
@@ -331,18 +305,13 @@ class Learner(ModelKeeper):
         step = at.version - at.stage_version
         fault: NotFiniteError | None = None
         try:
-            figures = await self._in_thread(lambda: self._trainer.rl_step(groups, stage, step))
+            figures = await self._model.in_thread(lambda: self._model.trainer.rl_step(groups, stage, step))
         except NotFiniteError as error:
             fault, figures = error, TrainingFigures(skipped=True)
-        self._position = Position(at.stage, at.stage_version, at.version + 1)
+        self._position = replace(at, version=at.version + 1)
         await self._publish()
-        seconds = self.context.now() - began
-        figures = replace(
-            figures,
-            train_seconds=seconds,
-            idle_seconds=self._idle_seconds,
-            published=self._publisher.take_figures(),
-        )
+        seconds, published = self.context.now() - began, self._model.publisher.take_figures()
+        figures = replace(figures, train_seconds=seconds, idle_seconds=self._idle_seconds, published=published)
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._mark = replace(self._mark, step=max(at.version, self._mark.step))
         self._trained_tokens += figures.trained_tokens
@@ -364,9 +333,11 @@ class Learner(ModelKeeper):
             await self._skip(stage, step, fault, at)
         elif trained:
             self._skipped.trained()
-        collapsed = self._watch.step(step + 1, ready.figures.sampled, figures.entropy)
-        if collapsed:
-            await self._collapsed(stage, step + 1, collapsed)
+        if collapsed := self._watch.step(step + 1, ready.figures.sampled, figures.entropy):
+            checkpoints = self._model.checkpoints
+            best = checkpoints.of_version(self._watch.best_version) or checkpoints.newest()
+            await self._checkpoint(keep_all=True)
+            raise TrainingStoppedError(collapse_message(stage.name, step + 1, collapsed, best))
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
         if self._checkpoint_due and not self._skipped.in_a_row:  # a stopped run resumes before the first
             await self._checkpoint()
@@ -380,28 +351,48 @@ class Learner(ModelKeeper):
             return
         if isinstance(stage, RlStage):
             await self._checkpoint(self._before_skipped, keep_all=True)
-        raise TrainingStoppedError(self._skipped.message(stage.name, self._checkpoints.newest()))
+        raise TrainingStoppedError(self._skipped.message(stage.name, self._model.checkpoints.newest()))
 
-    async def _collapsed(self, stage: RlStage, step: int, fault: str) -> None:
-        """Save a checkpoint, keep all older ones, and stop the run with TrainingStoppedError."""
-        best = self._checkpoints.of_version(self._watch.best_version) or self._checkpoints.newest()
-        await self._checkpoint(keep_all=True)
-        began_with = "the model the run began with"
-        raise TrainingStoppedError(collapse_message(stage.name, step, fault, str(best or began_with)))
+    # The model
 
-    def _past_limit(self) -> bool:
-        return self._seconds_left() <= 0.0
+    async def _publish(self) -> None:
+        """Publish the present policy and the position in the recipe. Waits only until the weights are copied."""
+        await self._model.publish(Policy(self._epoch, self._position.version), self._position)
+
+    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
+        """Save weights and optimizer for position ``at`` (default: the present one). Delete all but the newest few."""
+        position, checkpoints = at or self._position, self._model.checkpoints
+        if position not in checkpoints.positions():  # a position that is reached again has the same weights
+            self._watch.saved(position.version)
+            extra = {"watch": self._watch.state(), **self._mark.kept()}
+            await self._model.save(position, extra | ({"supervised": self._supervised} if position.step else {}))
+        self._checkpoint_due = False
+        if not keep_all:
+            checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
+        oldest = min(saved.version for saved in checkpoints.positions())
+        await self._ask("checkpoints", CheckpointSaved(str(checkpoints.path(position)), position.version, oldest))
+
+    async def _ask(self, link: str, message: Any) -> Any:
+        """Tell the filter something to record. The call is repeated when the filter restarts."""
+        timeout = self.context.settings.record_timeout_seconds
+        self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
+        try:
+            return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
+        finally:
+            self._waiting_for = ""
 
     def _seconds_left(self) -> float:
         """Seconds until the run's time limit; infinite without a limit."""
-        limit = self.context.topology.run.max_minutes
-        if limit is None:
-            return math.inf
+        limit = self.context.topology.run.max_minutes or math.inf
         return max(0.0, self.context.started_at + limit * 60.0 - self.context.wall())
 
     def status(self) -> tuple[str, ActorFigures]:
         """The position and the last step's figures."""
         return self._state, ActorFigures(learner=self._figures)
+
+    def busy_seconds(self) -> float:
+        """Seconds in torch: training, and reading and copying weights."""
+        return self._model.busy_seconds()
 
     def waiting_for(self) -> str:
         """The step or the evaluation that the learner waits for."""

@@ -118,13 +118,16 @@ def option_findings(cls: Any, name: str, settings: BaseModel) -> Iterator[Findin
             )
 
 
-def objections(cls: Any, trial: str, topology: Any, settings: BaseModel) -> list[str]:
-    """The faults that a class's own ``check`` reports, or its failures on made-up input (``probe``)."""
+def objections(cls: Any, trial: str, topology: Any, settings: BaseModel) -> list[tuple[str, tuple[str, ...]]]:
+    """The faults that a class's own ``check`` reports, or its failures on made-up input (``probe``).
+
+    Beside each stands the key of the topology that the fault is about, or ``()``.
+    """
     try:
-        return list(getattr(cls, trial)(topology, settings)) if hasattr(cls, trial) else []
+        return [(fault, ()) for fault in getattr(cls, trial)(topology, settings)] if hasattr(cls, trial) else []
     except PluginError:
         return []  # what cannot be had is named where the topology names it
     except ContractError as error:
-        return [str(error)]
+        return [(str(error), error.key)]
     except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
-        return [f"its {trial} fails with {described(error)}"]
+        return [(f"its {trial} fails with {described(error)}", ())]

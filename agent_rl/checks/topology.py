@@ -181,7 +181,7 @@ def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source)
     if actor.settings is not None:
         for trial, key in (("check", "settings"), ("probe", "class")):
             found = objections(actor.cls, trial, topology, actor.settings)
-            faults += [source.fault((*place, key), message) for message in found]
+            faults += [source.fault(about or (*place, key), message) for message, about in found]
         options = option_findings(actor.cls, actor.entry.class_path, actor.settings)
         faults += [source.fault((*place, "class"), message, remedy) for message, remedy in options]
     return faults

@@ -14,6 +14,7 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -57,7 +58,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "maths": "agent_rl.environments.maths:Maths",
         "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
     },
-    "loss": {"clipped": "agent_rl.learning.losses:policy_loss"},
+    "loss": {"grpo": "agent_rl.learning.losses.grpo:grpo", "clipped": "agent_rl.learning.losses.grpo:grpo"},
     "placement": {"most_room": "agent_rl.scheduling.placement:MostRoom"},
     "rollout": {},
     "selection": {
@@ -89,6 +90,9 @@ _LOOKED_FOR = "modules are looked for in the working directory, beside the topol
 class ContractError(Exception):
     """A user's code breaks its contract; the message says what the code did, and with which input."""
 
+    key: tuple[str, ...] = ()
+    """The key of the topology that names the code, where it is known."""
+
 
 class PluginError(ContractError):
     """A ``module:Name`` of a topology cannot be loaded; ``message`` says why, ``remedy`` what to do."""
@@ -96,6 +100,16 @@ class PluginError(ContractError):
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message}; {remedy}" if remedy else message)
         self.message, self.remedy = message, remedy
+
+
+@contextmanager
+def naming(*key: str) -> Iterator[None]:
+    """Within this block, a ContractError is about the code that ``key`` of the topology names."""
+    try:
+        yield
+    except ContractError as error:
+        error.key = key
+        raise
 
 
 def path_of(kind: Kind, name: str) -> str:

@@ -289,8 +289,8 @@ class Algorithm(Part):
     advantage: AdvantageName = "group"
     """How the rewards of a group become advantages: ``group`` (less their mean), or ``module:function``
     (`agent_rl.learning.advantages.Advantage`)."""
-    loss: LossName = "clipped"
-    """The loss: ``clipped`` (the paper's surrogate), or ``module:function`` (`agent_rl.learning.losses.Loss`)."""
+    loss: LossName = "grpo"
+    """The loss: ``grpo`` (the paper's surrogate), or ``module:function`` (`agent_rl.learning.losses.base.Loss`)."""
     temperature: PositiveFloat = 1.0
     """The temperature of sampling and of losses."""
     clip_low: float = Field(default=0.2, gt=0, le=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent_rl.config.topology import Collapse
@@ -77,11 +78,12 @@ class CollapseWatch:
             self.best_version, self._saved_success = version, success
 
 
-def message(stage: str, step: int, fault: str, best: str) -> str:
-    """The message for the user. ``best`` names the checkpoint to start again from."""
+def collapse_message(stage: str, step: int, fault: str, best: Path | None) -> str:
+    """The message for the user. ``best`` is the checkpoint to start again from; None before the first."""
+    named = best or "the model the run began with"
     return (
         f"step {step} of stage {stage!r}: training has collapsed: {fault} (means over the stage's collapse.window); "
-        f"the run stops. The best checkpoint before is {best}: start a new run from it (model.path) with a lower "
+        f"the run stops. The best checkpoint before is {named}: start a new run from it (model.path) with a lower "
         "learning_rate, or change the stage's collapse settings and run again to continue from here"
     )
 

@@ -105,9 +105,8 @@ def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, 
     """Rollouts by version, each with a mask [n] bool of the response tokens that the version sampled."""
     found: dict[int, list[tuple[Measured, Tensor]]] = {}
     for rollout in rollouts:
-        trained = rollout.mask > 0
-        for version in rollout.versions[trained].unique().tolist():
-            found.setdefault(version, []).append((rollout, (rollout.versions == version) & trained))
+        for version in rollout.versions[rollout.mask].unique().tolist():
+            found.setdefault(version, []).append((rollout, (rollout.versions == version) & rollout.mask))
     return found
 
 

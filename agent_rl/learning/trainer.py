@@ -6,8 +6,9 @@ All methods are synchronous and use no sockets; the learner actor calls them in 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.batching import microbatches, split_evenly
 from agent_rl.learning.checkpoints import load_checkpoint, save_checkpoint
 from agent_rl.learning.finite import NotFiniteError, named, not_finite, refuse_not_finite
-from agent_rl.learning.losses import Loss, LossSettings, policy_loss
+from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
@@ -40,24 +41,13 @@ class _Sequence:
     tokens: Tensor
     prompt: int
     mask: Tensor
+    """bool: the tokens that the model wrote."""
+    turns: Tensor
     behaviour: Tensor
     versions: Tensor
+    reward: float
     advantage: float
     proximal: Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Sums over the tokens of a step; ``loss`` is a sum over its updates."""
-
-    loss: float = 0.0
-    tokens: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    ratio_deviation: float = 0.0
-    correction: float = 0.0
-    correction_capped: float = 0.0
-    log_gap: float = 0.0
 
 
 class Trainer:
@@ -72,7 +62,6 @@ class Trainer:
         algorithm: Algorithm,
         threads: int,
         seed: int,
-        loss: Loss = policy_loss,
         options: ModelOptions | None = None,
         lora: Lora | None = None,
         tokenizer: Any = None,
@@ -88,8 +77,7 @@ class Trainer:
         )
         self.device = self.model.device
         self.max_length = self.model.max_length
-        self.settings = LossSettings(**{field.name: getattr(algorithm, field.name) for field in fields(LossSettings)})
-        self.loss = loss
+        self.loss, self.settings = named_loss(algorithm)
         self._advantage = named_advantage(algorithm.advantage)
         self.older = OlderWeights(algorithm.max_staleness if mismatch_tokens else 0)
         self._mismatch_tokens = mismatch_tokens
@@ -139,7 +127,7 @@ class Trainer:
         _refuse_not_finite_inputs(sequences)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
-        totals = _Totals()
+        totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
         if len(batches) > 1:  # with one update, its forward pass gives the proximal log-probabilities
             self._fill_proximal(sequences)
@@ -154,7 +142,9 @@ class Trainer:
             if before is not None:
                 before.put_back()
             raise
-        tokens = totals.tokens or 1.0
+        loss = totals.pop("loss") / len(batches)
+        trained_tokens = sum(int(s.mask.sum()) for s in sequences)
+        means: dict[str, Any] = {name: total / max(1, trained_tokens) for name, total in totals.items()}
         mismatch = None
         if self._mismatch_tokens:
             mismatch = measure(
@@ -165,20 +155,15 @@ class Trainer:
                 max_tokens=self._mismatch_tokens,
                 microbatch_tokens=self.algorithm.microbatch_tokens,
             )
-        return TrainingFigures(
-            trained_tokens=sum(int(s.mask.sum()) for s in sequences),
+        figures = TrainingFigures(
+            trained_tokens=trained_tokens,
             trained_rollouts=len(sequences),
-            loss=totals.loss / len(batches),
+            loss=loss,
             gradient_norm=float(np.mean(gradient_norms)),
             learning_rate=rate,
-            entropy=totals.entropy / tokens,
-            clip_share=totals.clipped / tokens,
-            ratio_deviation=totals.ratio_deviation / tokens,
-            correction_mean=totals.correction / tokens,
-            correction_capped_share=totals.correction_capped / tokens,
-            policy_gap=totals.log_gap / tokens,
             mismatch=mismatch,
         )
+        return replace(figures, **means)
 
     def _sequences(self, group: TrainingGroup) -> list[_Sequence]:
         advantages = self._advantage(group.rewards, divide_by_std=self.algorithm.advantage_std)
@@ -187,12 +172,15 @@ class Trainer:
                 name=f"{group.group}, sample {t.sample}",
                 tokens=torch.from_numpy(np.concatenate([t.prompt_tokens, t.tokens]).astype(np.int64)),
                 prompt=len(t.prompt_tokens),
-                mask=torch.from_numpy(t.loss_mask.astype(np.float32)),
-                behaviour=torch.from_numpy(np.array(t.logprobs, dtype=np.float32)),
+                mask=torch.from_numpy(t.loss_mask > 0),
+                # A turn begins where the model's tokens begin; between two turns there are tokens of others.
+                turns=torch.from_numpy((np.diff(t.loss_mask > 0, prepend=False) & (t.loss_mask > 0)).cumsum() - 1),
+                behaviour=torch.from_numpy(np.where(t.loss_mask > 0, t.logprobs, np.float32(0.0))),
                 versions=torch.from_numpy(t.policies[:, 1].astype(np.int64)),
+                reward=float(reward),
                 advantage=float(advantage),
             )
-            for t, advantage in zip(group.trajectories, advantages, strict=True)
+            for t, reward, advantage in zip(group.trajectories, group.rewards, advantages, strict=True)
         ]
 
     def _fill_proximal(self, sequences: Sequence[_Sequence]) -> None:
@@ -201,38 +189,43 @@ class Trainer:
                 logprobs, _ = self._response_logprobs(batch, with_entropy=False)
                 _keep_proximal(batch, logprobs)
 
-    def _update(self, sequences: Sequence[_Sequence], totals: _Totals, rate: float) -> float:
-        """Make one optimizer update; return its gradient norm. Raises NotFiniteError before any weight changes."""
+    def _update(self, sequences: Sequence[_Sequence], totals: defaultdict[str, float], rate: float) -> float:
+        """Make one optimizer update; return its gradient norm. Raises NotFiniteError before any weight changes.
+
+        Adds to ``totals`` the loss and, by the names of `TrainingFigures`, sums over tokens.
+        """
         self.optimizer.zero_grad()
-        normaliser = max(1.0, float(sum(float(s.mask.sum()) for s in sequences)))
+        tokens = max(1, sum(int(s.mask.sum()) for s in sequences))
         loss_sum = 0.0
         for batch in self._microbatches(sequences):
             logprobs, entropy = self._response_logprobs(batch)
-            mask = _stack([s.mask for s in batch]).to(self.device)
-            behaviour = _stack([s.behaviour for s in batch]).to(self.device)
-            advantages = torch.tensor([[s.advantage] for s in batch], device=self.device).expand_as(mask)
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
                 _keep_proximal(batch, proximal)
             else:
-                proximal = _stack([s.proximal for s in batch if s.proximal is not None]).to(self.device)
-            loss, sums = self.loss(
-                logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=self.settings
+                proximal = self._stack([s.proximal for s in batch if s.proximal is not None])
+            given = MicroBatch(
+                logprobs=logprobs,
+                proximal=proximal,
+                behaviour=self._stack([s.behaviour for s in batch]),
+                mask=self._stack([s.mask for s in batch]),
+                turns=self._stack([s.turns for s in batch]),
+                advantages=torch.tensor([[s.advantage] for s in batch], device=self.device),
+                rewards=torch.tensor([[s.reward] for s in batch], device=self.device),
+                tokens=tokens,
+                sequences=len(sequences),
             )
+            loss, sums = reduced(given, self.loss(given, self.settings))
             if self.settings.entropy_coefficient:
-                loss = loss - self.settings.entropy_coefficient * entropy.sum() / normaliser
+                loss = loss - self.settings.entropy_coefficient * entropy.sum() / tokens
             loss.backward()
             loss_sum += float(loss.detach())
             if not math.isfinite(loss_sum):
                 raise NotFiniteError(f"the loss is {loss_sum}, {_cause(batch, logprobs.detach())}")
-            totals.entropy += float(entropy.detach().sum())
-            totals.clipped += float(sums.clipped)
-            totals.ratio_deviation += float(sums.ratio_deviation)
-            totals.correction += float(sums.correction)
-            totals.correction_capped += float(sums.correction_capped)
-            totals.log_gap += float(sums.log_gap)
-            totals.tokens += float(mask.sum())
-        totals.loss += loss_sum
+            totals["entropy"] += float(entropy.detach().sum())
+            for field in fields(LossSums):
+                totals[field.name] += float(getattr(sums, field.name))
+        totals["loss"] += loss_sum
         return self.optimizer.step(rate, self.algorithm.gradient_clip)
 
     def _microbatches(self, sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
@@ -242,12 +235,16 @@ class Trainer:
 
     def _response_logprobs(self, batch: Sequence[_Sequence], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
         """Log-probabilities [rows, longest response], 0 where masked, and entropies of the model's tokens."""
-        wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask > 0]) for s in batch]
+        wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask]) for s in batch]
         logprobs, entropy = self.model.logprobs(
             [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature, with_entropy=with_entropy
         )
-        mask = _stack([s.mask for s in batch]).to(self.device) > 0
+        mask = self._stack([s.mask for s in batch])
         return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy
+
+    def _stack(self, rows: Sequence[Tensor]) -> Tensor:
+        """Rows padded on the right with zeros to one width."""
+        return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(self.device)
 
     # Weights and checkpoints ------------------------------------------------------------------------------------------
 
@@ -304,7 +301,7 @@ def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
     for sequence in sequences:
         parts = {
             "advantage": torch.tensor(sequence.advantage),
-            "log-probabilities by the engine": sequence.behaviour[sequence.mask > 0],
+            "log-probabilities by the engine": sequence.behaviour[sequence.mask],
         }
         found += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
     if found:
@@ -313,7 +310,7 @@ def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
 
 def _cause(batch: Sequence[_Sequence], logprobs: Tensor) -> str:
     """The cause of a loss that is not finite: the model's log-probabilities, and of which rollouts."""
-    rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask > 0]) for row, s in enumerate(batch)]
+    rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask]) for row, s in enumerate(batch)]
     wrong = not_finite(rows)
     if wrong:
         return f"not finite: the learner's log-probabilities of {named(wrong)}"
@@ -326,8 +323,3 @@ def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:
     if kind == "constant":
         return 1.0
     return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
-
-
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    """Rows padded on the right with zeros to one width."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

@@ -524,8 +524,8 @@ class PublishesOnce(Learner):
 class ForgetsTheWeights(Learner):
     async def _publish(self) -> None:
         await super()._publish()
-        await self._publisher.settled()
-        self._weights.path(Policy(self._epoch, self._position.version)).unlink(missing_ok=True)
+        await self._model.publisher.settled()
+        self._model.store.path(Policy(self._epoch, self._position.version)).unlink(missing_ok=True)
 
 
 class DoesNotWait(Learner):
@@ -536,28 +536,27 @@ class DoesNotWait(Learner):
         return await super()._ask(link, message)
 
 
-class Untried(Learner):
-    """Its loss is not tried at the start, which would refuse it."""
+class UnlearnsWhatIsRewarded(Learner):
+    factor = -1.0
 
-    def _try_loss(self) -> None:
-        pass
+    async def start(self) -> None:
+        await super().start()  # which would refuse the loss
+        trainer, loss = self._model.trainer, self._model.trainer.loss
+
+        def changed(batch: Any, settings: Any) -> Any:
+            terms = loss(batch, settings)
+            return replace(terms, objective=self.factor * terms.objective)
+
+        trainer.loss = changed
 
 
-class UnlearnsWhatIsRewarded(Untried):
-    def loss(self, *arguments: Any, **keywords: Any) -> Any:
-        loss, sums = super().loss(*arguments, **keywords)
-        return -loss, sums
-
-
-class LearnsNothing(Untried):
-    def loss(self, *arguments: Any, **keywords: Any) -> Any:
-        loss, sums = super().loss(*arguments, **keywords)
-        return 0.0 * loss, sums
+class LearnsNothing(UnlearnsWhatIsRewarded):
+    factor = 0.0
 
 
 class DriftsInEmptySteps(Learner):
     async def _step(self, stage: Any, ready: Any) -> None:
-        for parameter in self._trainer.model.module.parameters():
+        for parameter in self._model.trainer.model.module.parameters():
             parameter.data.add_(0.01)
         await super()._step(stage, ready)
 
@@ -577,16 +576,15 @@ class SavesOnlyStages(Learner):
 
 
 class StartsAfresh(Learner):
-    def _load(self) -> Any:
-        super()._load()
-        return Position(0, 0, 0)
+    async def start(self) -> None:
+        await super().start()
+        self._position = Position(0, 0, 0)
 
 
 class ForgetsTheOptimizer(Learner):
-    def _load(self) -> Any:
-        position = super()._load()
-        self._trainer.optimizer.reset()
-        return position
+    async def start(self) -> None:
+        await super().start()
+        self._model.trainer.optimizer.reset()
 
 
 LEARNERS = [

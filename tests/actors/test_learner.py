@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,18 @@ def at_versions(*bad: int) -> type[Learner]:
     class Faulty(Learner):
         async def start(self) -> None:
             await super().start()
-            self._weights.clean = lambda newest: None  # type: ignore[method-assign]
+            self._model.store.clean = lambda newest: None  # type: ignore[method-assign]
+            trainer, loss = self._model.trainer, self._model.trainer.loss
+
+            def faulty(batch: Any, settings: Any) -> Any:
+                terms = loss(batch, settings)
+                return replace(terms, objective=terms.objective * (torch.nan if self._position.version in bad else 1.0))
+
+            trainer.loss = faulty
 
         async def _publish(self) -> None:
             await super()._publish()
-            await self._publisher.settled()  # all are to be there, also those that the next would overtake
-
-        def _try_loss(self) -> None:
-            """It would be refused at once."""
-
-        def loss(self, *arguments: Any, **settings: Any) -> Any:
-            loss, sums = super().loss(*arguments, **settings)
-            return loss * (torch.nan if self._position.version in bad else 1.0), sums
+            await self._model.publisher.settled()  # all are to be there, also those that the next would overtake
 
     return Faulty
 
@@ -275,13 +276,20 @@ def test_supervised_steps_are_skipped_counted_and_stop_the_run_too(tmp_path: Pat
 
     def learner(*bad: int) -> type[Learner]:
         class Faulty(Learner):
-            def _sft_step(self, batches: Any, stage: Any, step: int) -> SupervisedFigures:
-                head = self._trainer.model.module.lm_head
-                head.bias = torch.nn.Parameter(head.weight.new_zeros(len(head.weight)) / (0.0 if step in bad else 1.0))
-                try:
-                    return super()._sft_step(batches, stage, step)
-                finally:
-                    head.bias = None
+            async def start(self) -> None:
+                await super().start()
+                trainer, train = self._model.trainer, self._model.trainer.sft_step
+                head = trainer.model.module.lm_head
+
+                def faulty(batch: Any, stage: Any, step: int) -> SupervisedFigures:
+                    bias = head.weight.new_zeros(len(head.weight)) / (0.0 if step in bad else 1.0)
+                    head.bias = torch.nn.Parameter(bias)
+                    try:
+                        return train(batch, stage, step)
+                    finally:
+                        head.bias = None
+
+                trainer.sft_step = faulty  # type: ignore[method-assign]
 
         return Faulty
 

@@ -17,6 +17,7 @@ from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
 from actors.runtime.process import user_mistake
 from actors.weights.files import Checkpoints
+from actors.weights.model import TrainedModel
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
@@ -62,7 +63,7 @@ def dying_at(point: str, version: int) -> tuple[type[Learner], trio.Event]:
         async def _ask(self, link: str, message: Any) -> Any:
             there = isinstance(message, StepTrained) and message.version == version
             if there and point == "between publication and record":
-                await self._publisher.settled()
+                await self._model.publisher.settled()
                 await die()
             saved = isinstance(message, CheckpointSaved) and message.version == version + 1
             if saved and point == "between a checkpoint and its report":
@@ -74,7 +75,7 @@ def dying_at(point: str, version: int) -> tuple[type[Learner], trio.Event]:
 
         async def _checkpoint(self, *arguments: Any, **more: Any) -> None:
             if (point, self._position.version - 1) == ("in the middle of a checkpoint", version):
-                path = self._checkpoints.path(self._position)
+                path = self._model.checkpoints.path(self._position)
                 partial = path.with_name(f".{path.name}.partial")
                 partial.mkdir(parents=True)
                 (partial / "model.safetensors").write_bytes(b"half of it")
@@ -115,16 +116,16 @@ def test_killed_anywhere_it_ends_with_the_same_bits_and_trains_every_group_once(
     ],
 )
 def test_a_new_process_saves_a_supervised_stage_soon_and_then_seldom(saving: float, expected: list[float]) -> None:
-    keeper, saved = Learner.__new__(Learner), []
-    keeper._going_since = keeper._saved_at = 100.0
-    keeper._saving_seconds = 0.0
+    model, saved = TrainedModel.__new__(TrainedModel), []
+    model._going_since = model._saved_at = 100.0
+    model._saving_seconds = 0.0
     for tick in range(300):
         now = 100.0 + tick / 10
         run = SimpleNamespace(checkpoint_seconds=5.0)
-        keeper.context = SimpleNamespace(now=lambda now=now: now, topology=SimpleNamespace(run=run))  # type: ignore[assignment]
-        if keeper._due_in_time():
+        model._context = SimpleNamespace(now=lambda now=now: now, topology=SimpleNamespace(run=run))  # type: ignore[assignment]
+        if model.due():
             saved.append(tick / 10)
-            keeper._saved_at, keeper._saving_seconds = now, saving
+            model._saved_at, model._saving_seconds = now, saving
     assert saved == pytest.approx(expected, abs=0.2)
 
 
@@ -133,12 +134,16 @@ class EveryThird(Learner):
 
     taught = 0
 
-    def _due_in_time(self) -> bool:
-        return self._position.step % 3 == 0
+    async def start(self) -> None:
+        await super().start()
+        self._model.due = lambda: self._position.step % 3 == 0  # type: ignore[method-assign]
+        trainer, train = self._model.trainer, self._model.trainer.sft_step
 
-    def _sft_step(self, batches: Any, stage: Any, step: int) -> SupervisedFigures:
-        type(self).taught += 1
-        return super()._sft_step(batches, stage, step)
+        def counted(batch: Any, stage: Any, step: int) -> SupervisedFigures:
+            type(self).taught += 1
+            return train(batch, stage, step)
+
+        trainer.sft_step = counted  # type: ignore[method-assign]
 
 
 def test_killed_within_a_supervised_stage_it_goes_on_there_to_the_same_bits(tmp_path: Path) -> None:
@@ -148,13 +153,17 @@ def test_killed_within_a_supervised_stage_it_goes_on_there_to_the_same_bits(tmp_
     class Dying(EveryThird):
         dies_at = 0
 
-        async def _in_thread(self, work: Any) -> Any:
-            if self._position.step == self.dies_at > 0:
-                reached.set()
-                await trio.sleep_forever()
-            return await super()._in_thread(work)
+        async def start(self) -> None:
+            await super().start()
+            in_thread = self._model.in_thread
 
-        _position = Position(0, 0, 0)
+            async def dying(work: Any) -> Any:
+                if self._position.step == self.dies_at > 0:
+                    reached.set()
+                    await trio.sleep_forever()
+                return await in_thread(work)
+
+            self._model.in_thread = dying  # type: ignore[method-assign]
 
     async def main() -> None:
         nonlocal reached
@@ -187,10 +196,16 @@ def test_stopped_within_a_supervised_stage_it_goes_on_from_the_very_step(tmp_pat
     class Watched(Learner):
         stops_at = 5
 
-        def _sft_step(self, batches: Any, stage: Any, step: int) -> SupervisedFigures:
-            taught.append(step)
-            self._stopping |= step + 1 == self.stops_at  # as `stop` does
-            return super()._sft_step(batches, stage, step)
+        async def start(self) -> None:
+            await super().start()
+            trainer, train = self._model.trainer, self._model.trainer.sft_step
+
+            def watched(batch: Any, stage: Any, step: int) -> SupervisedFigures:
+                taught.append(step)
+                self._stopping |= step + 1 == self.stops_at  # as `stop` does
+                return train(batch, stage, step)
+
+            trainer.sft_step = watched  # type: ignore[method-assign]
 
     async def main() -> None:
         async with Contract(Watched).among_peers(tmp_path, stages=recipe) as (topology, peers):
@@ -291,11 +306,17 @@ def test_without_a_whole_checkpoint_the_run_stops_with_every_fault(tmp_path: Pat
 class Collapsing(Learner):
     """Its policy loses its entropy at version 4."""
 
-    async def _in_thread(self, work: Any) -> Any:
-        figures = await super()._in_thread(work)
-        if isinstance(figures, TrainingFigures) and self._position.version >= 4:
-            return replace(figures, entropy=0.001)
-        return figures
+    async def start(self) -> None:
+        await super().start()
+        in_thread = self._model.in_thread
+
+        async def collapsed(work: Any) -> Any:
+            figures = await in_thread(work)
+            if isinstance(figures, TrainingFigures) and self._position.version >= 4:
+                return replace(figures, entropy=0.001)
+            return figures
+
+        self._model.in_thread = collapsed  # type: ignore[method-assign]
 
 
 def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_path: Path) -> None:

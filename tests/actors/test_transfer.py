@@ -21,6 +21,7 @@ from actors.engines.base import EngineRefusedError
 from actors.learner import Learner
 from actors.rollout_generator import RolloutGenerator
 from actors.weights import transfer
+from actors.weights.model import refuse_unavailable
 from actors.weights.transfer import KeptWeights, TransferError, is_transfer, receive, send, unavailable
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted
@@ -221,7 +222,7 @@ def test_a_learner_says_at_start_that_it_cannot_send_weights(tmp_path: Path) -> 
     with pytest.raises(
         TrainingStoppedError, match='weights_in = "nccl": torch finds no GPU here; choose another weights_in'
     ):
-        on_trial(Learner, "learner", tmp_path, "nccl")._refuse_unavailable()
+        refuse_unavailable(on_trial(Learner, "learner", tmp_path, "nccl").context)
 
 
 @pytest.mark.parametrize(("way", "warned"), [("gloo", False), ("run_directory", False), ("nccl", True)])
@@ -230,7 +231,7 @@ def test_what_no_gpu_has_run_is_called_untested_at_start(
 ) -> None:
     monkeypatch.setattr(transfer, "unavailable", lambda _: "")
     with capture_logs() as logs:
-        on_trial(Learner, "learner", tmp_path, way)._refuse_unavailable()
+        refuse_unavailable(on_trial(Learner, "learner", tmp_path, way).context)
     assert [(line["log_level"], line["event"]) for line in logs] == (
         [("warning", "this transfer method has not been tested on a GPU")] if warned else []
     )

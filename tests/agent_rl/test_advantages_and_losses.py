@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from agent_rl.config.plugins import ContractError
+from agent_rl.config.plugins import ContractError, called
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss, try_loss
+from agent_rl.learning.losses.base import LossSettings, LossSums, MicroBatch, reduced
+from agent_rl.learning.losses.grpo import grpo
+from agent_rl.learning.losses.trial import loss_fault
 
 
 def test_advantages_are_standardised_over_the_kept_group() -> None:
@@ -28,7 +31,7 @@ def test_equal_rewards_have_no_advantage() -> None:
 
 
 def reference(logprobs, proximal, behaviour, advantages, mask, settings):
-    """The loss as written in the module's docstring, token by token."""
+    """The loss as written in `grpo`, token by token."""
     total, count = 0.0, 0
     for row in range(len(mask)):
         for t in range(len(mask[row])):
@@ -36,90 +39,86 @@ def reference(logprobs, proximal, behaviour, advantages, mask, settings):
                 continue
             count += 1
             r = math.exp(logprobs[row][t] - proximal[row][t])
-            a = advantages[row][t]
+            a = advantages[row][0]
             clipped = min(max(r, 1 - settings.clip_low), 1 + settings.clip_high)
             correction = min(math.exp(proximal[row][t] - behaviour[row][t]), settings.correction_cap)
             total += correction * min(r * a, clipped * a)
     return -total / count
 
 
+def micro_batch(logprobs: Any, proximal: Any, behaviour: Any, advantages: Any, mask: Any, **counts: int) -> MicroBatch:
+    """A micro-batch that is a whole update, unless ``counts`` says otherwise."""
+    given = [torch.as_tensor(each).masked_fill(~mask, 0.0) for each in (logprobs, proximal, behaviour)]
+    starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    return MicroBatch(
+        logprobs=given[0],
+        proximal=given[1],
+        behaviour=given[2],
+        mask=mask,
+        turns=starts.cumsum(-1) - 1,
+        advantages=advantages,
+        rewards=(advantages > 0).float(),
+        **{"tokens": int(mask.sum()), "sequences": len(mask), **counts},
+    )
+
+
 def random_inputs(seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (4, 9)
     draws = {name: -3 * torch.rand(shape, generator=generator) for name in ("logprobs", "proximal", "behaviour")}
-    draws["advantages"] = torch.randn(shape, generator=generator)
-    draws["mask"] = (torch.rand(shape, generator=generator) < 0.7).float()
+    draws["advantages"] = torch.randn((4, 1), generator=generator)
+    draws["mask"] = torch.rand(shape, generator=generator) < 0.7
     return draws
+
+
+def evaluate(batch: MicroBatch, settings: LossSettings = LossSettings()) -> tuple[torch.Tensor, LossSums]:  # noqa: B008 - it cannot change
+    return reduced(batch, grpo(batch, settings))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_loss_equals_the_reference(seed: int) -> None:
     inputs = random_inputs(seed)
     settings = LossSettings()
-    loss, _ = policy_loss(**inputs, normaliser=float(inputs["mask"].sum()), settings=settings)
+    loss, _ = evaluate(micro_batch(**inputs), settings)
     expected = reference(*(value.tolist() for value in inputs.values()), settings)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
 def test_micro_batches_sum_to_the_whole_batch() -> None:
     inputs = random_inputs()
-    normaliser = float(inputs["mask"].sum())
+    counts = {"tokens": int(inputs["mask"].sum()), "sequences": 4}
     logprobs = inputs.pop("logprobs").requires_grad_()
-    whole, _ = policy_loss(logprobs, **inputs, normaliser=normaliser, settings=LossSettings())
+    whole, _ = evaluate(micro_batch(logprobs, **inputs))
     whole.backward()
     gradient, logprobs.grad = logprobs.grad.clone(), None
     for rows in ([0], [1, 2], [3]):
         part = {name: value[rows] for name, value in inputs.items()}
-        loss, _ = policy_loss(logprobs[rows], **part, normaliser=normaliser, settings=LossSettings())
+        loss, _ = evaluate(micro_batch(logprobs[rows], **part, **counts))
         loss.backward()
     assert torch.allclose(gradient, logprobs.grad, atol=1e-7)
 
 
 def test_on_policy_the_ratio_is_one_and_the_gradient_is_the_policy_gradient() -> None:
     inputs = random_inputs()
-    logprobs = inputs["logprobs"].clone().requires_grad_()
-    normaliser = float(inputs["mask"].sum())
-    loss, sums = policy_loss(
-        logprobs,
-        logprobs.detach(),
-        logprobs.detach(),
-        inputs["advantages"],
-        inputs["mask"],
-        normaliser=normaliser,
-        settings=LossSettings(),
-    )
+    inputs |= {"proximal": inputs["logprobs"], "behaviour": inputs["logprobs"]}
+    inputs["logprobs"] = logprobs = inputs["logprobs"].clone().requires_grad_()
+    loss, sums = evaluate(micro_batch(**inputs))
     loss.backward()
-    assert torch.allclose(logprobs.grad, -inputs["advantages"] * inputs["mask"] / normaliser)
-    assert float(sums.clipped) == 0
-    assert float(sums.correction) == normaliser
-
-
-def test_masked_tokens_may_hold_anything() -> None:
-    inputs = random_inputs()
-    inputs["mask"][0, 0] = 0.0
-    clean, _ = policy_loss(**inputs, normaliser=1.0, settings=LossSettings())
-    for name in ("logprobs", "proximal", "behaviour"):
-        inputs[name] = inputs[name].clone()
-        inputs[name][0, 0] = -math.inf
-    inputs["logprobs"].requires_grad_()
-    loss, _ = policy_loss(**inputs, normaliser=1.0, settings=LossSettings())
-    loss.backward()
-    assert float(loss.detach()) == float(clean)
-    assert torch.isfinite(inputs["logprobs"].grad).all()
+    tokens = float(inputs["mask"].sum())
+    assert torch.allclose(logprobs.grad, -inputs["advantages"] * inputs["mask"] / tokens)
+    assert float(sums.clip_share) == 0
+    assert float(sums.correction_mean) == tokens
 
 
 def test_the_correction_is_capped_and_carries_no_gradient() -> None:
-    behaviour = torch.tensor([[-5.0]])
-    proximal = torch.tensor([[-0.5]])
     logprobs = torch.tensor([[-0.5]], requires_grad=True)
     one = torch.ones(1, 1)
-    loss, sums = policy_loss(
-        logprobs, proximal, behaviour, one, one, normaliser=1.0, settings=LossSettings(correction_cap=2.0)
-    )
+    batch = micro_batch(logprobs, [[-0.5]], [[-5.0]], one, one > 0)
+    loss, sums = evaluate(batch, LossSettings(correction_cap=2.0))
     loss.backward()
     assert float(loss.detach()) == -2.0
     assert float(logprobs.grad) == -2.0  # d(-2 r)/d log r at r = 1
-    assert float(sums.correction_capped) == 1
+    assert float(sums.correction_capped_share) == 1
 
 
 @pytest.mark.parametrize(
@@ -128,52 +127,52 @@ def test_the_correction_is_capped_and_carries_no_gradient() -> None:
 def test_clip_higher_stops_only_what_goes_too_far(advantage: float, ratio: float, stopped: bool) -> None:
     logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
     zero, one = torch.zeros(1, 1), torch.ones(1, 1)
-    loss, sums = policy_loss(logprobs, zero, zero, advantage * one, one, normaliser=1.0, settings=LossSettings())
+    loss, sums = evaluate(micro_batch(logprobs, zero, zero, advantage * one, one > 0))
     loss.backward()
     assert (float(logprobs.grad) == 0.0) == stopped
-    assert (float(sums.clipped) == 1) == stopped
+    assert (float(sums.clip_share) == 1) == stopped
 
 
 def changed(change: Any) -> Any:
     """The loss of the package with something done to what it returns."""
 
-    def loss(logprobs: Any, *tensors: Any, normaliser: float, settings: Any) -> Any:
-        made, sums = policy_loss(logprobs, *tensors, normaliser=normaliser, settings=settings)
-        return change(made, sums, logprobs, tensors[-1])
+    def loss(batch: MicroBatch, settings: LossSettings) -> Any:
+        return change(grpo(batch, settings), batch)
 
     return loss
 
 
 def test_the_loss_keeps_what_is_asked_of_every_loss() -> None:
-    assert loss_fault(policy_loss, LossSettings()) == ""
+    assert loss_fault(grpo, LossSettings()) == ""
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "fault"),
     [
-        (lambda loss, sums, logprobs, mask: (-loss, sums), "does not fall"),
-        (lambda loss, sums, logprobs, mask: (0.0 * loss, sums), "does not fall"),
+        (lambda terms, _: replace(terms, objective=-terms.objective), "does not fall"),
+        (lambda terms, _: replace(terms, objective=0.0 * terms.objective), "does not fall"),
+        (lambda terms, batch: replace(terms, objective=terms.objective / 0.0), "is not finite"),
+        (lambda terms, batch: replace(terms, objective=batch.logprobs.mean(-1, keepdim=True)), "did not write"),
+        (lambda terms, batch: replace(terms, shares=terms.shares / len(batch.mask)), "sum of its micro-batches"),
+    ],
+)
+def test_what_a_loss_may_not_do(change: Any, fault: str) -> None:
+    assert fault in loss_fault(changed(change), LossSettings())
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
         (
-            lambda loss, sums, logprobs, mask: (loss + 0.0 * (logprobs.detach() * (1 - mask)).sum(), sums),
-            "is not finite",
+            lambda terms, _: (terms.objective, terms),
+            r"returned tuple; it must return agent_rl.learning.losses.base.Terms",
         ),
-        (lambda loss, sums, logprobs, mask: (loss + 0.1 * logprobs.sum(), sums), "did not write"),
-        (lambda loss, sums, logprobs, mask: (3.0 * loss / len(mask), sums), "sum of its micro-batches"),
+        (lambda terms, _: replace(terms, clipped=0.5), "returned clipped = 0.5; it must be a tensor"),
+        (lambda terms, _: replace(terms, ratio=terms.ratio[None]), r"returned ratio of shape \[1, 3, 5\] for \[3, 5\]"),
+        (lambda terms, _: {}["nothing"], r"KeyError: 'nothing' \(test_advantages_and_losses.py, line"),
     ],
 )
-def test_what_a_loss_may_not_do(change: Any, said: str) -> None:
-    assert said in loss_fault(changed(change), LossSettings())
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda loss, sums, logprobs, mask: loss, "returned Tensor; it must return the loss and its LossSums"),
-        (lambda loss, sums, logprobs, mask: (loss[None], sums), "no scalar tensor"),
-        (lambda loss, sums, logprobs, mask: {}["nothing"], "KeyError: 'nothing' (test_advantages_and_losses.py, line"),
-    ],
-)
-def test_a_learner_whose_loss_raises_is_told_of_it(change: Any, said: str) -> None:
-    with pytest.raises(ContractError) as told:
-        try_loss(object(), changed(change), LossSettings())
-    assert said in str(told.value)
+def test_a_loss_that_raises_or_returns_something_else_is_named(change: Any, fault: str) -> None:
+    loss = changed(change)
+    with pytest.raises(ContractError, match=fault):
+        called("mine", lambda: loss_fault(loss, LossSettings()), "on a made-up micro-batch", loss)

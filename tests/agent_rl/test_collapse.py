@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from agent_rl.config.topology import Collapse
 from agent_rl.figures import RolloutMeans
-from agent_rl.learning.collapse import CollapseWatch, message
+from agent_rl.learning.collapse import CollapseWatch, collapse_message
 
 
 def told(settings: Collapse, steps: list[tuple[float, float, float]]) -> list[str]:
@@ -73,6 +74,6 @@ def test_before_the_first_step_no_checkpoint_is_the_best() -> None:
 
 
 def test_the_message_says_what_to_do() -> None:
-    said = message("rl", 530, "success fell", "runs/a/checkpoints/best-version-000500-stage-00")
+    said = collapse_message("rl", 530, "success fell", Path("runs/a/checkpoints/best-version-000500-stage-00"))
     assert said.startswith("step 530 of stage 'rl': training has collapsed: success fell")
     assert "start a new run from it (model.path)" in said

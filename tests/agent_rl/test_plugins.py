@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from actors.kv_scheduler import KVScheduler
-from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from agent_rl.checks.declared import declared_format
 from agent_rl.checks.topology import check_topology
@@ -23,7 +22,7 @@ from agent_rl.config.plugins import ALIASES, ContractError, PluginError, called,
 from agent_rl.config.topology import Topology
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.advantages import named_advantage
-from agent_rl.learning.losses import LossSettings, loss_fault, try_loss
+from agent_rl.learning.losses.base import named_loss
 from agent_rl.rollout.prompts import ChatFormat
 from tests.agent_rl.test_standard import FIRST
 
@@ -131,7 +130,7 @@ def test_what_is_not_there_is_missed_without_an_import(module) -> None:
 
 def test_built_in_losses_and_engines_are_found_without_torch() -> None:
     code = (
-        "import sys; from agent_rl.config.plugins import find; find('loss', 'clipped'); find('engine', 'vllm'); "
+        "import sys; from agent_rl.config.plugins import find; find('loss', 'grpo'); find('engine', 'vllm'); "
         "find('engine', 'torch'); print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -171,16 +170,20 @@ def ranked(rewards, *, divide_by_std): return rewards - np.median(rewards)
 
 def not_finite(rewards, *, divide_by_std): return rewards / 0.0 if rewards[0] > 1 else [float("nan")] * len(rewards)
 
-def loss(logprobs, proximal, behaviour, advantages, mask, *, normaliser, settings):
-    from agent_rl.learning.losses import policy_loss
-    made, sums = policy_loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
-    return 2 * made, sums
+def loss(batch, settings):
+    from agent_rl.learning.losses.grpo import grpo
+    print("tried")
+    return grpo(batch, settings)
 
-def backwards(logprobs, proximal, behaviour, advantages, mask, *, normaliser, settings):
-    made, sums = loss(logprobs, proximal, behaviour, advantages, mask, normaliser=normaliser, settings=settings)
-    return -made, sums
+def backwards(batch, settings):
+    from dataclasses import replace
+    terms = loss(batch, settings)
+    return replace(terms, objective=-terms.objective)
 
 def short(logprobs): pass
+
+def ends(batch, settings): raise SystemExit(3)
+
 
 class Last:
     def next(self, waiting): return len(waiting) - 1
@@ -217,9 +220,7 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
     assert sorted(group[each].reward for each in select(group, random.Random(0))) == [0.0, 1.0]
     rewards = np.array([1, 0, 0], dtype=np.float32)
     assert named_advantage(f"{name}:ranked")(rewards, divide_by_std=True).tolist() == [1.0, 0.0, 0.0]
-    learner = Learner.on_trial(topology, Learner.Settings())
-    assert loss_fault(learner._loss(), LossSettings()) == ""
-    assert loss_fault(learner.loss, LossSettings()) == ""
+    assert named_loss(topology.algorithm)[0] is resolve("loss", f"{name}:loss")
     settings = KVScheduler.Settings(placement=f"{name}:Last")
     assert type(KVScheduler.on_trial(topology, settings).placement()).__name__ == "Last"
 
@@ -254,6 +255,17 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
         ),
         ("algorithm.advantage", "rank", "algorithm.advantage: plugged_.* has no function 'rank'"),
         ("algorithm.loss", "lost", "algorithm.loss: plugged_.* has no function 'lost'"),
+        (
+            "algorithm.loss",
+            "backwards",
+            r"algorithm.loss: .*:backwards does not fall when .* \(plugged_\d+.py, line 22\)",
+        ),
+        (
+            "algorithm.loss",
+            "short",
+            r"algorithm.loss: .*:short fails on a made-up micro-batch with TypeError: .* \(plugged_\d+.py, line 27\)",
+        ),
+        ("algorithm.loss", "ends", "algorithm.loss: the process that tried .*:ends ended with exit code 3"),
         ("actors.kv_scheduler.settings.placement", "Nowhere", "Nowhere.engine returned 'nowhere'"),
         (
             "actors.kv_scheduler.settings.placement",
@@ -277,19 +289,6 @@ def test_one_that_does_not_fit_is_refused_with_file_and_line(tmp_path: Path, mod
     name = module(MINE)
     _, (fault,) = checked(tmp_path, f"{key}={name}:{function}")
     assert re.search(said, fault), fault
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("backwards", r":backwards does not fall when .* \(plugged_\d+.py, line 22\)"),
-        ("short", r":short fails on a made-up micro-batch with TypeError: .* \(plugged_\d+.py, line 26\)"),
-    ],
-)
-def test_a_loss_that_does_not_fit_is_refused_before_anything_is_trained(module, function, said) -> None:
-    name = f"{module(MINE)}:{function}"
-    with pytest.raises(ContractError, match=said):
-        try_loss(object(), resolve("loss", name), LossSettings(), name)
 
 
 def test_a_format_that_settings_name_is_everybodys(tmp_path: Path, module) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from actors.learner import Learner
-from actors.weights.keeper import LearnerSettings
+from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import InitialiseModel, Lora, SftStage
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
@@ -129,7 +129,7 @@ def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(m
 def test_check_says_so_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topology = micro(tmp_path)
     adapted = topology.model_copy(update={"model": topology.model.model_copy(update={"lora": Lora()})})
-    monkeypatch.setattr("actors.weights.keeper.find_spec", lambda name: None)
+    monkeypatch.setattr("actors.weights.settings.find_spec", lambda name: None)
     assert Learner.check(topology, LearnerSettings()) == []
     assert Learner.check(adapted, LearnerSettings()) == ["model.lora needs peft: pip install 'agent-rl[lora]'"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_rl.config.topology import InitialiseModel, SftStage
 from agent_rl.files.disk import DiskError
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
-from agent_rl.learning.losses import policy_loss
+from agent_rl.learning.losses.base import MicroBatch, Terms
+from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import TrainingGroup
@@ -35,6 +38,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(model: Path, **changes: Any) -> Trainer:
     return Trainer(model, dtype="float32", device="cpu", algorithm=builders.algorithm(**changes), threads=1, seed=0)
+
+
+def scaled(terms: Terms, factor: float) -> Terms:
+    """A loss that is so many times as large."""
+    return replace(terms, objective=terms.objective * factor)
 
 
 def groups(trained: Trainer, *, count: int = 2, version: int = 0) -> list[TrainingGroup]:
@@ -121,14 +129,11 @@ def test_a_step_that_meets_nan_leaves_weights_and_optimizer_bit_for_bit(
 
 @pytest.mark.parametrize("steps_before", [0, 1])
 def test_of_several_updates_those_made_are_undone(model: Path, steps_before: int) -> None:
-    def third_is_broken(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
-        loss, sums = policy_loss(logprobs, *arguments, **settings)
-        return loss * (torch.nan if len(made) == 2 else 1.0), sums
+    def third_is_broken(batch: MicroBatch, settings: Any) -> Terms:
+        return scaled(grpo(batch, settings), torch.nan if len(made) == 2 else 1.0)
 
-    algorithm = builders.algorithm(updates_per_step=4)
-    trained = Trainer(
-        model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0, loss=third_is_broken
-    )
+    trained = trainer(model, updates_per_step=4)
+    trained.loss = third_is_broken
     stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
     made: list[bool] = []
     apply = trained.optimizer.step
@@ -167,12 +172,13 @@ def test_rewards_that_are_not_finite_are_named_as_advantages(model: Path) -> Non
 
 
 def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_refused(model: Path) -> None:
-    def steep(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
-        loss, sums = policy_loss(logprobs, *arguments, **settings)
-        return loss + 0.0 * (logprobs - logprobs.detach()).abs().sqrt().sum(), sums  # 0 with the slope 0 * infinity
+    def steep(batch: MicroBatch, settings: Any) -> Terms:
+        terms = grpo(batch, settings)
+        zero = 0.0 * (batch.logprobs - batch.logprobs.detach()).abs().sqrt()  # with the slope 0 * infinity
+        return replace(terms, objective=terms.objective + zero)
 
-    algorithm = builders.algorithm(updates_per_step=2)
-    trained = Trainer(model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0, loss=steep)
+    trained = trainer(model, updates_per_step=2)
+    trained.loss = steep
     before = everything(trained)
     with pytest.raises(NotFiniteError, match=r"the gradient's norm is nan: see .*weight.* and \d+ more"):
         trained.rl_step(groups(trained), builders.rl_stage(), 0)
@@ -180,13 +186,8 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_refused(model: Pat
 
 
 def test_a_loss_that_is_not_finite_though_its_inputs_are_is_said_to_be_so(model: Path) -> None:
-    def broken(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
-        loss, sums = policy_loss(logprobs, *arguments, **settings)
-        return loss / 0.0, sums
-
-    trained = Trainer(
-        model, dtype="float32", device="cpu", algorithm=builders.algorithm(), threads=1, seed=0, loss=broken
-    )
+    trained = trainer(model)
+    trained.loss = lambda batch, settings: scaled(grpo(batch, settings), math.inf)
     with pytest.raises(NotFiniteError, match="but all values it is computed from are finite"):
         trained.rl_step(groups(trained), builders.rl_stage(), 0)
 
@@ -369,16 +370,14 @@ def test_bfloat16_weights_move_by_less_than_they_can_hold(model: Path, tmp_path:
 
 
 def test_several_updates_of_bfloat16_weights_are_undone_with_their_masters(model: Path) -> None:
-    def third_is_broken(logprobs: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+    def third_is_broken(batch: MicroBatch, settings: Any) -> Terms:
         calls.append(1)
-        loss, sums = policy_loss(logprobs, *arguments, **settings)
-        return loss * (torch.nan if len(calls) == 3 else 1.0), sums
+        return scaled(grpo(batch, settings), torch.nan if len(calls) == 3 else 1.0)
 
     calls: list[int] = []
     algorithm = builders.algorithm(updates_per_step=4)
-    trained = Trainer(
-        model, dtype="bfloat16", device="cpu", algorithm=algorithm, threads=1, seed=0, loss=third_is_broken
-    )
+    trained = Trainer(model, dtype="bfloat16", device="cpu", algorithm=algorithm, threads=1, seed=0)
+    trained.loss = third_is_broken
     before = everything(trained)
     with pytest.raises(NotFiniteError):
         trained.rl_step(groups(trained), builders.rl_stage(learning_rate=1e-2, warmup_steps=0), 0)

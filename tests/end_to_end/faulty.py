@@ -117,10 +117,16 @@ class CallsTools(RolloutGenerator):
 class FaultyLearner(Learner):
     """Its loss is NaN in the steps that the environment names."""
 
-    def loss(self, *arguments: Any, **settings: Any) -> Any:
-        loss, sums = super().loss(*arguments, **settings)
+    async def start(self) -> None:
+        await super().start()
+        trainer, loss = self._model.trainer, self._model.trainer.loss
         bad = {int(version) for version in os.environ.get(BAD_VERSIONS, "").split(",") if version}
-        return loss * (torch.nan if self._position.version in bad else 1.0), sums
+
+        def faulty(batch: Any, settings: Any) -> Any:
+            terms = loss(batch, settings)
+            return replace(terms, objective=terms.objective * (torch.nan if self._position.version in bad else 1.0))
+
+        trainer.loss = faulty
 
 
 class RecordingLearner(Learner):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from actors.weights.files import model_directory
-from actors.weights.keeper import LearnerSettings
+from actors.weights.settings import LearnerSettings
 from agent_rl.config.load import load_topology
 from agent_rl.learning.trainer import Trainer
 from agent_rl.records.audit import audit

@@ -16,7 +16,6 @@ import torch
 from actors.contract import (
     FilterContract,
     GeneratorContract,
-    LearnerContract,
     SchedulerContract,
 )
 from actors.filter.stored import decode_stored
@@ -26,7 +25,9 @@ from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutp
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.resampling import made_up_groups
-from agent_rl.learning.losses import LossSettings, loss_fault, policy_loss
+from agent_rl.learning.losses.base import LossSettings, MicroBatch, reduced
+from agent_rl.learning.losses.grpo import grpo
+from agent_rl.learning.losses.trial import loss_fault
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
@@ -35,7 +36,7 @@ from agent_rl.scheduling.placement import EngineRoom, Waiting
 from examples.calculator import calculator
 from examples.fenced_generator import FencedFormat, FencedGenerator
 from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
-from examples.sequence_ratio_learner import SequenceRatioLearner
+from examples.sequence_ratio_loss import sequence_ratio
 from examples.shortest_correct_filter import ShortestCorrectFilter
 from tests import builders
 from tests.end_to_end.processes import SECONDS, rows
@@ -47,8 +48,8 @@ SUBSTITUTES = {
     "kv_scheduler": "group_affinity_scheduler:GroupAffinityScheduler",
     "rollout_generator": "fenced_generator:FencedGenerator",
     "roc_filter": "shortest_correct_filter:ShortestCorrectFilter",
-    "learner": "sequence_ratio_learner:SequenceRatioLearner",
 }
+LOSS = "sequence_ratio_loss:sequence_ratio"
 PRODUCTION = {
     "kv_scheduler": "actors.kv_scheduler:KVScheduler",
     "rollout_generator": "actors.rollout_generator:RolloutGenerator",
@@ -75,10 +76,6 @@ class TestFencedGenerator(GeneratorContract):
 
 class TestShortestCorrectFilter(FilterContract):
     actor = ShortestCorrectFilter
-
-
-class TestSequenceRatioLearner(LearnerContract):
-    actor = SequenceRatioLearner
 
 
 # Each does what it is for ----------------------------------------------------------------------------------------------------
@@ -152,51 +149,43 @@ def test_what_is_no_arithmetic_is_refused_at_once(expression: str) -> None:
 
 
 def test_the_loss_of_whole_responses_keeps_what_is_asked_of_every_loss() -> None:
-    topology = load_topology(QUICKSTART)
-    learner = SequenceRatioLearner.on_trial(topology, SequenceRatioLearner.Settings())
-    assert loss_fault(learner.loss, LossSettings()) == ""
+    assert loss_fault(sequence_ratio, LossSettings()) == ""
 
 
-def test_the_loss_clips_responses_not_tokens() -> None:
-    learner = SequenceRatioLearner.on_trial(load_topology(QUICKSTART), SequenceRatioLearner.Settings())
-    proximal = torch.zeros(2, 4)
-    mask = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
-    advantages = torch.tensor([[1.0], [-1.0]]).expand_as(mask)
+def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+    settings = LossSettings(clip_low=0.1, clip_high=0.1)
 
-    def evaluate_at(logprobs: list[list[float]]) -> Any:
+    def evaluate_at(logprobs: list[list[float]], loss: Any = sequence_ratio) -> Any:
         now = torch.tensor(logprobs, requires_grad=True)
-        loss, sums = learner.loss(
-            now,
-            proximal,
-            proximal,
-            advantages,
-            mask,
-            normaliser=6.0,
-            settings=LossSettings(clip_low=0.1, clip_high=0.1),
+        zero, advantages = torch.zeros(2, 4), torch.tensor([[1.0], [-1.0]])
+        batch = MicroBatch(
+            logprobs=now,
+            proximal=zero,
+            behaviour=zero,
+            mask=mask,
+            turns=torch.zeros(2, 4, dtype=torch.int64),
+            advantages=advantages,
+            rewards=advantages,
+            tokens=6,
+            sequences=2,
         )
-        return float(loss.detach()), torch.autograd.grad(loss, now)[0], sums
+        made, sums = reduced(batch, loss(batch, settings))
+        return float(made.detach()), torch.autograd.grad(made, now)[0], float(sums.clip_share)
 
-    same, gradient, sums = evaluate_at([[0.0] * 4, [0.0] * 4])
-    plain, _ = policy_loss(
-        proximal,
-        proximal,
-        proximal,
-        advantages,
-        mask,
-        normaliser=6.0,
-        settings=LossSettings(clip_low=0.1, clip_high=0.1),
-    )
-    assert same == pytest.approx(float(plain))
-    assert float(sums.clipped) == 0.0
+    loss, gradient, clipped = evaluate_at([[0.0] * 4, [0.0] * 4])
+    assert (loss, clipped) == (0.0, 0.0)  # four tokens against two, and yet they balance
+    assert evaluate_at([[0.0] * 4, [0.0] * 4], grpo)[0] == pytest.approx((-4 + 2) / 6)
+    assert gradient.tolist() == [[-1 / 8] * 4, [1 / 4, 1 / 4, 0.0, 0.0]]
     # One token far off, the mean of its response within the range: nothing is clipped.
-    _, gradient, sums = evaluate_at([[0.3, -0.1, -0.1, -0.1], [0.0] * 4])
-    assert float(sums.clipped) == 0.0
-    assert gradient[0].tolist() == pytest.approx([-1 / 6] * 4, rel=1e-5)
+    _, gradient, clipped = evaluate_at([[0.3, -0.1, -0.1, -0.1], [0.0] * 4])
+    assert clipped == 0.0
+    assert gradient[0].tolist() == pytest.approx([-1 / 8] * 4, rel=1e-5)
     # The whole response beyond it: all four of its tokens are.
-    loss, gradient, sums = evaluate_at([[0.3] * 4, [0.0] * 4])
-    assert float(sums.clipped) == 4.0
+    loss, gradient, clipped = evaluate_at([[0.3] * 4, [0.0] * 4])
+    assert clipped == 4.0
     assert gradient[0].tolist() == [0.0] * 4
-    assert loss == pytest.approx((-1.1 * 4 + 2) / 6)
+    assert loss == pytest.approx((-1.1 + 1) / 2)
 
 
 # One changed line runs it ----------------------------------------------------------------------------------------------------
@@ -216,18 +205,25 @@ def test_modules_beside_the_topology_are_found_from_anywhere_without_torch(tmp_p
     text = QUICKSTART.read_text()
     for role, substitute in SUBSTITUTES.items():
         text = played(text, role, substitute)
-        shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
+    copy_examples(tmp_path)
     path = tmp_path / "mine.toml"
     path.write_text(text)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     code = (
-        f"import sys; from actors.cli.main import main; print(main(['check', {str(path)!r}]), 'torch' in sys.modules)"
+        f"import sys; from actors.cli.main import main; "
+        f"print(main(['check', {str(path)!r}, '--set', 'algorithm.loss={LOSS}']), 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=elsewhere, env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def copy_examples(folder: Path) -> None:
+    """The substitutes and the loss, as files beside a topology."""
+    for name in (*SUBSTITUTES.values(), LOSS):
+        shutil.copy(QUICKSTART.parent / f"{name.partition(':')[0]}.py", folder)
 
 
 def environment() -> dict[str, str]:
@@ -269,12 +265,12 @@ def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKS
 
 
 def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
-    for substitute in SUBSTITUTES.values():
-        shutil.copy(QUICKSTART.parent / f"{substitute.partition(':')[0]}.py", tmp_path)
+    copy_examples(tmp_path)
     path = tmp_path / "mine.toml"
     path.write_text(QUICKSTART.read_text() + LINES[1])
     (tmp_path / "policy_log.py").write_text(FILES["policy_log.py"])
-    run_short(tmp_path, list(SUBSTITUTES), "actors.rollout_generator.replicas=2", path=path)
+    more = ("actors.rollout_generator.replicas=2", f"algorithm.loss={LOSS}")
+    run_short(tmp_path, list(SUBSTITUTES), *more, path=path)
     versions = [int(line.split(",")[1]) for line in (tmp_path / "when.csv").read_text().splitlines()]
     assert versions == sorted(versions)
     assert versions[-1] == 5  # the supervised stage, and four steps
@@ -309,21 +305,24 @@ def test_each_alone_trains(role: str, tmp_path: Path) -> None:
     run_short(tmp_path, [role])
 
 
-def test_a_broken_loss_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_broken_loss_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "backwards.py").write_text(
-        "from actors.learner import Learner\n\n\nclass Backwards(Learner):\n"
-        "    def loss(self, *tensors, normaliser, settings):\n"
-        "        loss, sums = super().loss(*tensors, normaliser=normaliser, settings=settings)\n"
-        "        return -loss, sums\n"
+        "from dataclasses import replace\n\nfrom agent_rl.learning.losses.grpo import grpo\n\n\n"
+        "def backwards(batch, settings):\n"
+        "    terms = grpo(batch, settings)\n"
+        "    return replace(terms, objective=-terms.objective)\n"
     )
     path = tmp_path / "mine.toml"
-    path.write_text(played(QUICKSTART.read_text(), "learner", "backwards:Backwards"))
+    text = QUICKSTART.read_text()
+    assert text.count("[algorithm]\n") == 1
+    path.write_text(text.replace("[algorithm]\n", '[algorithm]\nloss = "backwards:backwards"\n'))
     command = [sys.executable, "-m", "actors.cli", "run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 2, done.stdout + done.stderr
-    said = done.stdout + done.stderr
-    assert "learner.0: Backwards.loss does not fall when tokens with a positive advantage become likelier" in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    line = 1 + path.read_text().splitlines().index('loss = "backwards:backwards"')
+    assert f"{path}:{line}: algorithm.loss: backwards:backwards does not fall when" in done.stderr
+    assert "(backwards.py, line 6)" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,203 @@
+"""The model in training: torch in one thread, checkpoints, published policies."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from actors.base import ActorContext
+from actors.weights import transfer
+from actors.weights.fetch import LINK, host_directory, read_part
+from actors.weights.files import Checkpoints, PublishedWeights, model_directory
+from actors.weights.publish import Publisher
+from actors.weights.transfer import KeptWeights
+from agent_rl.config.addresses import run_digest
+from agent_rl.config.topology import SftStage
+from agent_rl.data.conversations import endless
+from agent_rl.environments.load import Environments
+from agent_rl.figures import SupervisedFigures
+from agent_rl.files.leftovers import Claim
+from agent_rl.learning.batching import Masked, SupervisedBatches
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.messages import Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from agent_rl.records.checkpoint_files import Position
+from agent_rl.rollout.chat_templates import load_tokenizer
+
+if TYPE_CHECKING:
+    from agent_rl.learning.trainer import Trainer
+    from agent_rl.rollout.prompts import ChatFormat
+
+T = TypeVar("T")
+
+SAVING_SHARE = 0.05
+"""The largest share of a supervised stage's time that checkpoints may take. Large models are saved minutes apart."""
+SOONEST = 1.0
+"""Seconds of a supervised stage before a new process saves its first checkpoint."""
+
+
+class TrainedModel:
+    """The learner's trainer, its checkpoints, and the policies that it publishes. The learner knows the recipe."""
+
+    def __init__(self, context: ActorContext) -> None:
+        """Raises TrainingStoppedError when this host cannot send weights as ``weights_in`` says."""
+        refuse_unavailable(context)
+        self._context = context
+        self._thread = trio.CapacityLimiter(1)
+        self._busy_seconds = 0.0
+        self._began: float | None = None
+        self._saving_seconds = 0.0
+        self.store, self._claim = _store(context)
+        self.checkpoints = Checkpoints(context.directory / "checkpoints")
+        self.publisher = Publisher(context, self.store, context.log)
+        self.trainer: Trainer
+        """Made by `load`."""
+
+    async def load(self) -> tuple[Position, dict[str, Any]]:
+        """Load the newest complete checkpoint, or the model that the run starts from.
+
+        Returns the position in the recipe, and what the checkpoint holds of the learner. Raises TrainingStoppedError,
+        and ContractError for a loss that does not fit.
+        """
+        loaded = await self.in_thread(self._load)
+        self.begin()
+        self._context.nursery.start_soon(self.publisher.run)
+        return loaded
+
+    def _load(self) -> tuple[Position, dict[str, Any]]:
+        from agent_rl.checks.declared import chat_format
+        from agent_rl.learning.losses.trial import try_loss
+        from agent_rl.learning.policy_model import ModelOptions
+        from agent_rl.learning.trainer import Trainer
+
+        context, topology, settings = self._context, self._context.topology, self._context.settings
+        directory = model_directory(topology, context.directory)
+        try_loss(topology.algorithm)
+        self.trainer = Trainer(
+            directory,
+            dtype=topology.model.dtype,
+            device=settings.device,
+            algorithm=topology.algorithm,
+            threads=settings.threads,
+            seed=topology.run.seed,
+            options=ModelOptions(
+                activation_checkpointing=settings.activation_checkpointing,
+                compile=settings.compile,
+                logits_mib=settings.logits_mib,
+            ),
+            lora=topology.model.lora,
+            mismatch_tokens=settings.mismatch_tokens,
+            tokenizer=load_tokenizer(directory, topology, context.base),
+        )
+        self._environments = Environments(topology, context.base)
+        self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
+        restored = self.checkpoints.restore(
+            self.trainer.restore, lambda fault: context.log.warning("damaged checkpoint", fault=fault)
+        )
+        return restored or (Position(0, 0, 0), {})
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run work in torch's only thread, without blocking the event loop."""
+        self._began = self._context.now()
+        try:
+            done: T = await self._context.in_thread(work, limiter=self._thread)
+            return done
+        finally:
+            self._busy_seconds += self._context.now() - self._began
+            self._began = None
+
+    def busy_seconds(self) -> float:
+        """Seconds in torch: training, and reading and copying weights."""
+        return self._busy_seconds + (self._context.now() - self._began if self._began is not None else 0.0)
+
+    def batches(self, stage: SftStage, position: Position, drawn: list[int]) -> SupervisedBatches[Any]:
+        """The batches of a supervised stage from ``position`` on. ``drawn`` is that of the batches up to there."""
+        rng = random.Random(f"{self._context.topology.run.seed}/sft/{position.stage}")
+        conversations: Iterator[Any]
+        encode: Callable[[Any], Masked] = self._chat.conversation_tokens
+        if stage.data:
+            conversations, longest = endless(stage.data, self._context.base, rng), float(self.trainer.max_length)
+        else:
+            conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
+            encode = self._chat.demonstration_tokens
+        batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
+        if position.step:
+            batches.skip(position.step, drawn)
+        return batches
+
+    def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:
+        """Train the next batch. Raises NotFiniteError, with nothing changed."""
+        return self.trainer.sft_step(next(batches), stage, step)
+
+    # Published policies
+
+    async def publish(self, policy: Policy, position: Position) -> None:
+        """Publish the present weights as ``policy``. Waits only until they are copied."""
+        weights = None
+        if not self.publisher.knows(policy):
+            settings = self._context.settings
+            device = settings.device if settings.weights_in == "nccl" else "cpu"
+            weights = await self.in_thread(lambda: self.trainer.copy_weights(policy.version, device))
+        self.publisher.offer(policy, weights, position.stage, position.stage_version)
+
+    async def hand_out(self, wanted: WeightsWanted | TransferWanted) -> WeightsPart | TransferOffer:
+        """A part of a published file, or the offer of a transfer."""
+        match wanted, self.store:
+            case WeightsWanted(), PublishedWeights() as files:
+                part: WeightsPart = await self._context.in_thread(read_part, files.path(wanted.policy), wanted.offset)
+                return part
+            case TransferWanted(), KeptWeights() as kept:
+                return kept.offer(wanted)
+        raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self._context.settings.weights_in}")
+
+    # Checkpoints
+
+    def begin(self) -> None:
+        """A supervised stage begins: its time is counted from now on."""
+        self._going_since = self._saved_at = self._context.now()
+
+    def due(self) -> bool:
+        """Whether to save a checkpoint within a supervised stage: little work may be lost, and saving must stay cheap.
+
+        A new process saves early, then after twice the time, up to ``checkpoint_seconds``. So a process that is always
+        killed early also makes progress.
+        """
+        now = self._context.now()
+        least = min(self._context.topology.run.checkpoint_seconds, max(SOONEST, self._saved_at - self._going_since))
+        return now - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
+
+    async def save(self, position: Position, extra: Mapping[str, Any]) -> None:
+        """Save weights, optimizer and ``extra`` for a position."""
+        began = self._context.now()
+        await self.in_thread(lambda: self.trainer.save(self.checkpoints.path(position), position, extra))
+        self._saved_at = self._context.now()
+        self._saving_seconds = self._saved_at - began
+
+
+def refuse_unavailable(context: ActorContext) -> None:
+    """Raise TrainingStoppedError when this host cannot send weights as ``weights_in`` says."""
+    way = context.settings.weights_in
+    if way not in transfer.BACKENDS:
+        return
+    if fault := transfer.unavailable(way):
+        raise TrainingStoppedError(f'weights_in = "{way}": {fault}; choose another weights_in')
+    if way == "nccl":
+        context.log.warning("this transfer method has not been tested on a GPU", weights_in=way)
+
+
+def _store(context: ActorContext) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
+    """The store for published policies, and the claim that keeps its directory while this process lives."""
+    from agent_rl.learning.trainer import write_weights
+
+    topology, settings = context.topology, context.settings
+    if settings.weights_in in transfer.BACKENDS:
+        address = topology.hosts[topology.actors[context.role].host].address
+        return KeptWeights(context, settings.weights_in, address, settings.device, context.log), None
+    fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
+    if settings.weights_in == "run_directory":
+        return PublishedWeights(context.directory / "weights", write_weights, fetched=fetched), None
+    directory, held = host_directory("published", run_digest(topology))
+    return PublishedWeights(directory, write_weights, fetched=fetched), held

@@ -1,0 +1,90 @@
+"""Try a loss on made-up input, in this process, or as a program for processes that must not load torch."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from agent_rl.config.plugins import ContractError, called, defined_at
+from agent_rl.config.topology import Algorithm
+from agent_rl.learning.losses.base import Loss, LossSettings, MicroBatch, Terms, named_loss, reduced
+
+
+def try_loss(algorithm: Algorithm) -> None:
+    """Try ``algorithm.loss`` on a made-up update. Raises ContractError when it fails, or returns something wrong."""
+    loss, settings = named_loss(algorithm)
+    fault = called(algorithm.loss, lambda: loss_fault(loss, settings), "on a made-up micro-batch", loss)
+    if fault:
+        place = defined_at(loss)
+        raise ContractError(f"{algorithm.loss} {fault}" + (f" ({place})" if place else ""))
+
+
+def loss_fault(loss: Loss, settings: LossSettings) -> str:
+    """How a loss breaks the contract of `Loss` on a made-up update; empty if it does not. Raises what the loss raises."""
+    drawn = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 0, 0, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.bool)
+    turns = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
+    advantages = torch.tensor([[1.3], [-0.7], [-0.2]])
+    sampled = torch.where(mask, -2.0 * torch.rand(mask.shape, generator=drawn), 0.0)
+
+    def evaluate(rows: slice) -> tuple[Tensor, Tensor]:
+        logprobs = sampled[rows].clone().requires_grad_()
+        batch = MicroBatch(
+            logprobs=logprobs,
+            proximal=sampled[rows],
+            behaviour=sampled[rows],
+            mask=mask[rows],
+            turns=turns[rows],
+            advantages=advantages[rows],
+            rewards=(advantages[rows] > 0).float(),
+            tokens=int(mask.sum()),
+            sequences=len(mask),
+        )
+        terms = loss(batch, settings)
+        if not isinstance(terms, Terms):
+            raise TypeError(f"returned {type(terms).__name__}; it must return agent_rl.learning.losses.base.Terms")
+        for field in fields(Terms):
+            value = getattr(terms, field.name)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"returned {field.name} = {value!r:.60}; it must be a tensor")
+            try:
+                value.broadcast_to(mask[rows].shape)
+            except RuntimeError:
+                shapes = f"{list(value.shape)} for {list(mask[rows].shape)}"
+                raise TypeError(f"returned {field.name} of shape {shapes}") from None
+        made, _ = reduced(batch, terms)
+        gradient = torch.autograd.grad(made, logprobs, allow_unused=True)[0] if made.requires_grad else None
+        return made.detach(), torch.zeros_like(sampled[rows]) if gradient is None else gradient
+
+    whole, gradient = evaluate(slice(None))
+    if not bool(whole.isfinite()) or not bool(gradient.isfinite().all()):
+        return "is not finite, or its gradient is not"
+    if bool(gradient[~mask].any()):
+        return "has a gradient on tokens the model did not write"
+    if float((gradient * advantages).sum()) >= 0.0:
+        return "does not fall when tokens with a positive advantage become likelier, and others less likely"
+    parts = [evaluate(slice(row, row + 1))[0] for row in range(len(mask))]
+    if not torch.isclose(torch.stack(parts).sum(), whole, rtol=1e-4, atol=1e-6):
+        return (
+            "of a whole update is not the sum of its micro-batches' losses; divide by `tokens` or `sequences`, not by "
+            "the rows at hand"
+        )
+    return ""
+
+
+def main(algorithm: str) -> int:
+    """Try the loss of ``algorithm``, a JSON object; print the fault, if any. What the loss prints goes to stderr."""
+    try:
+        with redirect_stdout(sys.stderr):
+            try_loss(Algorithm.model_validate_json(algorithm))
+    except ContractError as error:
+        print(error)  # noqa: T201 - the parent reads it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
