@@ -152,7 +152,7 @@ def test_the_loss_keeps_what_is_asked_of_every_loss() -> None:
         (lambda terms, _: replace(terms, objective=-terms.objective), "does not fall"),
         (lambda terms, _: replace(terms, objective=0.0 * terms.objective), "does not fall"),
         (lambda terms, batch: replace(terms, objective=terms.objective / 0.0), "is not finite"),
-        (lambda terms, batch: replace(terms, objective=batch.logprobs.mean(-1, keepdim=True)), "did not write"),
+        (lambda terms, batch: replace(terms, shares=terms.shares / batch.mask.shape[1]), "sum of its micro-batches"),
         (lambda terms, batch: replace(terms, shares=terms.shares / len(batch.mask)), "sum of its micro-batches"),
     ],
 )

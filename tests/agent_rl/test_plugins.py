@@ -270,7 +270,7 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
         (
             "actors.kv_scheduler.settings.placement",
             "Needs",
-            r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 35",
+            r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 39",
         ),
         ("actors.rollout_generator.settings.chat_format", "Tag", "chat_format: plugged_.* has no class 'Tag'"),
         (

@@ -176,7 +176,7 @@ def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
     loss, gradient, clipped = evaluate_at([[0.0] * 4, [0.0] * 4])
     assert (loss, clipped) == (0.0, 0.0)  # four tokens against two, and yet they balance
     assert evaluate_at([[0.0] * 4, [0.0] * 4], grpo)[0] == pytest.approx((-4 + 2) / 6)
-    assert gradient.tolist() == [[-1 / 8] * 4, [1 / 4, 1 / 4, 0.0, 0.0]]
+    assert (gradient * mask).tolist() == [[-1 / 8] * 4, [1 / 4, 1 / 4, 0.0, 0.0]]
     # One token far off, the mean of its response within the range: nothing is clipped.
     _, gradient, clipped = evaluate_at([[0.3, -0.1, -0.1, -0.1], [0.0] * 4])
     assert clipped == 0.0
@@ -314,8 +314,8 @@ def test_a_broken_loss_is_refused_before_anything_starts(tmp_path: Path) -> None
     )
     path = tmp_path / "mine.toml"
     text = QUICKSTART.read_text()
-    assert text.count("[algorithm]\n") == 1
-    path.write_text(text.replace("[algorithm]\n", '[algorithm]\nloss = "backwards:backwards"\n'))
+    table = next(line for line in text.splitlines() if line.startswith("[algorithm]"))
+    path.write_text(text.replace(table, f'{table}\nloss = "backwards:backwards"'))
     command = [sys.executable, "-m", "actors.cli", "run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
