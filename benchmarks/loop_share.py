@@ -1,11 +1,12 @@
-"""What the generator's Python costs beside its engine, in rounds that somebody asks for: a process a source tree, so that two trees alternate.
+"""Measure what the generator's agent loop costs beside its engine, in rounds that another process asks for.
 
 ::
 
-    PYTHONPATH=TREE python benchmarks/loop_share.py ROLLOUTS     a line on standard input --> a round --> the share, on standard output
+    PYTHONPATH=TREE python benchmarks/loop_share.py ROLLOUTS
 
-Run by its path, it imports `actors`, `agent_rl` and the other benchmarks of the tree that PYTHONPATH names: nothing here may need more of
-them than both trees have.
+Each line on standard input starts a round; the share is printed on standard output. One process measures one source
+tree, so that the rounds of two trees alternate. The file is run by its path and imports `actors`, `agent_rl` and the
+other benchmarks from the tree that PYTHONPATH names. It may only use what both trees have.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample
 from benchmarks.rollout_models import quickstart_model, save_writer
 
 LETTERS, CALLING = 16.0, 0.6
-"""Mean letters of a turn, and how likely it ends in a tool call: 2.2 turns of 25 tokens."""
-
-
-def asked() -> bool:
-    """Whether another round is asked for."""
-    return bool(sys.stdin.readline())
+"""Mean letters of a turn, and the probability that it ends in a tool call: 2.2 turns of 25 tokens."""
 
 
 async def main(rollouts: int, folder: Path) -> None:
-    """Serve rounds until standard input ends; the first one warms up and prints nothing."""
+    """Serve rounds until standard input ends. The first round warms up and prints nothing.
+
+    The agent loop has trio's thread, and the engine computes in a thread of its own. The loop's cost is the processor
+    time of trio's thread while the generator samples, less that while the engine alone writes the same turns. Both are
+    times of one thread, so the engine's own fluctuations do not enter the difference.
+    """
     model = folder / "writer"
     save_writer(model, quickstart_model(), thinking=LETTERS, calling=CALLING)
     engine = TorchEngine(
@@ -43,14 +44,15 @@ async def main(rollouts: int, folder: Path) -> None:
     async with generator(model, folder, 1) as stage, trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         number = 0
-        while number == 0 or await trio.to_thread.run_sync(asked):
-            began = time.process_time()
+        while number == 0 or await trio.to_thread.run_sync(sys.stdin.readline):
+            whole, loop = time.process_time(), time.thread_time()
             sampled = await sample(stage, requests(rollouts, number))
-            between = time.process_time()
+            whole, loop = time.process_time() - whole, time.thread_time() - loop
+            without_loop = time.thread_time()
             await replay(engine, sampled, model)
-            alone = time.process_time() - between
+            without_loop = time.thread_time() - without_loop
             if number:
-                print(1 - alone / (between - began), flush=True)
+                print((loop - without_loop) / whole, flush=True)
             number += 1
         nursery.cancel_scope.cancel()
 

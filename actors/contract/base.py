@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,6 +103,16 @@ class RoleContract:
     async def settled(self, seconds: float = 5.0) -> None:
         """Wait until nothing more happens."""
         await trio.sleep(seconds)
+
+
+def trio_test(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a coroutine function a test method of a `RoleContract`, whose ``run`` runs the coroutine."""
+
+    @wraps(test)
+    def run(suite: RoleContract, *arguments: Any, **fixtures: Any) -> None:
+        suite.run(partial(test, suite, *arguments, **fixtures))
+
+    return run
 
 
 def derived_links(role: str, classes: Mapping[str, type[Actor]]) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What every generator promises: one trajectory a request, token in and token out, and who wrote each token."""
+"""The contract of generators: one trajectory for each request, exact tokens, and for each token who wrote it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
+from actors.contract.base import trio_test
+from actors.contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, GeneratorBench, result, sample
 from actors.engines.base import EngineError
 from actors.testing import stand_ins
 from agent_rl.messages import (
@@ -28,61 +30,50 @@ from agent_rl.testing import problem, published
 if TYPE_CHECKING:
     from actors.engines.scripted import ScriptedEngine
 
-from actors.contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, GeneratorBench, result, sample
-
-if TYPE_CHECKING:
-    from actors.engines.scripted import ScriptedEngine
-
 
 class GeneratorContract(GeneratorBench):
-    """Derive and set ``actor``; with another format of episodes, also how the model writes a call and an answer in it."""
+    """Derive and set ``actor``. With another chat format, also override `call_text`, `answer_text` and `malformed`."""
 
-    def test_each_request_is_answered_by_one_trajectory_and_acknowledged_with_it(self, tmp_path: Path) -> None:
-        """Many at once; a request is acknowledged when the filter has acknowledged its trajectory, never before."""
+    @trio_test
+    async def test_each_request_is_answered_by_one_trajectory_and_acknowledged_with_it(self, tmp_path: Path) -> None:
+        """Many run at once. A request is acknowledged after its trajectory was, never before."""
+        others = trio.Event()
 
-        async def main() -> None:
-            others = trio.Event()
+        async def reply(call: ToolCall) -> ToolResult:
+            if call.rollout == sample(0)["rollout"]:
+                await others.wait()
+            return result(call)
 
-            async def reply(call: ToolCall) -> ToolResult:
-                if call.rollout == sample(0)["rollout"]:
-                    await others.wait()
-                return result(call)
+        async with self.bench(tmp_path, reply=reply) as bench:
+            durable = trio.Event()
+            bench.stage["roc_filter"].reply = lambda _: durable.wait()
+            requests = [await bench.ask(**sample(number)) for number in range(12)]
+            await self.settled()
+            assert len(bench.trajectories) == 11, "a rollout waits for another one's tool"
+            others.set()
+            await self.settled()
+            names = sorted(made.rollout for made in bench.trajectories)
+            assert names == sorted(each.rollout for each in requests), f"the trajectories are of {names}"
+            assert not bench.acknowledged, "a request was acknowledged before its trajectory was"
+            durable.set()
+            await self.settled()
+            assert sorted(bench.acknowledged) == names, f"only {len(bench.acknowledged)} of 12 were acknowledged"
+            by_name = {each.rollout: each for each in requests}
+            for made in bench.trajectories:
+                wanted = by_name[made.rollout]
+                for field in ("group", "stage", "sample", "attempt", "purpose"):
+                    assert getattr(made, field) == getattr(wanted, field), f"{made.rollout}: another {field}"
+                assert (made.status, made.turns) == ("finished", 2), f"{made.rollout}: {made.status} {made.reason}"
 
-            async with self.bench(tmp_path, reply=reply) as bench:
-                durable = trio.Event()
-                bench.stage["roc_filter"].reply = lambda _: durable.wait()
-                asked = [await bench.ask(**sample(number)) for number in range(12)]
-                await self.settled()
-                assert len(bench.trajectories) == 11, "a rollout waits for another one's tool"
-                others.set()
-                await self.settled()
-                names = sorted(made.rollout for made in bench.trajectories)
-                assert names == sorted(each.rollout for each in asked), f"trajectories came of {names}"
-                assert not bench.acknowledged, "a request was acknowledged before its trajectory was"
-                durable.set()
-                await self.settled()
-                assert sorted(bench.acknowledged) == names, f"only {len(bench.acknowledged)} of 12 were acknowledged"
-                by_name = {each.rollout: each for each in asked}
-                for made in bench.trajectories:
-                    wanted = by_name[made.rollout]
-                    for field in ("group", "stage", "sample", "attempt", "purpose"):
-                        assert getattr(made, field) == getattr(wanted, field), f"{made.rollout}: another {field}"
-                    assert (made.status, made.turns) == ("finished", 2), f"{made.rollout}: {made.status} {made.reason}"
-
-        self.run(main)
-
-    def test_every_token_says_who_wrote_it_and_how_likely_it_was(self, tmp_path: Path) -> None:
-        """Mask 1 and the engine's log-probability on what the model wrote; mask 0 and 0 on what tools returned."""
-
-        async def main() -> None:
-            async with self.bench(tmp_path) as bench:
-                await bench.ask()
-                self.check_tokens(await bench.trajectory(), bench.engine)
-
-        self.run(main)
+    @trio_test
+    async def test_every_token_says_who_wrote_it_and_how_likely_it_was(self, tmp_path: Path) -> None:
+        """Tokens of the model have mask 1 and the engine's log-probability; tokens of tools have mask 0 and 0."""
+        async with self.bench(tmp_path) as bench:
+            await bench.ask()
+            self.check_tokens(await bench.trajectory(), bench.engine)
 
     def check_tokens(self, made: Trajectory, engine: ScriptedEngine) -> None:
-        """A trajectory of two turns, held against what its engine wrote."""
+        """Compare a trajectory with what its engine wrote."""
         from actors.engines.scripted import LOGPROB
 
         count = len(made.tokens)
@@ -98,316 +89,279 @@ class GeneratorContract(GeneratorBench):
         assert not made.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
         assert set(map(tuple, made.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
 
-    def test_tokens_go_in_as_they_came_out(self, tmp_path: Path) -> None:
-        """The engine is asked to continue the very tokens of prompt, turns and responses; nothing is encoded again."""
+    @trio_test
+    async def test_tokens_go_in_as_they_came_out(self, tmp_path: Path) -> None:
+        """The engine continues the exact tokens of prompt, turns and responses; nothing is encoded again."""
+        async with self.bench(tmp_path) as bench:
+            request = await bench.ask()
+            made = await bench.trajectory()
+            first, second = bench.engine.requests
+            assert list(first.tokens) == made.prompt_tokens.tolist(), "the first turn does not continue the prompt"
+            before = len(made.tokens) - len(bench.engine.written[made.rollout][1])
+            so_far = [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
+            assert list(second.tokens) == so_far, "the second turn does not continue the trajectory's own tokens"
+            assert {turn.seed for turn in bench.engine.requests} == {request.seed}, "the engine got another seed"
+            temperatures = {turn.temperature for turn in bench.engine.requests}
+            assert temperatures == {request.sampling.temperature}, f"the engine got the temperatures {temperatures}"
+            assert bench.engine.released == [request.rollout], "the engine was not told that the rollout is over"
 
-        async def main() -> None:
-            async with self.bench(tmp_path) as bench:
-                asked = await bench.ask()
-                made = await bench.trajectory()
-                first, second = bench.engine.requests
-                assert list(first.tokens) == made.prompt_tokens.tolist(), "the first turn does not continue the prompt"
-                before = len(made.tokens) - len(bench.engine.written[made.rollout][1])
-                so_far = [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
-                assert list(second.tokens) == so_far, "the second turn does not continue the trajectory's own tokens"
-                assert {turn.seed for turn in bench.engine.requests} == {asked.seed}, "the engine got another seed"
-                temperatures = {turn.temperature for turn in bench.engine.requests}
-                assert temperatures == {asked.sampling.temperature}, f"the engine got the temperatures {temperatures}"
-                assert bench.engine.released == [asked.rollout], "the engine was not told that the rollout is over"
-
-        self.run(main)
-
-    def test_the_same_request_gives_the_same_trajectory(self, tmp_path: Path) -> None:
-        """The seed decides what is drawn, and nothing else does."""
-        seen: list[list[int]] = []
+    @trio_test
+    async def test_the_same_request_gives_the_same_trajectory(self, tmp_path: Path) -> None:
+        """Only the seed decides what is sampled."""
+        written: list[list[int]] = []
 
         def by_seed(number: int, turn: Any) -> str:
             return self.call_text(f"print({turn.seed}+{number})") if number == 1 else self.answer_text(str(turn.seed))
 
-        async def main() -> None:
-            async with self.bench(tmp_path / str(len(seen)), by_seed) as bench:
+        for number in range(2):
+            async with self.bench(tmp_path / str(number), by_seed) as bench:
                 await bench.ask(seed=7)
-                seen.append((await bench.trajectory()).tokens.tolist())
+                written.append((await bench.trajectory()).tokens.tolist())
+        assert written[0] == written[1], "the same request gave two different trajectories"
 
-        self.run(main)
-        self.run(main)
-        assert seen[0] == seen[1], "the same request gave two different trajectories"
+    @trio_test
+    async def test_calls_of_a_turn_run_at_once_and_come_back_in_order(self, tmp_path: Path) -> None:
+        """Each call is answered, and the second call starts before the first has ended."""
+        both = trio.Event()
+        calls: list[ToolCall] = []
 
-    def test_calls_of_a_turn_run_at_once_and_come_back_in_order(self, tmp_path: Path) -> None:
-        """Each is answered; the first does not keep the second from starting."""
+        async def reply(call: ToolCall) -> ToolResult:
+            calls.append(call)
+            if len(calls) == 2:
+                both.set()
+            with trio.move_on_after(30) as patience:
+                await both.wait()
+            assert not patience.cancelled_caught, "the second call of a turn waits for the first"
+            return result(call, stdout="one" if "11" in str(call.arguments) else "two")
 
-        async def main() -> None:
-            both = trio.Event()
-            calls: list[ToolCall] = []
+        def script(number: int, _: Any) -> str:
+            several = self.call_text("print(11)") + "\n" + self.call_text("print(22)")
+            return several if number == 1 else self.answer_text("4")
 
-            async def reply(call: ToolCall) -> ToolResult:
-                calls.append(call)
-                if len(calls) == 2:
-                    both.set()
-                with trio.move_on_after(30) as patience:
-                    await both.wait()
-                assert not patience.cancelled_caught, "the second call of a turn waits for the first"
-                return result(call, stdout="one" if "11" in str(call.arguments) else "two")
-
-            def script(number: int, _: Any) -> str:
-                several = self.call_text("print(11)") + "\n" + self.call_text("print(22)")
-                return several if number == 1 else self.answer_text("4")
-
-            async with self.bench(tmp_path, script, reply=reply) as bench:
-                await bench.ask(sampling=Sampling(1.0, 400, 3))
-                made = await bench.trajectory()
-                assert [record.outcome for record in made.transcript.calls] == ["success", "success"], (
-                    f"calls: {made.transcript.calls}"
-                )
-                assert len({call.call for call in calls}) == 2, "two calls have one name"
-                assert {call.rollout for call in calls} == {made.rollout}, "a call does not say its rollout"
-                text = self.tool_text(bench, made)
-                assert "one" in text, f"the first result is missing in {text!r}"
-                assert text.index("one") < text.index("two"), f"results are not in the order of their calls: {text!r}"
-
-        self.run(main)
+        async with self.bench(tmp_path, script, reply=reply) as bench:
+            await bench.ask(sampling=Sampling(1.0, 400, 3))
+            made = await bench.trajectory()
+            assert [record.outcome for record in made.transcript.calls] == ["success", "success"], (
+                f"calls: {made.transcript.calls}"
+            )
+            assert len({call.call for call in calls}) == 2, "two calls have one name"
+            assert {call.rollout for call in calls} == {made.rollout}, "a call does not say its rollout"
+            text = self.tool_text(bench, made)
+            assert "one" in text, f"the first result is missing in {text!r}"
+            assert text.index("one") < text.index("two"), f"results are not in the order of their calls: {text!r}"
 
     def tool_text(self, bench: Bench, made: Trajectory) -> str:
-        """What tools wrote into a trajectory."""
+        """The text of a trajectory's tokens with mask 0."""
         return bench.engine.decode(made.tokens[made.loss_mask == 0].tolist())
 
-    def test_turns_without_a_call_are_answered_by_the_environment(self, tmp_path: Path) -> None:
-        """In an executor, which gets the snapshot of the answer before; the model reads the answer, and is not trained on it."""
+    @trio_test
+    async def test_turns_without_a_call_are_answered_by_the_environment(self, tmp_path: Path) -> None:
+        """An executor answers, given the snapshot of the last answer. The answer is in the sequence, with mask 0."""
 
-        async def main() -> None:
-            def reply(asked: ObserveTurn) -> TurnObserved:
-                turn = len(asked.transcript.texts)
-                said = (EnvironmentMessage(turn, "user", f"higher than {turn}"),)
-                return TurnObserved(said, asked.state + b"%d" % turn, done=turn == 3)
+        def reply(question: ObserveTurn) -> TurnObserved:
+            turn = len(question.transcript.texts)
+            messages = (EnvironmentMessage(turn, "user", f"higher than {turn}"),)
+            return TurnObserved(messages, question.state + b"%d" % turn, done=turn == 3)
 
-            environments = [{"class": TALKATIVE, "name": "game"}]
-            async with self.bench(tmp_path, self.guesses, reply=reply, environments=environments) as bench:
-                asked = await bench.ask(problem=problem(environment="game"), sampling=Sampling(1.0, 400, 5))
-                made = await bench.trajectory()
-                assert (made.status, made.turns) == ("finished", 3), f"{made.status} {made.reason}: {made.turns} turns"
-                answers = bench.stage["tool_executor"].log
-                assert [each.state for each in answers] == [b"", b"1", b"12"], "a snapshot was lost"
-                about = [(each.rollout, each.problem, each.seed) for each in answers]
-                assert about == [(asked.rollout, asked.problem, asked.seed)] * 3, (
-                    f"the executor was asked about {about}"
+        environments = [{"class": TALKATIVE, "name": "game"}]
+        async with self.bench(tmp_path, self.guesses, reply=reply, environments=environments) as bench:
+            request = await bench.ask(problem=problem(environment="game"), sampling=Sampling(1.0, 400, 5))
+            made = await bench.trajectory()
+            assert (made.status, made.turns) == ("finished", 3), f"{made.status} {made.reason}: {made.turns} turns"
+            answers = bench.stage["tool_executor"].log
+            assert [each.state for each in answers] == [b"", b"1", b"12"], "a snapshot was lost"
+            about = [(each.rollout, each.problem, each.seed) for each in answers]
+            assert about == [(request.rollout, request.problem, request.seed)] * 3, (
+                f"the executor was asked about {about}"
+            )
+            assert [len(each.transcript.texts) for each in answers] == [1, 2, 3], "the executor lacks turns"
+            said = self.tool_text(bench, made)
+            assert said.index("higher than 1") < said.index("higher than 2"), f"the model read {said!r}"
+            assert "higher than 3" not in said, "tokens follow the last turn"
+            assert [reply.content[-1] for reply in made.transcript.replies] == ["1", "2", "3"]
+            self.check_tokens(made, bench.engine)
+
+    @trio_test
+    async def test_an_environment_that_fails_loses_its_rollout_alone(self, tmp_path: Path) -> None:
+        """The status is environment_failed with the fault; it is failed when no executor answers."""
+
+        async def reply(question: ObserveTurn) -> TurnObserved:
+            if question.rollout.endswith("/0/0"):
+                return TurnObserved(fault="environment 'game': observe fails with ValueError: no (game.py, line 3)")
+            if question.rollout.endswith("/1/0"):
+                await trio.sleep_forever()
+            return TurnObserved(done=True)
+
+        environments = [{"class": TALKATIVE, "name": "game"}]
+        async with self.bench(tmp_path, self.guesses, reply=reply, environments=environments) as bench:
+            for number in range(3):
+                await bench.ask(problem=problem(environment="game"), **sample(number))
+            await self.settled(1200)
+            made = {each.sample: each for each in bench.trajectories}
+            status = {number: each.status for number, each in sorted(made.items())}
+            assert status == {0: "environment_failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
+            assert "game.py, line 3" in made[0].reason, f"the reason is {made[0].reason}"
+
+    @trio_test
+    async def test_a_loop_of_its_own_writes_one_sequence(self, tmp_path: Path) -> None:
+        """``async def rollout(problem, model, tools)``: its messages have mask 0; the model's tokens do not change."""
+        environments = [{"class": TALKATIVE, "name": "game", "rollout": OWN_LOOP}]
+        async with self.bench(tmp_path, self.guesses, environments=environments) as bench:
+            await bench.ask(problem=problem(environment="game"), sampling=Sampling(1.0, 400, 5))
+            made = await bench.trajectory()
+            assert (made.status, made.turns) == ("finished", 3), f"{made.status} {made.reason}: {made.turns} turns"
+            assert "Are you sure?" in self.tool_text(bench, made), "the model was not asked"
+            self.check_tokens(made, bench.engine)
+            for turn in bench.engine.requests:
+                said = [*made.prompt_tokens.tolist(), *made.tokens.tolist()]
+                assert list(turn.tokens) == said[: len(turn.tokens)], (
+                    "a turn continues other tokens than the trajectory's"
                 )
-                assert [len(each.transcript.texts) for each in answers] == [1, 2, 3], "the executor lacks turns"
-                said = self.tool_text(bench, made)
-                assert said.index("higher than 1") < said.index("higher than 2"), f"the model read {said!r}"
-                assert "higher than 3" not in said, "tokens follow the last turn"
-                assert [reply.content[-1] for reply in made.transcript.replies] == ["1", "2", "3"]
-                self.check_tokens(made, bench.engine)
-
-        self.run(main)
-
-    def test_an_environment_that_fails_loses_its_rollout_alone(self, tmp_path: Path) -> None:
-        """Status environment_failed, with what it did wrong; where no executor answers, the infrastructure failed."""
-
-        async def main() -> None:
-            async def reply(asked: ObserveTurn) -> TurnObserved:
-                if asked.rollout.endswith("/0/0"):
-                    return TurnObserved(fault="environment 'game': observe fails with ValueError: no (game.py, line 3)")
-                if asked.rollout.endswith("/1/0"):
-                    await trio.sleep_forever()
-                return TurnObserved(done=True)
-
-            environments = [{"class": TALKATIVE, "name": "game"}]
-            async with self.bench(tmp_path, self.guesses, reply=reply, environments=environments) as bench:
-                for number in range(3):
-                    await bench.ask(problem=problem(environment="game"), **sample(number))
-                await self.settled(1200)
-                made = {each.sample: each for each in bench.trajectories}
-                status = {number: each.status for number, each in sorted(made.items())}
-                assert status == {0: "environment_failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
-                assert "game.py, line 3" in made[0].reason, f"the reason is {made[0].reason}"
-
-        self.run(main)
-
-    def test_a_loop_of_its_own_writes_one_sequence(self, tmp_path: Path) -> None:
-        """``async def rollout(problem, model, tools)``: what it adds has mask 0, and the model's tokens stay the very same."""
-
-        async def main() -> None:
-            environments = [{"class": TALKATIVE, "name": "game", "rollout": OWN_LOOP}]
-            async with self.bench(tmp_path, self.guesses, environments=environments) as bench:
-                await bench.ask(problem=problem(environment="game"), sampling=Sampling(1.0, 400, 5))
-                made = await bench.trajectory()
-                assert (made.status, made.turns) == ("finished", 3), f"{made.status} {made.reason}: {made.turns} turns"
-                assert "Are you sure?" in self.tool_text(bench, made), "the model was not asked"
-                self.check_tokens(made, bench.engine)
-                for turn in bench.engine.requests:
-                    said = [*made.prompt_tokens.tolist(), *made.tokens.tolist()]
-                    assert list(turn.tokens) == said[: len(turn.tokens)], (
-                        "a turn continues other tokens than the trajectory's"
-                    )
-                limited = {"sampling": Sampling(1.0, 400, 2), **sample(1)}
-                await bench.ask(problem=problem(environment="game"), **limited)
-                assert (await bench.trajectory()).status == "turn_limit", "a loop may go on beyond max_turns"
-
-        self.run(main)
+            limited = {"sampling": Sampling(1.0, 400, 2), **sample(1)}
+            await bench.ask(problem=problem(environment="game"), **limited)
+            assert (await bench.trajectory()).status == "turn_limit", "a loop may go on beyond max_turns"
 
     def guesses(self, number: int, _: Any) -> str:
-        """A script without calls."""
+        """A script: turns without calls."""
         return self.answer_text(str(10 * number))
 
-    def test_what_goes_wrong_in_a_call_is_told_to_the_model(self, tmp_path: Path) -> None:
-        """An error, or a call that is none, is the model's own: the rollout goes on and the record says so."""
+    @trio_test
+    async def test_what_goes_wrong_in_a_call_is_told_to_the_model(self, tmp_path: Path) -> None:
+        """After an error or a malformed call the rollout goes on, and the record names the outcome."""
         turns = [self.call_text("1/0"), *([self.malformed] if self.malformed else []), self.answer_text("4")]
 
-        async def main() -> None:
-            def reply(call: ToolCall) -> ToolResult:
-                return result(call, "error", "", "ZeroDivisionError: division by zero")
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, "error", "", "ZeroDivisionError: division by zero")
 
-            async with self.bench(tmp_path, lambda number, _: turns[number - 1], reply=reply) as bench:
-                await bench.ask(sampling=Sampling(1.0, 400, 4))
-                made = await bench.trajectory()
-                assert made.status == "finished", f"{made.status}: {made.reason}"
-                outcomes = [record.outcome for record in made.transcript.calls]
-                assert outcomes == ["error", "malformed"][: len(turns) - 1], f"the records say {outcomes}"
-                assert "ZeroDivisionError" in self.tool_text(bench, made), "the model was not told of the error"
+        async with self.bench(tmp_path, lambda number, _: turns[number - 1], reply=reply) as bench:
+            await bench.ask(sampling=Sampling(1.0, 400, 4))
+            made = await bench.trajectory()
+            assert made.status == "finished", f"{made.status}: {made.reason}"
+            outcomes = [record.outcome for record in made.transcript.calls]
+            assert outcomes == ["error", "malformed"][: len(turns) - 1], f"the records say {outcomes}"
+            assert "ZeroDivisionError" in self.tool_text(bench, made), "the model was not told of the error"
 
-        self.run(main)
+    @trio_test
+    async def test_infrastructure_that_fails_is_no_fault_of_the_model(self, tmp_path: Path) -> None:
+        """A rollout that executors or engine cannot serve has status failed, with the reason. Other rollouts go on."""
 
-    def test_infrastructure_that_fails_is_no_fault_of_the_model(self, tmp_path: Path) -> None:
-        """No executor, or an engine that cannot: the status is failed, with the reason; later rollouts are unharmed."""
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, "unavailable" if call.rollout.endswith("/0/0") else "success")
 
-        async def main() -> None:
-            def reply(call: ToolCall) -> ToolResult:
-                return result(call, "unavailable" if call.rollout.endswith("/0/0") else "success")
+        def script(number: int, turn: Any) -> Any:
+            return EngineError("it does not fit") if turn.rollout.endswith("/1/0") else self.two_turns(number, turn)
 
-            def script(number: int, turn: Any) -> Any:
-                return EngineError("it does not fit") if turn.rollout.endswith("/1/0") else self.two_turns(number, turn)
+        async with self.bench(tmp_path, script, reply=reply) as bench:
+            for number in range(3):
+                await bench.ask(**sample(number))
+            await self.settled(300)
+            status = {made.sample: made.status for made in bench.trajectories}
+            assert status == {0: "failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
+            assert all(made.reason for made in bench.trajectories if made.status == "failed"), "without a reason"
+            assert len(bench.acknowledged) == 3, f"{len(bench.acknowledged)} of 3 requests were acknowledged"
 
-            async with self.bench(tmp_path, script, reply=reply) as bench:
-                for number in range(3):
+    @trio_test
+    async def test_a_rollout_asked_for_twice_is_sampled_once_and_answers_both(self, tmp_path: Path) -> None:
+        """A restarted scheduler sends the requests of running rollouts again."""
+        async with self.bench(tmp_path) as bench:
+            await bench.ask()
+            await bench.ask()
+            await self.settled()
+            assert len(bench.trajectories) == 1, f"{len(bench.trajectories)} trajectories of one rollout"
+            assert len(bench.acknowledged) == 2, f"{len(bench.acknowledged)} of the 2 requests were acknowledged"
+
+    @trio_test
+    async def test_rollouts_nobody_wants_are_cancelled_and_others_go_on(self, tmp_path: Path) -> None:
+        """The trajectory's status is cancelled. Its request is acknowledged, and the engine's memory is freed."""
+        hold = trio.Event()
+
+        async def reply(call: ToolCall) -> ToolResult:
+            await hold.wait()
+            return result(call)
+
+        async with self.bench(tmp_path, reply=reply) as bench:
+            for number in (0, 1):
+                await bench.ask(rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
+            await bench.stage["tool_executor"].receive(ToolCall)
+            bench.stage["kv_scheduler"].announce("unwanted", GENERATOR).set(GroupsUnwanted(("s0-g000001",)))
+            made = await bench.trajectory()
+            assert (made.group, made.status) == ("s0-g000001", "cancelled"), f"{made.group}: {made.status}"
+            assert bench.engine.released == ["s0-g000001/0/0"], "the engine still holds the cancelled rollout"
+            hold.set()
+            other = await bench.trajectory()
+            assert (other.group, other.status) == ("s0-g000000", "finished"), f"{other.group}: {other.status}"
+
+    @trio_test
+    async def test_a_policy_published_in_flight_shows_on_every_later_token(self, tmp_path: Path) -> None:
+        """Generation does not stop for a new policy. The load announced to scheduler and learner names the policy."""
+
+        async def reply(call: ToolCall) -> ToolResult:
+            bench.stage["learner"].announce("policy", GENERATOR).set(published(4))
+            with trio.move_on_after(30) as patience:
+                await bench.engine.swapped.wait()
+            assert not patience.cancelled_caught, "the new policy waits for the rollout in flight"
+            return result(call)
+
+        async with self.bench(tmp_path, reply=reply) as bench:
+            await bench.ask()
+            made = await bench.trajectory()
+            versions = made.policies[made.loss_mask > 0, 1].tolist()
+            assert versions == sorted(versions), "an older policy follows a newer one"
+            assert set(versions) == {3, 4}, f"tokens carry the versions {sorted(set(versions))}, served were 3 and 4"
+            await self.settled()
+            for role in ("kv_scheduler", "learner"):
+                load = [message for message in bench.stage[role].log if isinstance(message, EngineLoad)][-1]
+                assert load.policy == Policy(1, 4), f"the load announced to {role} names {load.policy}"
+                assert load.generator == GENERATOR, f"the load is of {load.generator}"
+
+    @trio_test
+    async def test_nothing_is_sampled_before_a_policy_is_published(self, tmp_path: Path) -> None:
+        """The weights that an engine starts with belong to no policy."""
+        async with self.bench(tmp_path, version=None) as bench:
+            await bench.ask()
+            await self.settled()
+            assert not bench.engine.requests, "a rollout was sampled from a policy nobody published"
+            bench.stage["learner"].announce("policy", GENERATOR).set(published(0))
+            made = await bench.trajectory()
+            assert made.status == "finished", f"{made.status}: {made.reason}"
+
+    @trio_test
+    async def test_a_rollout_ends_at_its_limits(self, tmp_path: Path) -> None:
+        """The status is truncated at max_response_tokens, which include tool responses, and turn_limit at max_turns."""
+
+        def reply(call: ToolCall) -> ToolResult:
+            return result(call, stdout="x" * 300 if "8" in str(call.arguments) else "4")
+
+        def script(_: int, turn: Any) -> str:
+            texts: Sequence[str] = (self.call_text("print(1)"), "y" * 500, self.call_text("print(8)"))
+            return texts[int(turn.rollout.split("/")[1])]
+
+        async with self.bench(tmp_path, script, reply=reply) as bench:
+            for number, turns in enumerate((2, 3, 3)):
+                await bench.ask(**sample(number), sampling=Sampling(1.0, 200, turns))
+            await self.settled()
+            ended = {made.sample: made.status for made in bench.trajectories}
+            assert ended == {0: "turn_limit", 1: "truncated", 2: "truncated"}, f"by sample: {ended}"
+            longest = max(len(made.tokens) for made in bench.trajectories)
+            assert longest <= 200, f"a response has {longest} tokens of 200"
+
+    @trio_test
+    async def test_killed_in_the_middle_it_answers_every_request_after_its_restart(self, tmp_path: Path) -> None:
+        """The link sends requests again that were not acknowledged."""
+        self._engines = []
+        topology = self.topology(tmp_path)
+        async with stand_ins(topology, self.role, concurrency={"tool_executor": 64}) as stage:
+            never = trio.Event()
+            stage["tool_executor"].reply = lambda _: never.wait()
+            stage["learner"].announce("policy", GENERATOR).set(published(3))
+            async with self.started(topology, stage, kill=True) as actor:
+                bench = Bench(stage, actor, self._engines[-1])
+                for number in range(4):
                     await bench.ask(**sample(number))
-                await self.settled(300)
-                status = {made.sample: made.status for made in bench.trajectories}
-                assert status == {0: "failed", 1: "failed", 2: "finished"}, f"by sample: {status}"
-                assert all(made.reason for made in bench.trajectories if made.status == "failed"), "without a reason"
-                assert len(bench.acknowledged) == 3, f"{len(bench.acknowledged)} of 3 requests were acknowledged"
-
-        self.run(main)
-
-    def test_a_rollout_asked_for_twice_is_sampled_once_and_answers_both(self, tmp_path: Path) -> None:
-        """A restarted scheduler asks again for what is under way."""
-
-        async def main() -> None:
-            async with self.bench(tmp_path) as bench:
-                await bench.ask()
-                await bench.ask()
-                await self.settled()
-                assert len(bench.trajectories) == 1, f"{len(bench.trajectories)} trajectories of one rollout"
-                assert len(bench.acknowledged) == 2, f"{len(bench.acknowledged)} of the 2 requests were acknowledged"
-
-        self.run(main)
-
-    def test_rollouts_nobody_wants_are_cancelled_and_others_go_on(self, tmp_path: Path) -> None:
-        """With a trajectory of status cancelled, so that their request is acknowledged and their engine's room freed."""
-
-        async def main() -> None:
-            hold = trio.Event()
-
-            async def reply(call: ToolCall) -> ToolResult:
-                await hold.wait()
-                return result(call)
-
-            async with self.bench(tmp_path, reply=reply) as bench:
-                for number in (0, 1):
-                    await bench.ask(rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
-                await bench.stage["tool_executor"].receive(ToolCall)
-                bench.stage["kv_scheduler"].announce("unwanted", GENERATOR).set(GroupsUnwanted(("s0-g000001",)))
-                made = await bench.trajectory()
-                assert (made.group, made.status) == ("s0-g000001", "cancelled"), f"{made.group}: {made.status}"
-                assert bench.engine.released == ["s0-g000001/0/0"], "the engine still holds the cancelled rollout"
-                hold.set()
-                other = await bench.trajectory()
-                assert (other.group, other.status) == ("s0-g000000", "finished"), f"{other.group}: {other.status}"
-
-        self.run(main)
-
-    def test_a_policy_published_in_flight_shows_on_every_later_token(self, tmp_path: Path) -> None:
-        """Generation never stops for it; the load announced to scheduler and learner names it."""
-
-        async def main() -> None:
-            async def reply(call: ToolCall) -> ToolResult:
-                bench.stage["learner"].announce("policy", GENERATOR).set(published(4))
-                with trio.move_on_after(30) as patience:
-                    await bench.engine.swapped.wait()
-                assert not patience.cancelled_caught, "the new policy waits for the rollout in flight"
-                return result(call)
-
-            async with self.bench(tmp_path, reply=reply) as bench:
-                await bench.ask()
-                made = await bench.trajectory()
-                versions = made.policies[made.loss_mask > 0, 1].tolist()
-                assert versions == sorted(versions), "an older policy follows a newer one"
-                assert set(versions) == {3, 4}, (
-                    f"tokens carry the versions {sorted(set(versions))}, served were 3 and 4"
-                )
-                await self.settled()
-                for role in ("kv_scheduler", "learner"):
-                    load = [message for message in bench.stage[role].log if isinstance(message, EngineLoad)][-1]
-                    assert load.policy == Policy(1, 4), f"the load announced to {role} names {load.policy}"
-                    assert load.generator == GENERATOR, f"the load is of {load.generator}"
-
-        self.run(main)
-
-    def test_nothing_is_sampled_before_a_policy_is_published(self, tmp_path: Path) -> None:
-        """The weights a run starts from belong to no policy."""
-
-        async def main() -> None:
-            async with self.bench(tmp_path, version=None) as bench:
-                await bench.ask()
-                await self.settled()
-                assert not bench.engine.requests, "a rollout was sampled from a policy nobody published"
-                bench.stage["learner"].announce("policy", GENERATOR).set(published(0))
-                made = await bench.trajectory()
-                assert made.status == "finished", f"{made.status}: {made.reason}"
-
-        self.run(main)
-
-    def test_a_rollout_ends_at_its_limits(self, tmp_path: Path) -> None:
-        """Truncated at max_response_tokens, tool responses included; turn_limit at max_turns: both are results."""
-
-        async def main() -> None:
-            def reply(call: ToolCall) -> ToolResult:
-                return result(call, stdout="x" * 300 if "8" in str(call.arguments) else "4")
-
-            def script(_: int, turn: Any) -> str:
-                texts: Sequence[str] = (self.call_text("print(1)"), "y" * 500, self.call_text("print(8)"))
-                return texts[int(turn.rollout.split("/")[1])]
-
-            async with self.bench(tmp_path, script, reply=reply) as bench:
-                for number, turns in enumerate((2, 3, 3)):
-                    await bench.ask(**sample(number), sampling=Sampling(1.0, 200, turns))
-                await self.settled()
-                ended = {made.sample: made.status for made in bench.trajectories}
-                assert ended == {0: "turn_limit", 1: "truncated", 2: "truncated"}, f"by sample: {ended}"
-                longest = max(len(made.tokens) for made in bench.trajectories)
-                assert longest <= 200, f"a response has {longest} tokens of 200"
-
-        self.run(main)
-
-    def test_killed_in_the_middle_it_answers_every_request_after_its_restart(self, tmp_path: Path) -> None:
-        """What was not acknowledged comes again from the link."""
-
-        async def main() -> None:
-            self._engines = []
-            topology = self.topology(tmp_path)
-            async with stand_ins(topology, self.role, concurrency={"tool_executor": 64}) as stage:
-                never = trio.Event()
-                stage["tool_executor"].reply = lambda _: never.wait()
-                stage["learner"].announce("policy", GENERATOR).set(published(3))
-                async with self.started(topology, stage, kill=True) as actor:
-                    bench = Bench(stage, actor, self._engines[-1])
-                    for number in range(4):
-                        await bench.ask(**sample(number))
-                    await stage["tool_executor"].receive(ToolCall)
-                stage["tool_executor"].reply = result
-                async with self.started(topology, stage, incarnation=2):
-                    await self.settled(60)
-                    samples = sorted(made.sample for made in bench.trajectories)
-                    assert samples == [0, 1, 2, 3], f"trajectories came of the samples {samples}"
-                    assert len(bench.acknowledged) == 4, f"{len(bench.acknowledged)} of 4 requests were acknowledged"
-
-        self.run(main)
+                await stage["tool_executor"].receive(ToolCall)
+            stage["tool_executor"].reply = result
+            async with self.started(topology, stage, incarnation=2):
+                await self.settled(60)
+                samples = sorted(made.sample for made in bench.trajectories)
+                assert samples == [0, 1, 2, 3], f"trajectories came of the samples {samples}"
+                assert len(bench.acknowledged) == 4, f"{len(bench.acknowledged)} of 4 requests were acknowledged"

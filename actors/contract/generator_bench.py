@@ -1,4 +1,4 @@
-"""A generator under test with its scripted engine, and its peers."""
+"""The bench of the generator's contract: the generator under test, its scripted engine, and its peers."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ Script = Callable[[int, Any], Any]
 
 
 def result(call: ToolCall, outcome: ToolOutcome = "success", stdout: str = "4\n", stderr: str = "") -> ToolResult:
-    """How an executor answers."""
+    """An executor's answer to a call."""
     return ToolResult(call.call, outcome, stdout, stderr, "", 0.0, 0.001)
 
 
 class Talkative(Environment):
-    """Answers turns, in an executor."""
+    """An environment that answers turns."""
 
     observes = True
 
     def __init__(self, *, seed: int, base: Path) -> None:
-        """Of any seed."""
+        """Any seed gives the same environment."""
 
     def problems(self) -> TaskSource:
-        """Those of the quickstart."""
+        """The problems of the quickstart."""
         return ArithmeticTasks(0)
 
     def prompt(self, problem: Problem) -> ChatMessages:
@@ -59,13 +59,13 @@ class Talkative(Environment):
         return [{"role": "user", "content": problem.text}]
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement:
-        """Two turns are right."""
+        """A rollout of two turns is right."""
         del problem
         return Judgement(float(len(transcript.texts) == 2), len(transcript.texts) == 2)
 
 
 async def asks_twice(problem: Problem, model: Model, tools: Tools) -> None:
-    """A loop of its own: it has every answer looked at again."""
+    """A loop of the environment's own: it asks twice whether the model is sure."""
     del tools
     messages = [{"role": "user", "content": problem.text}]
     for question in ("Are you sure?", "Really?"):
@@ -84,39 +84,36 @@ class Bench:
         self.acknowledged: list[str] = []
 
     async def ask(self, **changes: Any) -> RolloutRequest:
-        """The scheduler asks for a rollout."""
+        """Send a request as the scheduler."""
         message = request(**{"sampling": Sampling(1.0, 160, 3), **changes})
         link = self.stage["kv_scheduler"].push("requests", GENERATOR)
         await link.send(message, on_ack=lambda: self.acknowledged.append(message.rollout))
         return message
 
     async def trajectory(self) -> Trajectory:
-        """The next one the filter gets."""
+        """The next trajectory that the filter receives."""
         made: Trajectory = await self.stage["roc_filter"].receive(Trajectory)
         return made
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All the filter has got."""
+        """All trajectories that the filter has received."""
         return [message for message in self.stage["roc_filter"].log if isinstance(message, Trajectory)]
 
 
 class GeneratorBench(RoleContract):
-    """What the promises of `GeneratorContract` are proved with.
-
-    The generator is run with ``engine`` and ``engine_settings`` of a scripted engine in its settings.
-    """
+    """Runs the generator with a scripted engine, which its settings name."""
 
     role: ClassVar[str] = "rollout_generator"
     malformed: ClassVar[str | None] = "<tool_call>{not json}</tool_call>"
-    """Something that is meant as a call and is none; None where the format knows no such thing."""
+    """A malformed call; None when the format has none."""
 
     def call_text(self, code: str) -> str:
-        """How the model writes a call that runs this Python."""
+        """A call that runs this Python, as the model writes it."""
         return f"<tool_call>{json.dumps({'name': PYTHON_TOOL, 'arguments': {'code': code}})}</tool_call>"
 
     def answer_text(self, answer: str) -> str:
-        """How the model answers: a turn without a call."""
+        """An answer as the model writes it: a turn without a call."""
         return f"<answer>\\boxed{{{answer}}}</answer>"
 
     def two_turns(self, number: int, _: Any) -> str:
@@ -133,7 +130,7 @@ class GeneratorBench(RoleContract):
         version: int | None = 3,
         **changes: Any,
     ) -> AsyncIterator[Bench]:
-        """A generator that has started; ``version`` is the policy published to it, ``changes`` are of its topology."""
+        """A started generator. ``version`` is the policy published to it; ``changes`` are of its topology."""
         self._engines: list[ScriptedEngine] = []
         topology = self.topology(folder, script=script or self.two_turns, **changes)
         async with stand_ins(topology, self.role, concurrency={"tool_executor": 64, "roc_filter": 64}) as stage:
@@ -153,7 +150,7 @@ class GeneratorBench(RoleContract):
             yield actor
 
     def topology(self, folder: Path, *, script: Script | None = None, **changes: Any) -> Any:
-        """With the scripted engine in the generator's settings."""
+        """A topology with the scripted engine in the generator's settings."""
         topology = super().topology(folder, **changes)
         engine = {"script": script or self.two_turns, "made": self._engines.append}
         entry = topology.actors[self.role]
@@ -164,5 +161,5 @@ class GeneratorBench(RoleContract):
 
 
 def sample(number: int) -> dict[str, Any]:
-    """What names one sample of the first group."""
+    """The fields of a request for one sample of the first group."""
     return {"rollout": f"s0-g000000/{number}/0", "sample": number, "seed": 100 + number}

@@ -6,12 +6,15 @@ wraps vLLM.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy, TransferOffer
 
@@ -70,6 +73,34 @@ class EngineFigures:
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a running engine can serve. ``longest``: the most tokens of a sequence, by model and KV cache."""
+
+    longest: int
+    model_length: int
+    kv_tokens: int
+    vocabulary: int
+
+    def check(self, request: TurnRequest, tokens: NDArray[np.int64]) -> None:
+        """Raise EngineError when the turn can never be served. ``tokens`` [n] are the request's."""
+        count = len(tokens)
+        if not count or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
+            raise EngineError(
+                f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) "
+                f"and a finite temperature of at least 0 ({request.temperature})"
+            )
+        if count + request.max_tokens > self.longest:
+            raise EngineError(
+                f"{request.rollout}: {count} tokens + max_tokens {request.max_tokens} = {count + request.max_tokens} > "
+                f"{self.longest} (the model's limit is {self.model_length}, the KV cache holds {self.kv_tokens})"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary:
+            raise EngineError(
+                f"{request.rollout}: tokens {tokens.min()} to {tokens.max()} exceed the vocabulary of {self.vocabulary}"
+            )
 
 
 class Engine(Protocol):

@@ -15,11 +15,11 @@ from torch.nn import functional
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Variables of oneDNN and of ideep (a layer between torch and oneDNN): how many compiled products to keep."""
-CACHED = "32"
-"""More than the layers of a micro-batch need. A compiled product is for one shape and takes about half a megabyte.
+PRODUCTS = "32"
+"""Compiled products that a process keeps: more than the layers of a micro-batch or of an engine's step need.
 
-Rows rarely have the same length twice, and by default each library keeps 1,024 products, a gigabyte with the heap's
-fragmentation.
+A compiled product is for one shape and takes about half a megabyte. Rows rarely have the same length twice, and by
+default each library keeps 1,024 products, a gigabyte with the heap's fragmentation.
 """
 
 
@@ -61,14 +61,18 @@ class OneDnnLinear(nn.Linear):
         return output
 
 
-def use_one_dnn(model: nn.Module) -> None:
-    """Let oneDNN compute the plain linear layers; parameters and their names stay the same.
+def bound_caches() -> None:
+    """Bound oneDNN's caches for the whole process, unless the user has set the environment variables.
 
-    oneDNN's cache is bounded for the whole process, unless the user has set the environment variables. oneDNN reads the
-    variables at its first product.
+    oneDNN reads the variables at its first product.
     """
     for name in CACHES:
-        os.environ.setdefault(name, CACHED)
+        os.environ.setdefault(name, PRODUCTS)
+
+
+def use_one_dnn(model: nn.Module) -> None:
+    """Let oneDNN compute the plain linear layers; parameters and their names stay the same. Its caches are bounded."""
+    bound_caches()
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = OneDnnLinear

@@ -7,8 +7,8 @@ while torch computes.
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -18,16 +18,16 @@ import numpy as np
 import torch
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, ModelError, TurnRequest, TurnResult
+from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, TurnRequest, TurnResult
 from actors.engines.torch.decode import Decoder
-from actors.engines.torch.model import CausalModel, TensorSpec, check_offer, check_ties, read_weights
+from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
+from actors.engines.weight_files import TensorSpecs, check_offer
 from actors.weights.transfer import receive
 from agent_rl.learning.device import usable_device
 from agent_rl.messages import TransferOffer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -35,45 +35,8 @@ if TYPE_CHECKING:
     from agent_rl.messages import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """Limits of the loaded model, for checks in the trio thread."""
-
-    longest: int
-    max_length: int
-    kv_tokens: int
-    vocabulary: int
-    specs: Mapping[str, TensorSpec]
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    turn: SequenceTurn
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    turn: SequenceTurn
-
-
-@dataclass(frozen=True, slots=True)
-class _Release:
-    rollout: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Replace:
-    weights: dict[str, Tensor]
-    policy: Policy
-    reply: _Reply
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Command: TypeAlias = _Submit | _Cancel | _Release | _Replace | _Stop
+_Command: TypeAlias = Callable[[Decoder], None] | None
+"""What the decoding thread does between two steps. None: stop."""
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +98,8 @@ class TorchEngine:
         self._policy = initial_policy
         self._figures = EngineFigures(kv_tokens_total=kv_tokens or 0, max_rollouts=max_rollouts)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
-        self._limits: _Limits | None = None
+        self._limits: EngineLimits | None = None
+        self._specs: TensorSpecs = {}
         self._longest = 0
         self._turns: dict[str, SequenceTurn] = {}
         self._replies: dict[SequenceTurn | _Reply, _Reply] = {}
@@ -184,16 +148,18 @@ class TorchEngine:
         turn in flight, or the engine does not run.
         """
         tokens = np.asarray(request.tokens, np.int64)
-        self._check(request, tokens)
+        self._running().check(request, tokens)
+        if request.rollout in self._turns:
+            raise EngineError(f"{request.rollout} has a turn in flight already")
         self._submitted += 1
         turn = SequenceTurn(request, self._submitted, tokens)
         self._turns[request.rollout] = turn
         reply = self._replies[turn] = _Reply()
-        self._commands.put(_Submit(turn))
+        self._commands.put(lambda decoder: decoder.submit(turn))
         try:
             result = await reply.wait()
         except trio.Cancelled:
-            self._commands.put(_Cancel(turn))
+            self._commands.put(lambda decoder: decoder.cancel(turn))
             raise
         finally:
             del self._turns[request.rollout], self._replies[turn]
@@ -208,7 +174,7 @@ class TorchEngine:
         """
         if rollout in self._turns:
             raise ValueError(f"{rollout} has a turn in flight: cancel it instead")
-        self._commands.put(_Release(rollout))
+        self._commands.put(lambda decoder: decoder.release(rollout))
 
     @property
     def ranks(self) -> int:
@@ -221,56 +187,41 @@ class TorchEngine:
         Raises EngineError when the file is incomplete, the weights do not fit the model in names, shapes or dtypes, or
         the engine does not run, and TransferError when a transfer fails. The engine then keeps serving the old weights.
         """
-        specs = self._running().specs
-        weights = await trio.to_thread.run_sync(self._read, source, specs, abandon_on_cancel=True)
         self._running()
-        reply = _Reply()
+        weights = await trio.to_thread.run_sync(self._read, source, abandon_on_cancel=True)
+        self._running()
+        token, reply = trio.lowlevel.current_trio_token(), _Reply()
+
+        def replace(decoder: Decoder) -> None:
+            decoder.replace_weights(weights, policy)
+            self._policy = policy
+            token.run_sync_soon(reply.set)
+
         self._replies[reply] = reply
-        self._commands.put(_Replace(weights, policy, reply))
+        self._commands.put(replace)
         try:
             await reply.wait()
         finally:
             del self._replies[reply]
 
-    def _read(self, source: Path | TransferOffer, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
+    def _read(self, source: Path | TransferOffer) -> dict[str, Tensor]:
         if not isinstance(source, TransferOffer):
-            return read_weights(source, specs)
-        check_offer(source, specs)
+            return read_weights(source, self._specs)
+        check_offer(source, self._specs)
         weights = receive(source, 1, self._device)
-        check_ties(weights, specs, "what was sent")
+        check_ties(weights, self._specs, "what was sent")
         return weights
 
-    def _running(self) -> _Limits:
+    def _running(self) -> EngineLimits:
         if self._limits is None:
             raise EngineError("the engine is not running")
         return self._limits
-
-    def _check(self, request: TurnRequest, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        limits = self._running()
-        if not len(tokens) or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
-            raise EngineError(
-                f"{request.rollout}: a turn needs tokens ({len(tokens)}), max_tokens of at least 1 "
-                f"({request.max_tokens}) and a finite temperature of at least 0 ({request.temperature})"
-            )
-        if len(tokens) + request.max_tokens > limits.longest:
-            raise EngineError(
-                f"{request.rollout}: {len(tokens)} tokens + max_tokens {request.max_tokens} = "
-                f"{len(tokens) + request.max_tokens} > {limits.longest} "
-                f"(the model's max_position_embeddings is {limits.max_length}, the KV cache holds {limits.kv_tokens})"
-            )
-        if tokens.min() < 0 or tokens.max() >= limits.vocabulary:
-            raise EngineError(
-                f"{request.rollout}: tokens {tokens.min()} to {tokens.max()} exceed the vocabulary of "
-                f"{limits.vocabulary}"
-            )
-        if request.rollout in self._turns:
-            raise EngineError(f"{request.rollout} has a turn in flight already")
 
     async def _stop_when_cancelled(self) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            self._commands.put(_Stop())
+            self._commands.put(None)
 
     async def _report_started(self, ready: trio.Event, task_status: trio.TaskStatus[None]) -> None:
         await ready.wait()
@@ -297,9 +248,8 @@ class TorchEngine:
                     policy=self._policy,
                 )
                 model = decoder.model
-                self._limits = _Limits(
-                    decoder.longest, model.max_length, decoder.kv_tokens, model.vocabulary, model.specs
-                )
+                self._specs = model.specs
+                self._limits = EngineLimits(decoder.longest, model.max_length, decoder.kv_tokens, model.vocabulary)
                 self._longest = decoder.longest
                 self._publish(decoder, 0.0)
                 token.run_sync_soon(ready.set)
@@ -316,37 +266,29 @@ class TorchEngine:
 
     def _decode(self, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
         busy = 0.0
-        while True:
-            command = self._next_command(wait=not decoder.has_work)
-            began = time.perf_counter()
-            while command is not None:
-                if isinstance(command, _Stop):
-                    return
-                self._perform(command, decoder, token)
-                command = self._next_command(wait=False)
+        while (began := self._perform(decoder)) is not None:
             ended = decoder.step() if decoder.has_work else []
             busy += time.perf_counter() - began
             self._publish(decoder, busy)
             if ended:
                 token.run_sync_soon(self._deliver, ended)
 
-    def _next_command(self, *, wait: bool) -> _Command | None:
-        try:
-            return self._commands.get(block=wait)
-        except Empty:
-            return None
+    def _perform(self, decoder: Decoder) -> float | None:
+        """Run all commands in the queue; an idle decoder waits for the first. Returns when it came; None: stop.
 
-    def _perform(self, command: _Command, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
-        if isinstance(command, _Submit):
-            decoder.submit(command.turn)
-        elif isinstance(command, _Cancel):
-            decoder.cancel(command.turn)
-        elif isinstance(command, _Release):
-            decoder.release(command.rollout)
-        elif isinstance(command, _Replace):
-            decoder.replace_weights(command.weights, command.policy)
-            self._policy = command.policy
-            token.run_sync_soon(command.reply.set)
+        When this method returns, nothing refers to the weights that a command has brought.
+        """
+        commands, wait = [], not decoder.has_work
+        with suppress(Empty):
+            while True:
+                commands.append(self._commands.get(block=wait))
+                wait = False
+        began = time.perf_counter()
+        for command in commands:
+            if command is None:
+                return None
+            command(decoder)
+        return began
 
     def _publish(self, decoder: Decoder, busy_seconds: float) -> None:
         self._figures = EngineFigures(

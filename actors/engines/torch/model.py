@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from actors.engines.base import EngineError, ModelError
 from actors.engines.torch.fused import FusedDecoder, can_fuse
 from actors.engines.torch.kv_cache import ATTENTION, ForwardStep, KVCache
-from agent_rl.learning.linear import OneDnnLinear
+from actors.engines.weight_files import DTYPES, TensorSpec, check_file
+from agent_rl.learning.linear import bound_caches, use_one_dnn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,25 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agent_rl.messages import TransferOffer
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of the model. ``aliases`` are all its names (tied weights have several)."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    aliases: frozenset[str]
-
-
-def _use_one_dnn(model: nn.Module) -> None:
-    """Let oneDNN compute the plain linear layers. Parameters and their names do not change."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = OneDnnLinear
+    from actors.engines.weight_files import TensorSpecs
 
 
 class CausalModel:
@@ -50,12 +32,11 @@ class CausalModel:
 
     def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
+            )
             self._model = model.to(device).eval().requires_grad_(requires_grad=False)
-        except (
-            torch.OutOfMemoryError,
-            MemoryError,
-        ) as error:  # a process that has just died may still hold memory
+        except (torch.OutOfMemoryError, MemoryError) as error:  # a process that has just died may still hold memory
             remedy = "serve a smaller model, or free memory on the device"
             raise EngineError(f"no memory on {device} for the model {path}: {error}; {remedy}") from error
         except Exception as error:  # transformers raises arbitrary errors for models it cannot load
@@ -64,9 +45,11 @@ class CausalModel:
             raise ModelError(f"cannot load a model from {path}: {reason}; {remedy}") from error
         available: bool = torch.backends.mkldnn.is_available()
         one_dnn = device.type == "cpu" and dtype == "float32" and available
+        if one_dnn:
+            bound_caches()
         config = model.config.get_text_config()
         self.device = device
-        self.dtype = DTYPES[dtype]
+        self.dtype: torch.dtype = getattr(torch, dtype)
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
@@ -78,13 +61,17 @@ class CausalModel:
                 model, kv_heads=self.kv_heads, head_dim=self.head_dim, max_length=self.max_length, one_dnn=one_dnn
             )
         elif one_dnn:
-            _use_one_dnn(model)
+            use_one_dnn(model)
         self._tensors: dict[str, Tensor] = model.state_dict()
         names_at: dict[int, set[str]] = {}
         for name, tensor in self._tensors.items():
             names_at.setdefault(tensor.data_ptr(), set()).add(name)
-        self.specs: Mapping[str, TensorSpec] = {
-            name: TensorSpec(tuple(tensor.shape), tensor.dtype, frozenset(names_at[tensor.data_ptr()]))
+        self.specs: TensorSpecs = {
+            name: TensorSpec(
+                tuple(tensor.shape),
+                DTYPES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype)),
+                frozenset(names_at[tensor.data_ptr()]),
+            )
             for name, tensor in self._tensors.items()
         }
 
@@ -122,50 +109,24 @@ class CausalModel:
             self._fused.refresh()
 
 
-def read_weights(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
+def read_weights(path: Path, specs: TensorSpecs) -> dict[str, Tensor]:
     """Read a safetensors file with exactly the tensors of ``specs``. Of tied names, one is enough.
 
     Raises EngineError with the file's name and the first faults when a tensor is missing, unknown, or of another shape
     or dtype, or when the file is incomplete.
     """
+    check_file(path, specs)
     try:
-        with safe_open(path, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read weights from {path}: {error}") from error
-    _check({name: (tuple(given.shape), given.dtype) for name, given in weights.items()}, specs, str(path))
     check_ties(weights, specs, str(path))
     return weights
 
 
-def check_offer(offer: TransferOffer, specs: Mapping[str, TensorSpec]) -> None:
-    """Raise EngineError unless the offered tensors are those of ``specs``."""
-    dtypes = [getattr(torch, name, None) for name in offer.dtypes]
-    given = dict(zip(offer.names, zip(offer.shapes, dtypes, strict=True), strict=True))
-    _check(given, specs, "the offered policy")
-
-
-def check_ties(weights: Mapping[str, Tensor], specs: Mapping[str, TensorSpec], source: str) -> None:
+def check_ties(weights: Mapping[str, Tensor], specs: TensorSpecs, source: str) -> None:
     """Raise EngineError when tied tensors differ."""
     for name, spec in specs.items():
         for alias in (spec.aliases - {name}) & weights.keys():
             if name in weights and not torch.equal(weights[name], weights[alias]):
                 raise EngineError(f"{source} does not fit the model: {name} differs from {alias}, to which it is tied")
-
-
-def _check(
-    given: Mapping[str, tuple[tuple[int, ...], torch.dtype | None]], specs: Mapping[str, TensorSpec], source: str
-) -> None:
-    faults = [f"{name} is not in the model" for name in given if name not in specs]
-    for name, spec in specs.items():
-        if name not in given:
-            if not spec.aliases & given.keys():
-                faults.append(f"{name} is missing")
-            continue
-        shape, dtype = given[name]
-        if shape != spec.shape:
-            faults.append(f"{name} has shape {list(shape)}, the model's is {list(spec.shape)}")
-        elif dtype != spec.dtype:
-            faults.append(f"{name} is {dtype}, the model's is {spec.dtype}")
-    if faults:
-        raise EngineError(f"{source} does not fit the model: {'; '.join(faults[:5])} ({len(faults)} faults)")

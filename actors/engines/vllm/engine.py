@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, ModelError, TurnRequest, TurnResult
+from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, TurnRequest, TurnResult
 from actors.engines.vllm.load import VllmLoad
 from actors.engines.vllm.start import VllmStart
-from actors.engines.vllm.weight_files import FileSpecs, check_offer, check_weights, model_specs
 from actors.engines.vllm.weights import VllmWeights
+from actors.engines.weight_files import TensorSpecs, check_file, check_offer, model_specs
 from actors.weights.transfer import TransferError
 from agent_rl.messages import Policy, TransferOffer
 
@@ -43,16 +41,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 STOP_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    longest: int
-    """The most tokens of a sequence, by model and cache."""
-    model_length: int
-    kv_tokens: int
-    vocabulary: int
-    workers: int
 
 
 class VllmEngine:
@@ -82,8 +70,9 @@ class VllmEngine:
         )
         self._policy = initial_policy
         self._policies = {_version(initial_policy): initial_policy}
-        self._specs: FileSpecs = {}
-        self._limits: _Limits | None = None
+        self._specs: TensorSpecs = {}
+        self._limits: EngineLimits | None = None
+        self._workers = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._llm: AsyncLLM | None = None
         self._stop: asyncio.Event | None = None
@@ -130,7 +119,9 @@ class VllmEngine:
 
         Raises EngineError when the sequence can never fit, and when the engine does not run.
         """
-        self._check(request)
+        if self._limits is None:
+            raise EngineError("the engine is not running")
+        self._limits.check(request, np.asarray(request.tokens, np.int64))
         self._serial += 1
         name = f"{request.rollout}#{self._serial}"
         self._in_flight.add(name)
@@ -154,7 +145,7 @@ class VllmEngine:
     @property
     def ranks(self) -> int:
         """Number of vLLM's workers. All weights are sent to each. Known once ``run`` has started."""
-        return 0 if self._limits is None else self._limits.workers
+        return self._workers
 
     async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
         """Load weights from a safetensors file or a transfer between two steps. Requests in flight continue.
@@ -170,27 +161,9 @@ class VllmEngine:
                 check_offer(source, self._specs)
                 await self._ask(lambda llm: self._weights.load_sent(llm, source, version))
             else:
-                await trio.to_thread.run_sync(check_weights, source, self._specs)
+                await trio.to_thread.run_sync(check_file, source, self._specs)
                 await self._ask(lambda llm: self._weights.load_file(llm, source, version))
             self._policy = policy
-
-    def _check(self, request: TurnRequest) -> None:
-        limits = self._limits
-        if limits is None:
-            raise EngineError("the engine is not running")
-        count = len(request.tokens)
-        if not count or request.max_tokens < 1 or not 0 <= request.temperature < math.inf:
-            raise EngineError(
-                f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) "
-                f"and a finite temperature of at least 0 ({request.temperature})"
-            )
-        if count + request.max_tokens > limits.longest:
-            raise EngineError(
-                f"{request.rollout}: {count} tokens + max_tokens {request.max_tokens} = {count + request.max_tokens} > "
-                f"{limits.longest} (the model's limit is {limits.model_length}, the KV cache holds {limits.kv_tokens})"
-            )
-        if min(request.tokens) < 0 or max(request.tokens) >= limits.vocabulary:
-            raise EngineError(f"{request.rollout}: a token exceeds the vocabulary of {limits.vocabulary}")
 
     def _result(self, output: RequestOutput) -> TurnResult:
         completion = output.outputs[0]
@@ -287,7 +260,7 @@ class VllmEngine:
             stat_loggers=[self._load.logger()],
         )
 
-    def _measure(self, llm: AsyncLLM) -> _Limits:
+    def _measure(self, llm: AsyncLLM) -> EngineLimits:
         config = llm.vllm_config
         blocks = config.cache_config.num_gpu_blocks or 0
         kv_tokens = max(0, blocks - 1) * config.cache_config.block_size
@@ -295,8 +268,8 @@ class VllmEngine:
         if kv_tokens < 1:
             raise EngineError("the KV cache holds no block: give the generator more kv_tokens")
         longest = min(int(config.model_config.max_model_len), kv_tokens)
-        workers = int(config.parallel_config.world_size_across_dp)
-        return _Limits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()), workers)
+        self._workers = int(config.parallel_config.world_size_across_dp)
+        return EngineLimits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()))
 
 
 async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:
