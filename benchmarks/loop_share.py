@@ -45,7 +45,7 @@ async def main(rollouts: int, folder: Path) -> None:
     async with generator(model, folder, 1) as stage, trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         number = 0
-        while number == 0 or await trio.to_thread.run_sync(sys.stdin.readline):
+        while number == 0 or bool(await trio.to_thread.run_sync(sys.stdin.readline)):
             gc.collect()
             gc.freeze()  # a full collection over transformers' objects takes a fifth of a round, in either thread
             whole, loop = time.process_time(), time.thread_time()
