@@ -2,10 +2,11 @@
 
 ::
 
-    ToolCall --> the environment's Tool.call, within its deadline --Context--> sandbox, functions, checkers, threads --> ToolResult
+    ToolCall --> the environment's Tool.call, within its deadline --> ToolResult
+                     `--Context--> sandbox, functions, checkers, threads
 
-What a model wrote runs in forked children of warm interpreters alone. What is wrong with a call, or with its tool, is an outcome that
-the model reads.
+What a model wrote runs only in forked children of warm interpreters. An error of a call or of its tool is an outcome
+that the model reads.
 """
 
 from __future__ import annotations
@@ -19,31 +20,22 @@ from typing import Annotated, Any, ClassVar, get_args
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
+from actors.execution.asking import judged, observed, run_tool
 from actors.execution.context import ExecutorContext, Pause, Services, session_name
-from actors.execution.deadlines import DeadlineError, NoThreadError, Threads
-from actors.execution.observing import observed
+from actors.execution.deadlines import Threads
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.sandbox.owner.interpreter import Scratch
 from actors.sandbox.owner.pool import Pool
-from agent_rl.config.plugins import defined_at, place_of
 from agent_rl.environments.base import (
     SNAPSHOT_BYTES,
-    BadArgumentError,
-    BlockedError,
-    CheckError,
-    CheckUnavailableError,
     Tool,
-    ToolOutput,
 )
-from agent_rl.environments.judging import fault_of, sound_judgement
 from agent_rl.environments.load import Environments
-from agent_rl.environments.tools import as_output, bounded
 from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import (
-    Judgement,
     JudgementReply,
     JudgementWanted,
     Metric,
@@ -73,24 +65,27 @@ class ToolExecutorSettings(Settings):
     checkers: PositiveInt = 1
     """Interpreters that judge answers; they never run model code."""
     warm_modules: tuple[str, ...] = ("numpy", "sympy")
-    """Modules imported before forking, for code that names them. Each has interpreters of its own, and so have the first two,
-    the first three and so on; they are started when the first code comes that names all of these."""
+    """Modules imported before forking, for code that names them. Each has interpreters of its own, and so have the
+    first two, the first three and so on; they are started when the first code comes that names all of these."""
     wall_seconds: PositiveFloat = 4.0
-    """The most a call may take: the model's code in the sandbox, and a tool's own code on the host unless the tool says otherwise."""
+    """The most a call may take: the model's code in the sandbox, and a tool's own code on the host unless the tool says
+    otherwise."""
     cpu_seconds: PositiveFloat = 4.0
     """Processor time of each process of a call."""
     memory_mib: PositiveInt = 512
     """Address space of each process of a call, beyond the interpreter's."""
     processes: PositiveInt = 16
-    """Processes and threads of a call. Those of one call that hold a lock of the kernel keep its neighbours waiting the longer the more they are."""
+    """Processes and threads of a call. Those of one call that hold a lock of the kernel keep its neighbours waiting the
+    longer the more they are."""
     control_groups: Wanted = "host"
     """Whether the calls are limited in total too: where the host allows it, always ("required"), or not ("off")."""
     calls_memory_mib: PositiveInt | None = None
-    """Memory of all calls and their interpreters together; by default half of what the machine, or the groups around the executor,
-    have. The checkers have half as much, in a group of their own."""
+    """Memory of all calls and their interpreters together; by default half of what the machine, or the groups around
+    the executor, have. The checkers have half as much, in a group of their own."""
     calls_weight: Annotated[int, Field(ge=1, le=10000)] = WEIGHT
-    """Processor time of all calls and their interpreters together, where there is not enough for all who want some: against 100 for each
-    group beside theirs, and in version 1 for each process of the executor's own group. The checkers have as much."""
+    """Processor time of all calls and their interpreters together, where there is not enough for all who want some:
+    against 100 for each group beside theirs, and in version 1 for each process of the executor's own group. The
+    checkers have as much."""
     output_bytes: PositiveInt = 65536
     """Of a call's output; what is more is cut."""
     file_mib: PositiveInt = 16
@@ -112,7 +107,7 @@ class ToolExecutorSettings(Settings):
 
 
 class ToolExecutor(Actor):
-    """Any number of calls at once, bounded by the sandbox's children and the threads; without state between the calls of a rollout."""
+    """Runs any number of calls at once, within the sandbox's children and the threads. Keeps no state of a rollout."""
 
     concurrency = 4096
     drain_order = 40
@@ -234,7 +229,7 @@ class ToolExecutor(Actor):
         return answer
 
     async def execute(self, call: ToolCall) -> ToolResult:
-        """Run one call. What is wrong with it, or with its tool, is an outcome for the model to read, never an exception."""
+        """Run one call. An error of the call or of its tool is an outcome for the model to read, never an exception."""
         settings: ToolExecutorSettings = self.context.settings
         tools = self._toolboxes[call.problem.environment]
         tool = tools.get(call.tool)
@@ -252,7 +247,7 @@ class ToolExecutor(Actor):
             key=call.call,
         )
         began = self.context.now()
-        output = await self._run(tool, call, context)
+        output = await run_tool(tool, call, context, self._threads, settings.output_bytes)
         seconds = self.context.now() - began
         ran = output.run_seconds or seconds - context.queue_seconds
         return ToolResult(
@@ -267,30 +262,6 @@ class ToolExecutor(Actor):
             note=output.note,
         )
 
-    async def _run(self, tool: Tool, call: ToolCall, context: ExecutorContext) -> ToolOutput:
-        settings: ToolExecutorSettings = self.context.settings
-        try:
-            async with context.enforced():
-                returned = await tool.call(call.arguments, call.state, context)
-            return bounded(as_output(returned), settings.output_bytes, stateful=tool.stateful)
-        except BadArgumentError as error:
-            return ToolOutput("malformed", stderr=str(error))
-        except DeadlineError as error:
-            hung = f"{len(self._threads.hung)} of {self._threads.most} threads"
-            context.log.warning("a tool was given up at its deadline", call=call.call, where=str(error), hung=hung)
-            return ToolOutput("timeout", run_seconds=tool.seconds or settings.wall_seconds)
-        except NoThreadError as error:
-            context.log.error("no thread for a tool", call=call.call, why=str(error))  # noqa: TRY400  it says all there is
-            return ToolOutput("unavailable", stderr=str(error))
-        except BlockedError as error:
-            context.log.error("a tool blocked the executor", call=call.call, why=str(error))  # noqa: TRY400  it says all
-            return ToolOutput("timeout")
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything: the model reads it
-            where = place_of(error) or defined_at(getattr(tool, "function", type(tool)))
-            said = f"{type(error).__name__}: {error}"
-            context.log.warning("a tool failed", call=call.call, error=said, where=where)
-            return bounded(ToolOutput("error", stderr=said), settings.output_bytes, stateful=False)
-
     def make_context(
         self, problem: Problem, rollout: str, seed: int, *, seconds: float, name: str, key: str
     ) -> ExecutorContext:
@@ -303,41 +274,21 @@ class ToolExecutor(Actor):
             self._services, rollout=rollout, problem=problem, seed=seed, seconds=seconds, log=log, name=name, key=key
         )
 
-    async def _judge(self, message: JudgementWanted) -> JudgementReply:
-        """Have the environment judge. What it raises, or a deadline it misses, is its fault and told; never an exception."""
-        settings: ToolExecutorSettings = self.context.settings
-        environment = self._environments[message.problem.environment]
+    async def _judge(self, asked: JudgementWanted) -> JudgementReply:
+        name = asked.problem.environment
         context = self.make_context(
-            message.problem,
-            message.rollout,
-            message.seed,
-            seconds=settings.judge_seconds,
-            name=message.problem.environment,
-            key=f"{message.rollout}/judge",
+            asked.problem,
+            asked.rollout,
+            asked.seed,
+            seconds=self.context.settings.judge_seconds,
+            name=name,
+            key=f"{asked.rollout}/judge",
         )
-        began = self.context.now()
-        judgement: Judgement | None = None
-        fault = unavailable = ""
-        try:
-            async with context.enforced():
-                judgement = sound_judgement(await environment.judge(message.problem, message.transcript, context))
-        except CheckError as error:
-            judgement = Judgement(0.0, success=False, note=str(error))
-        except (CheckUnavailableError, NoThreadError) as error:
-            unavailable = str(error)
-        except DeadlineError as error:
-            name = f"{type(environment).__name__}.judge"
-            where = str(error) or defined_at(type(environment).judge)
-            fault = f"{name} took longer than judge_seconds = {settings.judge_seconds:g}" + (
-                f" ({where})" if where else ""
-            )
-        except (Exception, SystemExit, BlockedError) as error:  # noqa: BLE001  an environment may raise anything: the reply says it
-            fault = fault_of(environment, "judge", error)
-        seconds = self.context.now() - began
-        how = "unavailable" if unavailable else "fault" if fault else judgement.note if judgement else ""
+        reply = await judged(self._environments[name], asked, context)
+        how = "unavailable" if reply.unavailable else "fault" if reply.judgement is None else reply.judgement.note
         self._judged[how if how in HOW else "judged"] += 1
-        self._checked.observe(seconds)
-        return JudgementReply(message.rollout, judgement, fault, unavailable, seconds)
+        self._checked.observe(reply.seconds)
+        return reply
 
     def busy_seconds(self) -> float:
         """Seconds of all children, shared among the places for them: 1 s is a second in which every place was taken."""
@@ -426,7 +377,7 @@ JupyterExecutor = ToolExecutor
 
 
 def functions_of(tool: Tool) -> tuple[str, ...]:
-    """What of a tool that runs in the sandbox is loaded there beforehand: where it is written, and where its class is."""
+    """What the sandbox loads beforehand for a tool that runs there: the tool's function, and the tool's class."""
     written = getattr(tool, "function", type(tool))
     return f"{written.__module__}:{written.__name__}", f"{type(tool).__module__}:{type(tool).__name__}"
 

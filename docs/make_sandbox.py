@@ -1,31 +1,14 @@
-"""Make the table of system calls in docs/sandbox.md from the filter's own: ``python docs/make_sandbox.py``; a test notices when it is out of date."""
+"""Make the table of system calls in docs/sandbox.md from the filter's: ``python docs/make_sandbox.py``.
+
+A test notices when the document is out of date.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from actors.sandbox.isolation.syscall_table import (
-    CHECKED,
-    ENTERING,
-    IGNORED,
-    LEADING,
-    MARKING,
-    NOT_THERE,
-    REFUSED,
-    SEALED,
-    SHORTENING,
-    SIGNALLING,
-    SIGNALLING_REASON,
-    UNDER_ANY_ARGUMENTS,
-    AtLeast,
-    Check,
-    Masked,
-    Null,
-    OneOf,
-    Pretended,
-    When,
-    Without,
-)
+from actors.sandbox.isolation import syscall_table as table
+from actors.sandbox.isolation.syscall_checks import AtLeast, Check, MaskedOneOf, Null, OneOf, Pretended, When, Without
 
 OUTPUT = Path(__file__).with_name("sandbox.md")
 HEADING = "## System calls"
@@ -48,7 +31,7 @@ def condition(check: Check) -> str:
     match check:
         case OneOf():
             return f"{argument}: {values(check.values)}"
-        case Masked():
+        case MaskedOneOf():
             return f"{argument}: {values(check.values)}; besides, {values(check.ignored)}"
         case Without():
             return f"{argument}: none of {values(check.bits)}"
@@ -64,12 +47,16 @@ def condition(check: Check) -> str:
 
 def rows() -> list[tuple[str, str, str]]:
     """System calls, the arguments that are let through, and the reason."""
-    found = [(named(row.calls), "; ".join(map(condition, row.checks)), row.reason) for row in (*CHECKED, ENTERING)]
-    found += [(named(calls), f"{ORDINALS[at]}: not SIGCONT", SIGNALLING_REASON) for calls, at in SIGNALLING]
-    found += [
-        (named(group.calls), "any", group.reason) for group in (*UNDER_ANY_ARGUMENTS, SHORTENING, MARKING, LEADING)
+    found = [
+        (named(row.calls), "; ".join(map(condition, row.checks)), row.reason)
+        for row in (*table.CHECKED, table.ENTERING)
     ]
-    return found + [(named(ignored.calls), "any", ignored.reason) for ignored in IGNORED]
+    found += [(named(calls), f"{ORDINALS[at]}: not SIGCONT", table.SIGNALLING_REASON) for calls, at in table.SIGNALLING]
+    found += [
+        (named(group.calls), "any", group.reason)
+        for group in (*table.UNDER_ANY_ARGUMENTS, table.SHORTENING, table.MARKING, table.LEADING, table.IGNORED)
+    ]
+    return found
 
 
 def section() -> str:
@@ -78,20 +65,21 @@ def section() -> str:
     lines = [
         HEADING,
         "",
-        f"Made from `actors/sandbox/isolation/syscall_table.py` by `python docs/make_sandbox.py`. {count} system calls are allowed. An argument that is",
-        "not let through is refused with EPERM, or with the error that libraries expect there.",
+        f"Made from `actors/sandbox/isolation/syscall_table.py` by `python docs/make_sandbox.py`. {count} system calls",
+        "are allowed. An argument that is not let through is refused with EPERM, or with an error that libraries know.",
         "",
         "| system calls | arguments that are let through | why |",
         "|---|---|---|",
         *(f"| {' | '.join(cells)} |" for cells in rows()),
         "",
-        f"Flags of {named(NOT_THERE)} lie in memory, where a filter can't look. They answer ENOSYS, and libraries then use the older calls.",
+        f"Flags of {named(table.NOT_THERE)} lie in memory, where a filter can't look. They answer ENOSYS, and",
+        "libraries then use the older calls.",
         "",
         "A child installs a second, short filter as the last step of sealing itself off. It refuses what that took:",
         "",
-        *(f"- `{name}`: {why}." for name, why in SEALED.items()),
+        *(f"- `{name}`: {why}." for name, why in table.SEALED.items()),
         "",
-        f"Refused with EPERM, whatever the arguments: {named(REFUSED)}.",
+        f"Refused with EPERM, whatever the arguments: {named(table.REFUSED)}.",
         "",
         "Whatever stands in no list answers ENOSYS.",
     ]

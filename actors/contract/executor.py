@@ -83,7 +83,7 @@ class ExecutorContract(RoleContract):
         environments = [{"class": "arithmetic", "tools": ["notebook"]}]
         return super().topology(folder, **{"environments": environments, **changes})
 
-    # The promises ------------------------------------------------------------------------------------------------------------
+    # The promises ----------------------------------------------------------------------------------------------------
 
     def test_calls_are_answered_with_what_the_tool_returned(self, tmp_path: Path) -> None:
         """Many at once, each under its own name with its own result."""

@@ -163,7 +163,7 @@ def _innermost(frame: FrameType | None) -> FrameType | None:
 
 
 def blocked_at(report: str) -> str:
-    """Where in code of users the loop stood, by faulthandler's ``report``: ``name (file, line n)``; empty for nowhere."""
+    """Where the loop stood in code of users, by faulthandler's ``report``: ``name (file, line n)``, or nothing."""
     stacks = re.split(r"^(?:Thread|Current thread) 0x\w+.*\n", report, flags=re.MULTILINE)
     mains = [stack for stack in stacks if 'lifeline.py"' in stack]
     for file, line, name in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', (mains or stacks)[-1], re.MULTILINE):

@@ -78,7 +78,7 @@ class ExecutorContext:
     ) -> None:
         """``name`` is what runs, for messages and for its session of cells; under the same ``key`` a cell runs once."""
         self._services = services
-        self._deadline = Deadline(seconds)
+        self.seconds, self._deadline = seconds, Deadline(seconds)
         self._name, self._key = name, key
         self.rollout, self.problem, self.seed, self.log = rollout, problem, seed, log
         self.queue_seconds = 0.0

@@ -74,7 +74,7 @@ class Deadline:
 
 
 class Threads:
-    """At most ``most`` threads for code that blocks. A thread cannot be ended: a call that hangs takes it until it returns."""
+    """At most ``most`` threads for code that blocks. A call that hangs keeps its thread until the call returns."""
 
     def __init__(
         self, most: int, in_thread: Callable[..., Awaitable[Any]], wait_seconds: float = THREAD_WAIT_SECONDS

@@ -57,8 +57,8 @@ async def notebook(
     """The cells of a rollout share their variables. The state is the code of the earlier cells."""
     size = len(json.dumps([*state, code], ensure_ascii=False).encode())
     if size > SNAPSHOT_BYTES:
-        full = f"The notebook is full: its cells would take {size} bytes, and may take {SNAPSHOT_BYTES}. The cell was not run.\n"
-        return ToolOutput("error", stderr=full)
+        full = f"The notebook is full: its cells would take {size} bytes, and may take {SNAPSHOT_BYTES}."
+        return ToolOutput("error", stderr=f"{full} The cell was not run.\n")
     output = await context.run_cell(code, tuple(state), seconds=timeout)
     if output.kept:
         state.append(code)

@@ -9,10 +9,10 @@
         start: Where the journey begins.
         \"\"\"
 
-The model is told the function's name, its docstring and a JSON schema of its parameters. A line ``parameter: text`` of the
-docstring describes a parameter. Two keyword-only parameters are not the model's: ``context`` gets the `Context` of the call, and
-``state`` the state of the rollout, as a value of its annotated type. That is empty at first, is changed in place, and travels
-as JSON with the rollout.
+The model is told the function's name, its docstring and a JSON schema of its parameters. A line ``parameter: text`` of
+the docstring describes a parameter. Two keyword-only parameters are not the model's: ``context`` gets the `Context` of
+the call, and ``state`` the state of the rollout, as a value of its annotated type. That is empty at first, is changed
+in place, and travels as JSON with the rollout.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 class FunctionTool:
     """A typed Python function as a `Tool`. Arguments that its annotations do not allow are refused before it is called.
 
-    ``schema`` replaces the JSON schema that the model is told, not what is checked. ``runs``: on the ``host``, in the executor
-    (a function that is not asynchronous has a thread of its own), or in the ``sandbox``, in a child that has the function's module and
-    nothing else of the host. ``seconds`` is the deadline of a call on the host, by default the executor's. ``render`` writes
-    what the model reads.
+    ``schema`` replaces the JSON schema that the model is told, not what is checked. ``runs``: on the ``host``, in the
+    executor (a function that is not asynchronous has a thread of its own), or in the ``sandbox``, in a child that has
+    the function's module and nothing else of the host. ``seconds`` is the deadline of a call on the host, by default
+    the executor's. ``render`` writes what the model reads.
 
     The function returns a text, another value that is written as JSON, or a `ToolOutput`.
     """
@@ -182,7 +182,7 @@ def call_apart(target: str, text: str) -> str:
     return json.dumps({"output": fields})
 
 
-# What a tool returns ---------------------------------------------------------------------------------------------------------
+# What a tool returns --------------------------------------------------------------------------------------------------
 
 
 def as_output(returned: Any) -> ToolOutput:
@@ -206,8 +206,8 @@ def _json(value: Any, what: str) -> str:
 def bounded(output: ToolOutput, output_bytes: int, *, stateful: bool) -> ToolOutput:
     """``output`` as it can travel: texts of at most ``output_bytes`` bytes (and a margin), a state within its limit.
 
-    Longer texts are cut, and the outcome is ``output_limit``; with too large a state it is ``error``, and the state stays as it
-    was. Raises TypeError when a field is not what it has to be.
+    Longer texts are cut, and the outcome is ``output_limit``; with too large a state it is ``error``, and the state
+    stays as it was. Raises TypeError when a field is not what it has to be.
     """
     changes: dict[str, Any] = {}
     for field in ("stdout", "stderr", "value", "note"):
@@ -238,8 +238,9 @@ def bounded(output: ToolOutput, output_bytes: int, *, stateful: bool) -> ToolOut
 def rendered(output: ToolOutput) -> str:
     """An output as the model reads it, unless its tool renders it otherwise.
 
-    A ``note`` comes first, whatever else there is. Success gives stdout alone, or without any the value (as IPython does), or
-    else stderr. Other outcomes give what was printed so far, then the traceback or a sentence that names the outcome.
+    A ``note`` comes first, whatever else there is. Success gives stdout alone, or without any the value (as IPython
+    does), or else stderr. Other outcomes give what was printed so far, then the traceback or a sentence that names the
+    outcome.
     """
     printed = output.stdout if output.stdout.strip() else ""
     if output.outcome == "success":
@@ -267,11 +268,11 @@ def _sentence(output: ToolOutput) -> str:
     }[output.outcome]
 
 
-# Several tools ---------------------------------------------------------------------------------------------------------------
+# Several tools --------------------------------------------------------------------------------------------------------
 
 
 def by_name(tools: Iterable[Tool], where: str) -> dict[str, Tool]:
-    """Tools by their names. Raises ToolError, saying ``where``, for what is no tool and for two schemas under one name."""
+    """Tools by their names. Raises ToolError, which begins with ``where``, for no tool and two schemas of one name."""
     named: dict[str, Tool] = {}
     for each in tools:
         if fault := _fault(each):
@@ -305,7 +306,7 @@ def _fault(each: Any) -> str:
     return f"the tool {each.name!r} ({_place(each)}): {fault}" if fault else ""
 
 
-# Schemas ---------------------------------------------------------------------------------------------------------------------
+# Schemas --------------------------------------------------------------------------------------------------------------
 
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
@@ -361,7 +362,7 @@ def _arguments_fault(schema: Any, arguments: type[BaseModel]) -> str:
     return f"its schema lacks the parameter {untold[0]!r} of the function" if untold else ""
 
 
-# Functions -------------------------------------------------------------------------------------------------------------------
+# Functions ------------------------------------------------------------------------------------------------------------
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], dict[str, Any]]:

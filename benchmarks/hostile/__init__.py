@@ -1,7 +1,7 @@
 """Attacks on the sandbox as data: the tests and ``agent-rl bench hostile`` run the same ones.
 
-``reach.py`` has those on what a call can reach, ``shares.py`` those on what a call can take from its neighbours. Each runs beside an
-honest neighbour's call, which has to succeed with the right output.
+``reach.py`` has those on what a call can reach, ``shares.py`` those on what a call can take from its neighbours. Each
+runs beside an honest neighbour's call, which has to succeed with the right output.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ HELD, BROKEN = "HELD", "BROKEN"
 class Attack:
     """One attack.
 
-    ``code`` is the Python source that a call runs. ``proof`` is a sentence: what the attacker has when the code prints BROKEN.
+    ``code`` is the Python source that a call runs. ``proof`` is a sentence: what the attacker has when the code prints
+    BROKEN.
 
-    Some attacks have more sides. ``accomplice`` is a second call of the attacker, which is started first and runs at the same time;
-    with ``in_session`` it is the first cell of a session, and stands there, stopped, when ``code`` runs. ``victim`` is an
-    honest call that runs right after ``code``, in the same interpreter and mostly in the same slot. Both print HELD or BROKEN too;
-    an accomplice may print nothing.
+    Some attacks have more sides. ``accomplice`` is a second call of the attacker, which is started first and runs at
+    the same time; with ``in_session`` it is the first cell of a session, and stands there, stopped, when ``code`` runs.
+    ``victim`` is an honest call that runs right after ``code``, in the same interpreter and mostly in the same slot.
+    Both print HELD or BROKEN too; an accomplice may print nothing.
 
-    ``ends``: the outcomes with which the call may end; one that ends with another outcome than success need not print HELD.
-    ``levels``: the levels of isolation that hold against it.
+    ``ends``: the outcomes with which the call may end; one that ends with another outcome than success need not print
+    HELD. ``levels``: the levels of isolation that hold against it.
     """
 
     name: str

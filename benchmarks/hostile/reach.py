@@ -21,7 +21,7 @@ from actors.sandbox.isolation.syscalls import ARCHITECTURES, numbers
 from benchmarks.hostile import Attack, Group, require_unique_names
 
 MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64"
-GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, *IGNORED, MARKING, SHORTENING, ENTERING)
+GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, IGNORED, MARKING, SHORTENING, ENTERING)
 TABLE = [REFUSED, NOT_THERE, *(group.calls for group in GROUPS), *(calls for calls, _ in SIGNALLING)]
 NUMBERS = {name: number for calls in TABLE for name, number in numbers(calls, MACHINE).items()} | {"futex_waitv": 449}
 STRONG = ("strong",)
@@ -87,7 +87,8 @@ def forge(directory, seconds):
             pass
         time.sleep(0.002)
 """
-"""What a foreign holder of a call's directory does with it: it waits until the call has a program there, so that nothing shows before."""
+"""What a foreign holder of a call's directory does with it: it waits until the call has a program there, so that
+nothing shows before."""
 NAMED_DATAGRAMS = """
 names, ends = [], []
 for _ in range(40):
@@ -102,7 +103,8 @@ for _ in range(40):
     names.append(end.getsockname())
     ends.append(end)
 """
-"""Sockets that have names, since they ask for credentials, and take what anybody sends, since their other ends are gone."""
+"""Sockets that have names, since they ask for credentials, and take what anybody sends, since their other ends are
+gone."""
 TAKE_DESCRIPTOR = f"""{NAMED_DATAGRAMS}{FORGE}
 conclude(True)
 until = time.monotonic() + 2
@@ -139,7 +141,10 @@ def leave():
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)
 """
-OTHERS = "[pid for pid in {*range(2, 400), *range(os.getppid() - 200, os.getppid() + 400)} if pid > 1 and pid != os.getpid()]"
+OTHERS = (
+    "[pid for pid in {*range(2, 400), *range(os.getppid() - 200, os.getppid() + 400)} if pid > 1 and pid != "
+    "os.getpid()]"
+)
 """Numbers of processes near the interpreter's, as the executor and other calls have, and of the host's first."""
 
 SOCKETS = [
@@ -233,7 +238,8 @@ SOCKETS = [
     attack(
         "bytes out of band",
         "sockets",
-        "a, b = socket.socketpair()\nsaid = {tried(a.send, b'x', 1), tried(a.sendmsg, [b'x'], [], 1), tried(b.recv, 1, 1), tried(b.recvmsg, 1, 0, 1)}\n"
+        "a, b = socket.socketpair()\nsaid = {tried(a.send, b'x', 1), tried(a.sendmsg, [b'x'], [], 1), tried(b.recv, 1, "
+        "1), tried(b.recvmsg, 1, 0, 1)}\n"
         "conclude(said == {'EPERM'}, said)\n",
         "A part of the kernel that no program here needs, and that had faults by which sandboxes were left.",
     ),
@@ -246,7 +252,8 @@ SOCKETS = [
     attack(
         "sockets of every other family",
         "sockets",
-        "made = [family for family in range(46) for kind in (1, 2, 3, 5) if call('socket', family, kind, 0) != 'EPERM'] if 'socket' in "
+        "made = [family for family in range(46) for kind in (1, 2, 3, 5) if call('socket', family, kind, 0) != "
+        "'EPERM'] if 'socket' in "
         "NUMBERS else []\nconclude(not made, made)\n",
         "A socket of the network, of netlink, of the kernel's cryptography.",
     ),
@@ -270,7 +277,8 @@ SOCKETS = [
     attack(
         "descriptors sent to the server",
         "sockets",
-        "directory = os.open('.', os.O_RDONLY)\nlink = socket.socket(fileno=4)\nlink.setblocking(False)\nconclude(True)\n"
+        "directory = os.open('.', os.O_RDONLY)\nlink = "
+        "socket.socket(fileno=4)\nlink.setblocking(False)\nconclude(True)\n"
         "for _ in range(200): tried(socket.send_fds, link, [b'.'], [directory] * 60)\n",
         "The server holds the directory of a call that has ended, and runs out of descriptors.",
         victim=HONEST,
@@ -291,8 +299,12 @@ DESCRIPTORS = [
         "as many descriptors in flight as there may be",
         "descriptors",
         "a, b = socket.socketpair()\nsaid = tried(socket.send_fds, a, [b'x'], [0])\nconclude(said == 1, said)\n",
-        "A neighbour can't send a descriptor, as multiprocessing does, since the kernel counts those of all calls together.",
-        accomplice="a, b = socket.socketpair()\nfor _ in range(80): tried(socket.send_fds, a, [b'x'], [0])\nconclude(True)\ntime.sleep(0.3)\n",
+        "A neighbour can't send a descriptor, as multiprocessing does, since the kernel counts those of all calls "
+        "together.",
+        accomplice=(
+            "a, b = socket.socketpair()\nfor _ in range(80): tried(socket.send_fds, a, [b'x'], [0])\nconclude(True)\n"
+            "time.sleep(0.3)\n"
+        ),
         levels=STRONG_AS_ROOT,
     ),
     refused(
@@ -304,7 +316,8 @@ DESCRIPTORS = [
     attack(
         "descriptors by their paths",
         "descriptors",
-        "paths = ['/proc/self/fd', '/proc/1/fd', '/dev/fd', '/proc/thread-self/fdinfo', '/proc/1/root', '/proc/1/cwd']\n"
+        "paths = ['/proc/self/fd', '/proc/1/fd', '/dev/fd', '/proc/thread-self/fdinfo', '/proc/1/root', "
+        "'/proc/1/cwd']\n"
         "said = {path: tried(os.listdir if os.path.isdir(path) else open, path) for path in paths}\n"
         "conclude(all(isinstance(s, str) and s.isupper() for s in said.values()), said)\n",
         "Descriptors, or the root, of another process.",
@@ -312,7 +325,8 @@ DESCRIPTORS = [
     attack(
         "handles of files",
         "descriptors",
-        "handle = (ctypes.c_char * 200)()\nsaid = {call('name_to_handle_at', -100, b'/', handle, handle, 0), call('open_by_handle_at', 0, handle, 0)}\n"
+        "handle = (ctypes.c_char * 200)()\nsaid = {call('name_to_handle_at', -100, b'/', handle, handle, 0), "
+        "call('open_by_handle_at', 0, handle, 0)}\n"
         "conclude(said == {'EPERM'}, said)\n",
         "Any file of a file system, whatever its path.",
     ),
@@ -333,8 +347,10 @@ DESCRIPTORS = [
     attack(
         "a process that is never the same",
         "descriptors",
-        f"{LEFT_BEHIND}\nif os.fork() == 0:\n    until = time.monotonic() + 1\n    leave()\n    while time.monotonic() < until:\n"
-        "        forge(directory, 0.001)\n        try:\n            if os.fork(): os._exit(0)\n        except OSError: pass\n"
+        f"{LEFT_BEHIND}\nif os.fork() == 0:\n    until = time.monotonic() + 1\n    leave()\n    while time.monotonic() "
+        f"< until:\n"
+        "        forge(directory, 0.001)\n        try:\n            if os.fork(): os._exit(0)\n        except OSError: "
+        "pass\n"
         "        tried(os.setpgid, 0, 0)\n    os._exit(0)\nconclude(True)\n",
         "A process that forks and ends, again and again, and is overlooked when its slot is looked at.",
         victim=HONEST,
@@ -351,7 +367,8 @@ DESCRIPTORS = [
         "a program that keeps its call's directory",
         "descriptors",
         f"{LEFT_BEHIND}\nimport subprocess\nleave()\nos.set_inheritable(directory, True)\n"
-        "subprocess.Popen(['/bin/sh', '-c', 'while :; do echo forged > solve.py; done 2> /dev/null'], pass_fds=[directory], process_group=0)\n"
+        "subprocess.Popen(['/bin/sh', '-c', 'while :; do echo forged > solve.py; done 2> /dev/null'], "
+        "pass_fds=[directory], process_group=0)\n"
         "conclude(True)\n",
         "Somebody writes into the next call's directory.",
         victim=HONEST,
@@ -360,7 +377,8 @@ DESCRIPTORS = [
         "the executor's directories",
         "descriptors",
         "import glob\nfound = []\nfor top in ('/tmp', '/var/tmp', '/run', '/dev/shm', '..', '../..'):\n"
-        "    names = tried(os.listdir, top)\n    if not isinstance(names, str) and os.path.realpath(top) not in ('/tmp', '/'): found.append((top, names))\n"
+        "    names = tried(os.listdir, top)\n    if not isinstance(names, str) and os.path.realpath(top) not in "
+        "('/tmp', '/'): found.append((top, names))\n"
         "conclude(not found, found)\n",
         "The list of what others have in directories for temporary files.",
     ),
@@ -369,7 +387,8 @@ DESCRIPTORS = [
         "descriptors",
         "fd = os.open('.', os.O_PATH)\nfound = []\nfor _ in range(4):\n    fd = os.open('..', os.O_PATH, dir_fd=fd)\n"
         "    for path in ('etc/shadow', 'root/.ssh', 'home', 'proc/1/environ'):\n"
-        "        said = tried(os.open, path, os.O_RDONLY, 0o600)\n        said = tried(lambda: os.open(path, os.O_RDONLY, dir_fd=fd))\n"
+        "        said = tried(os.open, path, os.O_RDONLY, 0o600)\n        said = tried(lambda: os.open(path, "
+        "os.O_RDONLY, dir_fd=fd))\n"
         "        if not isinstance(said, str): found.append(path)\nconclude(not found, found)\n",
         "Files above the call's directory.",
     ),
@@ -403,7 +422,8 @@ FCNTL = [
     attack(
         "signals to others by what happens to a file",
         "signals",
-        "r, w = os.pipe()\nsaid = {tried(fcntl.fcntl, r, 8, 1), tried(fcntl.fcntl, r, 15, bytes(8)), tried(fcntl.fcntl, r, 10, 18)}\n"
+        "r, w = os.pipe()\nsaid = {tried(fcntl.fcntl, r, 8, 1), tried(fcntl.fcntl, r, 15, bytes(8)), "
+        "tried(fcntl.fcntl, r, 10, 18)}\n"
         "said.add(tried(fcntl.fcntl, r, fcntl.F_SETFL, 0x2000))\nconclude(said == {'EPERM'}, said)\n",
         "A signal to a process of its choice, SIGCONT among them.",
     ),
@@ -423,13 +443,15 @@ FCNTL = [
         "locks of open files",
         "files",
         "import struct\nlock = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 0, 0, 0)\nfd = os.open(LIBRARY, os.O_RDONLY)\n"
-        "said = {tried(fcntl.fcntl, fd, command, lock) for command in (36, 37, 38)}\nconclude(said == {'EPERM'}, said)\n",
+        "said = {tried(fcntl.fcntl, fd, command, lock) for command in (36, 37, 38)}\nconclude(said == {'EPERM'}, "
+        "said)\n",
         "A lock on a file of all that outlives the descriptor it was taken by.",
     ),
     attack(
         "locks on what all see",
         "files",
-        "said = {tried(fcntl.flock, os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB) for path in (LIBRARY, '/usr', '/dev/null')}\n"
+        "said = {tried(fcntl.flock, os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB) for path in (LIBRARY, "
+        "'/usr', '/dev/null')}\n"
         "conclude(said == {'EPERM'}, said)\n",
         "Programs of the host that lock themselves or a directory wait.",
     ),
@@ -438,10 +460,14 @@ FCNTL = [
         "files",
         "import struct\npack, unset = struct.Struct('hhqqi4x').pack, []\n"
         "for path, flags in ((LIBRARY, os.O_RDONLY), ('/dev/null', os.O_RDWR), ('/usr', os.O_RDONLY)):\n"
-        "    fd = os.open(path, flags)\n    for at in range(2000): tried(fcntl.fcntl, fd, fcntl.F_SETLK, pack(fcntl.F_RDLCK, 0, 2 * at, 1, 0))\n"
-        "    r, w = os.pipe()\n    if os.fork() == 0:\n        os.write(w, fcntl.fcntl(fd, fcntl.F_GETLK, pack(fcntl.F_WRLCK, 0, 0, 0, 0))[:2])\n"
-        "        os._exit(0)\n    unset.append(os.read(r, 2) == struct.pack('h', fcntl.F_UNLCK))\nconclude(all(unset), unset)\n",
-        "Whoever closes the file, on the whole host, walks a list of a hundred thousand locks under a spin lock: 2 ms where it took 2 us.",
+        "    fd = os.open(path, flags)\n    for at in range(2000): tried(fcntl.fcntl, fd, fcntl.F_SETLK, "
+        "pack(fcntl.F_RDLCK, 0, 2 * at, 1, 0))\n"
+        "    r, w = os.pipe()\n    if os.fork() == 0:\n        os.write(w, fcntl.fcntl(fd, fcntl.F_GETLK, "
+        "pack(fcntl.F_WRLCK, 0, 0, 0, 0))[:2])\n"
+        "        os._exit(0)\n    unset.append(os.read(r, 2) == struct.pack('h', fcntl.F_UNLCK))\nconclude(all(unset), "
+        "unset)\n",
+        "Whoever closes the file, on the whole host, walks a list of a hundred thousand locks under a spin lock: 2 ms "
+        "where it took 2 us.",
     ),
     refused(
         "shortening what is opened to be read",
@@ -459,9 +485,11 @@ FCNTL = [
     attack(
         "a program of the host for each crash",
         "processes",
-        "limits = (ctypes.c_long * 2)(0, 0)\nsaid = {call('setrlimit', 4, limits), call('prlimit64', 0, 4, limits, 0)}\n"
+        "limits = (ctypes.c_long * 2)(0, 0)\nsaid = {call('setrlimit', 4, limits), call('prlimit64', 0, 4, limits, "
+        "0)}\n"
         "call('getrlimit', 4, limits)\nconclude(said == {'EPERM'} and limits[0] <= 1, (said, *limits))\n",
-        "The kernel starts the program in core_pattern, as root and outside of all groups, for each program of the call that crashes.",
+        "The kernel starts the program in core_pattern, as root and outside of all groups, for each program of the "
+        "call that crashes.",
     ),
     attack(
         "every other command of fcntl",
@@ -478,7 +506,8 @@ FILES = [
         "news of files of all",
         "files",
         "fds = [call(name, 0) for name in ('inotify_init', 'inotify_init1') if name in NUMBERS]\n"
-        "said = call('inotify_add_watch', 3, b'/usr/lib', 0xfff)\nconclude(set(fds) == {'EPERM'} and said == 'EPERM', (fds, said))\n",
+        "said = call('inotify_add_watch', 3, b'/usr/lib', 0xfff)\nconclude(set(fds) == {'EPERM'} and said == 'EPERM', "
+        "(fds, said))\n",
         "It sees which files others open, and uses up the user's 128 instances.",
     ),
     attack(
@@ -486,7 +515,8 @@ FILES = [
         "files",
         "fd, (r, w) = os.open(LIBRARY, os.O_RDONLY), os.pipe()\n"
         "for _ in range(2000): os.fsync(fd); os.fdatasync(fd)\n"
-        "said = [tried(os.fsync, r), tried(os.fdatasync, r), call('msync', mmap.PAGESIZE, mmap.PAGESIZE, 4), call('syncfs', fd), call('sync')]\n"
+        "said = [tried(os.fsync, r), tried(os.fdatasync, r), call('msync', mmap.PAGESIZE, mmap.PAGESIZE, 4), "
+        "call('syncfs', fd), call('sync')]\n"
         "conclude(said == [None, None, 0, 'EPERM', 'EPERM'], said)  # the kernel itself refuses the first three\n",
         "The host's disk does nothing but flush its caches.",
     ),
@@ -502,7 +532,9 @@ FILES = [
         "files",
         "paths = (LIBRARY, os.path.dirname(LIBRARY), '/usr', '/dev/null')\n"
         "looks = lambda: [s.st_ctime_ns for s in map(os.stat, paths)]\nbefore = looks()\n"
-        "for path in paths:\n    stat = os.stat(path)\n    mode = stat.st_mode & 0o7777\n    same = lambda where: os.utime(where, ns=(stat.st_atime_ns, stat.st_mtime_ns))\n    tried(same, path)\n    tried(os.chmod, path, mode)\n"
+        "for path in paths:\n    stat = os.stat(path)\n    mode = stat.st_mode & 0o7777\n    same = lambda where: "
+        "os.utime(where, ns=(stat.st_atime_ns, stat.st_mtime_ns))\n    tried(same, path)\n    tried(os.chmod, path, "
+        "mode)\n"
         "    tried(os.chown, path, -1, -1)\n    fd = tried(os.open, path, os.O_RDONLY)\n"
         "    if isinstance(fd, int): tried(os.fchmod, fd, mode); tried(same, fd)\n"
         "after = looks()\nconclude(before == after, (before, after))\n",
@@ -511,38 +543,45 @@ FILES = [
     attack(
         "a pipe in a directory of all",
         "files",
-        "said = {tried(os.mkfifo, path) for path in ('/usr/p', '/dev/p', '/p', '/etc/p', os.path.dirname(LIBRARY) + '/p')}\n"
+        "said = {tried(os.mkfifo, path) for path in ('/usr/p', '/dev/p', '/p', '/etc/p', os.path.dirname(LIBRARY) + "
+        "'/p')}\n"
         "conclude(said <= {'EROFS', 'EACCES', 'EPERM', 'ENOENT'}, said)\n",
         "A place where calls meet.",
     ),
     attack(
         "devices that calls have no use for",
         "files",
-        "paths = ['/dev/' + name for name in ('tty', 'ptmx', 'fuse', 'kvm', 'mem', 'kmsg', 'vda', 'sda', 'loop-control', 'net/tun', 'rtc0')]\n"
-        "opened = [path for path in paths if not isinstance(tried(open, path, 'rb'), str)]\nconclude(not opened, opened)\n",
+        "paths = ['/dev/' + name for name in ('tty', 'ptmx', 'fuse', 'kvm', 'mem', 'kmsg', 'vda', 'sda', "
+        "'loop-control', 'net/tun', 'rtc0')]\n"
+        "opened = [path for path in paths if not isinstance(tried(open, path, 'rb'), str)]\nconclude(not opened, "
+        "opened)\n",
         "A device of the host.",
     ),
     attack(
         "commands to devices and file systems",
         "files",
         "fds = [tried(os.open, path, os.O_RDONLY) for path in ('.', '/usr', '/dev/null', '/dev/urandom')]\n"
-        "said = {call('ioctl', fd, command, 0) for fd in fds if isinstance(fd, int) for command in (0x5412, 0x5452, 0x8901, 0x5203, 0x40085203, 0xc0045877,"
+        "said = {call('ioctl', fd, command, 0) for fd in fds if isinstance(fd, int) for command in (0x5412, 0x5452, "
+        "0x8901, 0x5203, 0x40085203, 0xc0045877,"
         " 0x40049409, 0x80086601, 0x8008660b, 0x5401 + (1 << 16))}\nconclude(said == {'ENOTTY'}, said)\n",
         "Random numbers that are known, a frozen file system, shared blocks.",
     ),
     attack(
         "files of the kernel's settings",
         "files",
-        "paths = ['/proc/sys/kernel/ns_last_pid', '/proc/sys/user/max_inotify_watches', '/proc/self/oom_score_adj', '/proc/self/uid_map',"
+        "paths = ['/proc/sys/kernel/ns_last_pid', '/proc/sys/user/max_inotify_watches', '/proc/self/oom_score_adj', "
+        "'/proc/self/uid_map',"
         " '/proc/locks', '/proc/meminfo', '/sys/kernel', '/sys/fs/cgroup']\n"
-        "reached = [path for path in paths if not isinstance(tried(os.listdir if os.path.isdir(path) else open, path), str)]\n"
+        "reached = [path for path in paths if not isinstance(tried(os.listdir if os.path.isdir(path) else open, path), "
+        "str)]\n"
         "conclude(not reached, reached)\n",
         "What the kernel tells of other processes, or lets them set.",
     ),
     attack(
         "attributes of files of all",
         "files",
-        "said = {tried(os.setxattr, path, 'user.x', b'x') for path in ('.', '/usr', LIBRARY)}\nconclude(said == {'EPERM'}, said)\n",
+        "said = {tried(os.setxattr, path, 'user.x', b'x') for path in ('.', '/usr', LIBRARY)}\nconclude(said == "
+        "{'EPERM'}, said)\n",
         "A mark that other calls can read.",
     ),
 ]
@@ -551,7 +590,8 @@ SIGNALS = [
     attack(
         "a child whose end says go on",
         "signals",
-        f"said = {{libc.syscall({56 if MACHINE == 'x86_64' else 220}, ctypes.c_long(s), 0, 0, 0, 0) for s in (18, 9, 19, 64)}}\n"
+        f"clone = {56 if MACHINE == 'x86_64' else 220}\n"
+        "said = {libc.syscall(clone, ctypes.c_long(s), 0, 0, 0, 0) for s in (18, 9, 19, 64)}\n"
         "if 0 in said: os._exit(0)\nconclude(said == {-1}, said)\n",
         "A session that is stopped goes on when its child ends.",
     ),
@@ -578,7 +618,8 @@ SIGNALS = [
         "signals with a message to others",
         "signals",
         "info = (ctypes.c_int * 32)(0, 0, -1)\n"
-        f"reached = [pid for pid in {OTHERS} if call('rt_sigqueueinfo', pid, 0, info) == 0]\nconclude(not reached, reached[:9])\n",
+        f"reached = [pid for pid in {OTHERS} if call('rt_sigqueueinfo', pid, 0, info) == 0]\nconclude(not reached, "
+        f"reached[:9])\n",
         "A signal with a message to a process of the host or of another call.",
     ),
     attack(
@@ -593,14 +634,16 @@ SIGNALS = [
         "signals that wait",
         "signals",
         "signal.pthread_sigmask(signal.SIG_BLOCK, {40})\ninfo, sent = (ctypes.c_int * 32)(40, 0, -1), 0\n"
-        "while sent < 5000 and call('rt_sigqueueinfo', os.getpid(), 40, info) == 0: sent += 1\nconclude(10 < sent <= 64, sent)\n",
+        "while sent < 5000 and call('rt_sigqueueinfo', os.getpid(), 40, info) == 0: sent += 1\nconclude(10 < sent <= "
+        "64, sent)\n",
         "The signals that may wait for a user's processes, which all calls share, are used up.",
     ),
     attack(
         "groups of others",
         "signals",
         f"reached = [pid for pid in {OTHERS} if tried(os.killpg, pid, 0) is None]\n"
-        "reached += [pid for pid in range(2, 3000) if pid != os.getpid() and tried(os.setpgid, 0, pid) is None]\nconclude(not reached, reached[:9])\n",
+        "reached += [pid for pid in range(2, 3000) if pid != os.getpid() and tried(os.setpgid, 0, pid) is "
+        "None]\nconclude(not reached, reached[:9])\n",
         "A signal to a group of processes of others, or a place in it.",
     ),
 ]
@@ -609,7 +652,8 @@ PROCESSES = [
     attack(
         "numbers of processes as words",
         "processes",
-        "for _ in range(37):\n    pid = os.fork()\n    if pid == 0: os._exit(0)\n    os.waitpid(pid, 0)\nconclude(os.getpid() == 2, os.getpid())\n",
+        "for _ in range(37):\n    pid = os.fork()\n    if pid == 0: os._exit(0)\n    os.waitpid(pid, "
+        "0)\nconclude(os.getpid() == 2, os.getpid())\n",
         "The next call in the slot sees how many processes this one had.",
         victim="conclude(os.getpid() == 2, os.getpid())\n",
         levels=STRONG,
@@ -625,20 +669,23 @@ PROCESSES = [
         "a session for a program",
         "processor",
         "import subprocess\nsaid = tried(lambda: subprocess.run(['/bin/true'], start_new_session=True))\n"
-        "plain = subprocess.run(['/bin/true'], process_group=0)\nconclude(said == 'EPERM' and plain.returncode == 0, said)\n",
+        "plain = subprocess.run(['/bin/true'], process_group=0)\nconclude(said == 'EPERM' and plain.returncode == 0, "
+        "said)\n",
         "Each program has a processor share as large as that of a whole call.",
     ),
     refused(
         "another filter over its own",
         "processes",
-        "'EPERM' if libc.prctl(22, 2, ctypes.create_string_buffer(16), 0, 0) == -1 and ctypes.get_errno() == 1 else 'filter'",
+        "'EPERM' if libc.prctl(22, 2, ctypes.create_string_buffer(16), 0, 0) == -1 and ctypes.get_errno() == 1 else "
+        "'filter'",
         "Programs of the attacker's in the kernel.",
     ),
     attack(
         "namespaces by high descriptors",
         "processes",
         "import resource\nsaid = [tried(os.dup2, 0, 600), call('setns', 512, 0)]\n"
-        "try: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024)); said.append('raised')\nexcept (ValueError, OSError): pass\n"
+        "try: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024)); said.append('raised')\nexcept (ValueError, "
+        "OSError): pass\n"
         "said.append(call('setns', 600, 0))\n"
         "conclude(said[0] == 'EBADF' and said[1:] == ['EPERM', 'EPERM'], said)\n",
         "The namespaces of another slot.",
@@ -646,7 +693,8 @@ PROCESSES = [
     attack(
         "new namespaces by every way",
         "processes",
-        "said = {call('unshare', flag) for flag in (0x80, 0x400, 0x20000, 0x10000000, 0x20000000)} | {call('clone3', bytes(88), 88)}\n"
+        "said = {call('unshare', flag) for flag in (0x80, 0x400, 0x20000, 0x10000000, 0x20000000)} | {call('clone3', "
+        "bytes(88), 88)}\n"
         "conclude(said == {'EPERM', 'ENOSYS'}, said)\n",
         "Capabilities in a namespace of its own, and with them much more of the kernel.",
     ),
@@ -660,14 +708,16 @@ PROCESSES = [
     attack(
         "every other operation on a thread's registers",
         "processes",
-        "said = {call('arch_prctl', code, 0) for code in (0x1011, 0x1012, 0x2001, 0x3001, 0x4001, 0x5001)} if 'arch_prctl' in NUMBERS "
+        "said = {call('arch_prctl', code, 0) for code in (0x1011, 0x1012, 0x2001, 0x3001, 0x4001, 0x5001)} if "
+        "'arch_prctl' in NUMBERS "
         "else {'EINVAL'}\nconclude(said == {'EINVAL'}, said)\n",
         "Faults where others have none; an operation that nobody has looked at.",
     ),
     attack(
         "limits of its neighbours",
         "processes",
-        f"reached = [pid for pid in [1, *{OTHERS}[:5000]] if call('prlimit64', pid, 7, 0, (ctypes.c_long * 2)()) != 'EPERM']\n"
+        f"reached = [pid for pid in [1, *{OTHERS}[:5000]] if call('prlimit64', pid, 7, 0, (ctypes.c_long * 2)()) != "
+        f"'EPERM']\n"
         "conclude(not reached, reached[:9])\n",
         "Limits of another process.",
     ),
@@ -684,7 +734,8 @@ MEMORY = [
         "advice that reaches the pages of others",
         "memory",
         "import mmap\npage = mmap.mmap(os.open(LIBRARY, os.O_RDONLY), 4096, prot=mmap.PROT_READ)\n"
-        "said = {tried(page.madvise, advice) for advice in (12, 13, 20, 21, 25, 100, 101, 24)}\nconclude(said == {'EPERM'}, said)\n",
+        "said = {tried(page.madvise, advice) for advice in (12, 13, 20, 21, 25, 100, 101, 24)}\nconclude(said == "
+        "{'EPERM'}, said)\n",
         "Pages of files are pushed out for all, or merged with those of others and so compared.",
     ),
     refused(
@@ -697,7 +748,8 @@ MEMORY = [
         "which pages are in memory, by reads that do not wait",
         "timing",
         "fd = os.open(LIBRARY, os.O_RDONLY)\nsaid = tried(os.preadv, fd, [bytearray(4096)], 0, 8)\n"
-        "plain = os.preadv(fd, [bytearray(64)], 0)\nconclude(said in ('EOPNOTSUPP', 'ENOTSUP') and plain == 64, said)\n",
+        "plain = os.preadv(fd, [bytearray(64)], 0)\nconclude(said in ('EOPNOTSUPP', 'ENOTSUP') and plain == 64, "
+        "said)\n",
         "It sees which files others read.",
     ),
     refused(
@@ -709,7 +761,8 @@ MEMORY = [
     attack(
         "pages of files out of memory",
         "timing",
-        "fd = os.open(LIBRARY, os.O_RDONLY)\nsaid = {tried(os.posix_fadvise, fd, 0, 0, advice) for advice in (3, 4, 5)}\n"
+        "fd = os.open(LIBRARY, os.O_RDONLY)\nsaid = {tried(os.posix_fadvise, fd, 0, 0, advice) for advice in (3, 4, "
+        "5)}\n"
         "said.add(call('readahead', fd, 0, 4096))\nconclude(said == {'EPERM'}, said)\n",
         "Others read from disk what they had in memory; so two calls can talk.",
     ),
@@ -717,13 +770,15 @@ MEMORY = [
         "pages of files into a pipe",
         "memory",
         "fd = os.open(LIBRARY, os.O_RDONLY)\nr, w = os.pipe()\n"
-        "said = {call('splice', fd, 0, w, 0, 64, 0), call('tee', r, w, 64, 0), call('vmsplice', w, 0, 0, 0)}\nconclude(said == {'EPERM'}, said)\n",
+        "said = {call('splice', fd, 0, w, 0, 64, 0), call('tee', r, w, 64, 0), call('vmsplice', w, 0, 0, "
+        "0)}\nconclude(said == {'EPERM'}, said)\n",
         "Pages that all see, in a pipe that a fault of the kernel lets it write to.",
     ),
     attack(
         "locks that lend priorities",
         "memory",
-        "word = (ctypes.c_int * 4)()\nsaid = {call('futex', word, op, 0, 0, word, 0) for op in (2, 6, 7, 8, 11, 12, 13, 134)}\n"
+        "word = (ctypes.c_int * 4)()\nsaid = {call('futex', word, op, 0, 0, word, 0) for op in (2, 6, 7, 8, 11, 12, "
+        "13, 134)}\n"
         "said.add(call('futex_waitv', 0, 0, 0, 0, 0))\nconclude(said == {'EPERM', 'ENOSYS'}, said)\n",
         "A part of the kernel that no program here needs, and that had many faults.",
     ),

@@ -1,7 +1,8 @@
-"""Attacks on what a call shares with its neighbours: processors, memory, locks and books of the kernel, places for calls.
+"""Attacks on what calls share: processors, memory, locks and bookkeeping of the kernel, places for calls.
 
-Each goes through another mechanism, and goes on until its deadline or a limit ends it. Whether it has taken more than its share shows on its
-neighbours, not in what it prints: ``agent-rl bench hostile`` runs several of one kind at once and measures honest calls beside them.
+Each goes through another mechanism, and goes on until its deadline or a limit ends it. Whether it has taken more than
+its share shows on its neighbours, not in what it prints: ``agent-rl bench hostile`` runs several of one kind at once
+and measures honest calls beside them.
 """
 
 from __future__ import annotations

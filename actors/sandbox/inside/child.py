@@ -25,7 +25,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
-from actors.sandbox.isolation.kernel import PR_SET_PDEATHSIG, Step, direct
+from actors.sandbox.isolation.kernel import PR_SET_PDEATHSIG, IsolationStep, direct
 from actors.sandbox.isolation.rlimits import (
     FILES_FOR_REPORT,
     FILES_WHILE_RUNNING,
@@ -38,8 +38,8 @@ from actors.sandbox.isolation.rlimits import (
 )
 from actors.sandbox.wire import DONE_SAID, PLAIN_CODE, receive
 
-Request: TypeAlias = dict[str, Any]
-Work: TypeAlias = Callable[[Request], str]
+CallRequest: TypeAlias = dict[str, Any]
+Work: TypeAlias = Callable[[CallRequest], str]
 REPORT = 3
 """The descriptor of the request. The report replaces the request: the outcome in the first line, then the result."""
 CONTROL = 4
@@ -63,7 +63,7 @@ RESEED = super(random.Random, random._inst).seed  # noqa: SLF001
 """Reseeds the standard generator, by default from the kernel. The C class touches the fewest pages."""
 
 
-def leaving(control: ctypes.c_int) -> list[Step]:
+def leaving(control: ctypes.c_int) -> list[IsolationStep]:
     """The steps by which a child leaves the forker's group and closes descriptors, except ``control`` and 0 to REPORT.
 
     The call's descriptors replace these. Most calls bring no input, so stdin is opened anew: the processes that inherit
@@ -80,7 +80,7 @@ def leaving(control: ctypes.c_int) -> list[Step]:
     ]
 
 
-def take(steps: list[Step]) -> None:
+def take(steps: list[IsolationStep]) -> None:
     """Take each step. End the process when a step fails."""
     for step, arguments in steps:
         if step(*arguments) == -1:
@@ -182,7 +182,7 @@ def run_once(work: Work, limits: bytes) -> None:
         written += os.pwrite(REPORT, data[written:], written)
 
 
-def read_request() -> Request:
+def read_request() -> CallRequest:
     """Read the request."""
     data = os.pread(REPORT, FIRST_READ, 0)
     if len(data) == FIRST_READ:
@@ -191,7 +191,7 @@ def read_request() -> Request:
             data += os.pread(REPORT, size - len(data), len(data))
     if data.startswith(PLAIN_CODE):
         return {"code": data[1:].decode("utf-8", "surrogatepass")}
-    request: Request = json.loads(data)
+    request: CallRequest = json.loads(data)
     return request
 
 
@@ -200,7 +200,7 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}\n[cut after {length} characters]\n"
 
 
-def traceback_text(error: BaseException, request: Request) -> str:
+def traceback_text(error: BaseException, request: CallRequest) -> str:
     """The traceback as text, from the first frame of the model's code or of the called function."""
     if "function" in request:
         called = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
@@ -213,7 +213,7 @@ def traceback_text(error: BaseException, request: Request) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def run_code(request: Request) -> str:
+def run_code(request: CallRequest) -> str:
     """Run model code as the main module. The result is the value of the last statement if that is an expression."""
     namespace = MAIN.__dict__
     for code in request.get("earlier", ()):  # cells of a lost session
@@ -272,7 +272,7 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
             os.close(old)
 
 
-def call_function(request: Request) -> str:
+def call_function(request: CallRequest) -> str:
     """Call the named function with the given texts. It returns a text or None, and may use any time or memory."""
     module, _, name = request["function"].partition(":")
     result = getattr(importlib.import_module(module), name)(*request["arguments"])

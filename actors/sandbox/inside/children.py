@@ -22,10 +22,10 @@ from actors.sandbox.inside.slots import Slot
 from actors.sandbox.isolation.rlimits import Bounds
 from actors.sandbox.wire import NO_VERDICT, NOT_RUN, send
 
-Place: TypeAlias = Slot | Directory
+CallPlace: TypeAlias = Slot | Directory
 
 
-class Call:
+class SandboxCall:
     """A call that runs or waits for a child, with its descriptors and the interpreter's verdict."""
 
     def __init__(self, number: int, session: int, bounds: Bounds, fds: list[int]) -> None:
@@ -43,18 +43,18 @@ class Call:
 class Child:
     """A process that waits for a call, runs it, or runs the cells of a session one after the other."""
 
-    def __init__(self, pid: int, place: Place, control: socket.socket) -> None:
+    def __init__(self, pid: int, place: CallPlace, control: socket.socket) -> None:
         self.pid, self.place, self.control = pid, place, control
         self.pidfd = os.pidfd_open(pid)
-        self.call: Call | None = None
+        self.call: SandboxCall | None = None
         self.session = 0
-        self.first: Call | None = None
-        self.settling: Call | None = None
+        self.first: SandboxCall | None = None
+        self.settling: SandboxCall | None = None
         """The cell after which the child was stopped, until the stop is confirmed."""
-        self.unread: Call | None = None
+        self.unread: SandboxCall | None = None
         """A first call that the child never took, because it was dying at the time."""
 
-    def hand_over(self, call: Call, limits: bytes) -> bool:
+    def hand_over(self, call: SandboxCall, limits: bytes) -> bool:
         """Send the child its call, with packed limits. False when the child has died."""
         try:
             send(self.control, limits, call.fds)
@@ -64,7 +64,7 @@ class Child:
         self.session, self.first = call.session, call
         return True
 
-    def next_cell(self, call: Call) -> None:
+    def next_cell(self, call: SandboxCall) -> None:
         """Continue the stopped process of a session with its next cell."""
         try:
             while self.control.recv(16):  # discard unrequested bytes from the code; empty when the code closed the link

@@ -12,15 +12,16 @@ import ctypes
 import os
 import resource
 import signal
+from functools import partial
 
-from actors.sandbox.inside.shares import Share, Shares
+from actors.sandbox.inside.shares import CpuShare, Shares
 from actors.sandbox.isolation import kernel
 
 
 class Directory:
     """A place for one call: its own directory."""
 
-    def __init__(self, path: str, share: Share) -> None:
+    def __init__(self, path: str, share: CpuShare) -> None:
         self.path, self.share = path, share
         os.mkdir(path, 0o700)
         self.door = os.open(path, os.O_PATH | os.O_DIRECTORY)
@@ -96,7 +97,7 @@ class Directories:
         """No effect: there is nothing to do before the fork."""
         return True
 
-    def entering(self, door: ctypes.c_int) -> list[kernel.Step]:
+    def entering(self, door: ctypes.c_int) -> list[kernel.IsolationStep]:
         """The steps by which a child enters its directory, confines itself with Landlock and drops root's rights."""
         return [(self._enter, (door,)), *([kernel.drop_capabilities()] if self._filtered else [])]
 
@@ -118,17 +119,9 @@ class Directories:
         False when no process can be started, for example after a call used all processes up.
         """
         try:
-            pid = os.fork()
+            self._cleaners.add(kernel.start_helper(partial(remove_tree, directory)))
         except OSError:
             return False
-        if pid == 0:
-            try:
-                kernel.set_signal(int(signal.SIGTERM), None)
-                kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
-                remove_tree(directory)
-            finally:
-                os._exit(0)
-        self._cleaners.add(pid)
         return True
 
     def kill_orphans(self, forker: int, wait: int = os.WNOHANG) -> bool:

@@ -39,7 +39,7 @@ from actors.sandbox.inside.child import (
     run_call,
     take,
 )
-from actors.sandbox.inside.children import Child, Place
+from actors.sandbox.inside.children import CallPlace, Child
 from actors.sandbox.inside.shares import joining
 from actors.sandbox.inside.warm_up import REHEARSALS
 from actors.sandbox.isolation import kernel
@@ -81,17 +81,12 @@ class Forks:
         self.unreaped: list[int] = []
         self.packed: dict[tuple[Bounds, int | None, bool], bytes] = {}
         self.inherited_bytes, self.ceilings = 0, ceilings()
-        server = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                kernel.set_signal(int(signal.SIGTERM), None)
-                kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
-                if os.getppid() == server:
-                    close_all_but(theirs.fileno(), proc, *keep)
-                    body(theirs)
-            finally:
-                os._exit(0)
+
+        def work() -> None:
+            close_all_but(theirs.fileno(), proc, *keep)
+            body(theirs)
+
+        self.pid = kernel.start_helper(work)
         theirs.close()
         self.process = os.open(str(self.pid), os.O_PATH | os.O_DIRECTORY, dir_fd=proc)
         self.tasks = os.open("task", os.O_PATH, dir_fd=self.process)
@@ -123,7 +118,7 @@ class Forks:
         if threads != 1:
             raise RuntimeError(f"the warm interpreter has {threads} threads: warm modules must start none")
 
-    def children(self, places: list[Place]) -> list[Child | None]:
+    def children(self, places: list[CallPlace]) -> list[Child | None]:
         """A new waiting child in each of the places (at most ``AT_ONCE``); None where a fork is impossible.
 
         Raises OSError, RuntimeError, ForkerGone.
@@ -146,7 +141,7 @@ class Forks:
         return [self._child(*each) for each in zip(pids, places, (ours for ours, _ in links), strict=False)]
 
     @staticmethod
-    def _child(pid: int, place: Place, link: socket.socket) -> Child | None:
+    def _child(pid: int, place: CallPlace, link: socket.socket) -> Child | None:
         if pid < 0:
             link.close()
             return None
@@ -254,9 +249,7 @@ class Forker:
                     seconds = used.ru_utime + used.ru_stime
             pids = [0, 0]
             if fds:
-                write(
-                    score, OF_CHILDREN, len(OF_CHILDREN)
-                )  # inherited by children: when memory runs out, calls end before the forker
+                write(score, OF_CHILDREN, len(OF_CHILDREN))  # children inherit it: without memory, calls end first
             for at in range(0, len(fds), 3):
                 child_link.value, door.value, members.value = fds[at], fds[at + 1], fds[at + 2]
                 pid = pids[at // 3] = fork() if prepare(door) else -1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from actors.sandbox.wire import NO_VERDICT
 
 if TYPE_CHECKING:
-    from actors.sandbox.inside.children import Call, Child
+    from actors.sandbox.inside.children import Child, SandboxCall
 
 MOST_TASKS = 2
 """A call with at most this many processes and threads keeps its share: its own task, and one that it waits for."""
@@ -20,9 +20,9 @@ class Looks:
     """When to count the tasks of running calls."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Child, Call]] = []
+        self._due: list[tuple[float, int, Child, SandboxCall]] = []
 
-    def begin(self, child: Child, call: Call) -> None:
+    def begin(self, child: Child, call: SandboxCall) -> None:
         """``child`` starts to run ``call``, with a whole share."""
         child.place.share.restore()
         heapq.heappush(self._due, (call.started + FIRST_LOOK_SECONDS, call.id, child, call))

@@ -85,9 +85,18 @@ def said(stage: str, text: str) -> bytes:
 
 
 def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> None:
-    """Warm up, report it, and fork children on the server's orders."""
+    """Warm up, report it, and fork children on the server's orders. Raises what this process did not expect."""
     while (held := os.dup(2)) <= CONTROL:
         pass  # reserve these numbers, which children need
+    try:
+        fork_children(server, config, link)
+    except Exception:
+        os.dup2(held, 2)  # for the traceback: standard error is closed by now
+        raise
+
+
+def fork_children(server: Server, config: dict[str, Any], link: socket.socket) -> None:
+    """Be the forker, whose descriptors up to CONTROL are reserved."""
     # Made before memory is fragmented, so that it lies on few pages:
     work = call_function if config["calls_functions"] else run_code
     forker = Forker(link, server.slots, server.null, work, bytes.fromhex(config.pop("child_filter")), server.proc)
@@ -109,11 +118,7 @@ def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> No
     gc.collect()
     gc.freeze()
     link.send(WARM)
-    try:
-        forker.serve()
-    except Exception:  # noqa: BLE001  the process is about to end without a message
-        os.dup2(held, 2)
-        traceback.print_exc()
+    forker.serve()
 
 
 def main() -> None:

@@ -28,28 +28,12 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from actors.sandbox.inside.children import Call, Child, Place
+from actors.sandbox import wire
+from actors.sandbox.inside.children import CallPlace, Child, SandboxCall
 from actors.sandbox.inside.directories import Directories
 from actors.sandbox.inside.forks import ForkerGone
 from actors.sandbox.inside.looks import Looks
 from actors.sandbox.isolation.rlimits import Bounds
-from actors.sandbox.wire import (
-    CALL,
-    CANCEL,
-    CANCELLED,
-    CPU_TIMEOUT,
-    DONE,
-    END_SESSION,
-    NEXT_CELL,
-    NO_VERDICT,
-    NOT_RUN,
-    REPLY,
-    REQUEST,
-    SESSION_GOES_ON,
-    SESSION_LEFT_PROCESSES,
-    TIMEOUT,
-    receive,
-)
 
 RETRY_SECONDS = 1.0
 """Seconds until the server tries again to make a waiting child, after one died or no slot came."""
@@ -84,11 +68,11 @@ class Server:
         self.slots: Any = None  # NamespaceSlots or Directories, set by `isolate`
         self.forks: Any = None  # set by `isolate`
         self.shares: Any = None  # Shares, set before
-        self.waiting: list[Call] = []
+        self.waiting: list[SandboxCall] = []
         self.spares: list[Child] = []
         self.next_spare = 0.0
         self.outgoing: list[bytes] = []
-        self.deadlines: list[tuple[float, int, Child, Call]] = []
+        self.deadlines: list[tuple[float, int, Child, SandboxCall]] = []
         self.looks = Looks()
         self.running: dict[int, Child] = {}  # all children, by pidfd
         self.by_control: dict[int, Child] = {}
@@ -147,7 +131,7 @@ class Server:
         """Seconds until a child must be killed; None when no child runs a call."""
         while self.deadlines:
             deadline, _, child, call = self.deadlines[0]
-            if child.settling is call or (child.call is call and call.verdict == NO_VERDICT):
+            if child.settling is call or (child.call is call and call.verdict == wire.NO_VERDICT):
                 return max(0.0, deadline - time.monotonic())
             heapq.heappop(self.deadlines)
         return None
@@ -157,8 +141,8 @@ class Server:
         now = time.monotonic()
         while self.deadlines and self.deadlines[0][0] <= now:
             _, _, child, call = heapq.heappop(self.deadlines)
-            if child.call is call and call.verdict == NO_VERDICT:
-                call.verdict = TIMEOUT
+            if child.call is call and call.verdict == wire.NO_VERDICT:
+                call.verdict = wire.TIMEOUT
                 child.kill()
             elif child.settling is call:
                 child.settling = None
@@ -166,7 +150,7 @@ class Server:
                 if not child.is_at_rest(self.proc):
                     child.kill()
 
-    def watch(self, child: Child, call: Call) -> None:
+    def watch(self, child: Child, call: SandboxCall) -> None:
         """``child`` starts to run ``call``."""
         child.call, child.settling = call, None
         self.looks.begin(child, call)
@@ -176,7 +160,7 @@ class Server:
         """Read requests from the link and act on them."""
         while True:
             try:
-                data, fds = receive(self.link, REQUEST.size)
+                data, fds = wire.receive(self.link, wire.REQUEST.size)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -184,29 +168,29 @@ class Server:
             if not data:
                 self.farewell.say()
                 return
-            kind, number, session, *bounds = REQUEST.unpack(data)
-            if kind == CALL:
-                self.start(Call(number, session, Bounds(*bounds), fds))
-            elif kind == NEXT_CELL:
-                self.next_cell(self.sessions.get(session), Call(number, session, Bounds(*bounds), fds))
-            elif kind == CANCEL:
+            kind, number, session, *bounds = wire.REQUEST.unpack(data)
+            if kind == wire.CALL:
+                self.start(SandboxCall(number, session, Bounds(*bounds), fds))
+            elif kind == wire.NEXT_CELL:
+                self.next_cell(self.sessions.get(session), SandboxCall(number, session, Bounds(*bounds), fds))
+            elif kind == wire.CANCEL:
                 self.cancel(number)
-            elif kind == END_SESSION and session in self.sessions:
+            elif kind == wire.END_SESSION and session in self.sessions:
                 self.sessions[session].kill()
 
     def cancel(self, number: int) -> None:
         """Stop a call that its owner has cancelled."""
         for call in self.waiting:
             if call.id == number:
-                call.verdict = CANCELLED
+                call.verdict = wire.CANCELLED
         for child in self.running.values():
             if child.call is not None and child.call.id == number:
-                child.call.verdict = CANCELLED
+                child.call.verdict = wire.CANCELLED
                 child.kill()
 
     def reply(self, kind: int, number: int, verdict: int, status: int, seconds: float, text: bytes = b"") -> None:
         """Queue a message to the owner."""
-        self.outgoing.append(REPLY.pack(kind, number, verdict, status, seconds) + text)
+        self.outgoing.append(wire.REPLY.pack(kind, number, verdict, status, seconds) + text)
         self.send()
 
     def send(self) -> None:
@@ -227,7 +211,7 @@ class Server:
             self.epoll.modify(self.link, select.EPOLLIN)
             self.blocked = False
 
-    def start(self, call: Call) -> None:
+    def start(self, call: SandboxCall) -> None:
         """Give a call to a spare or new child, or queue it until a slot is free."""
         while self.spares:
             if self.hand_over(self.spares.pop(), call):
@@ -243,10 +227,10 @@ class Server:
             return
         child = self.fork([place])
         if not child or not self.hand_over(child[0], call):
-            self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
+            self.reply(wire.DONE, call.id, wire.NOT_RUN, 0, 0.0)
             call.close()
 
-    def fork(self, places: list[Place]) -> list[Child]:
+    def fork(self, places: list[CallPlace]) -> list[Child]:
         """Fork children. Leaves out failed ones, and those whose slot was killed from outside."""
         try:
             children = self.forks.children(places)
@@ -261,7 +245,7 @@ class Server:
                 self.epoll.register(child.control, select.EPOLLIN)
         return [child for child in children if child is not None]
 
-    def hand_over(self, child: Child, call: Call) -> bool:
+    def hand_over(self, child: Child, call: SandboxCall) -> bool:
         """Give a waiting child the call; False when the child has died."""
         call.started = time.monotonic()
         call.deadline = call.started + call.bounds.wall_seconds
@@ -284,10 +268,10 @@ class Server:
             self.slots.want(wanted)
             self.next_spare = time.monotonic() + RETRY_SECONDS
 
-    def next_cell(self, child: Child | None, call: Call) -> None:
+    def next_cell(self, child: Child | None, call: SandboxCall) -> None:
         """Give a session its next cell. The cell is not run when the session's process is gone or busy."""
         if child is None or child.call is not None:
-            self.reply(DONE, call.id, NOT_RUN, 0, 0.0)
+            self.reply(wire.DONE, call.id, wire.NOT_RUN, 0, 0.0)
         else:
             call.started = time.monotonic()
             call.deadline = call.started + call.bounds.wall_seconds
@@ -302,23 +286,23 @@ class Server:
         if said is None:
             self.epoll.unregister(child.control)
             del self.by_control[child.control.fileno()]
-        if not said or call is None or call.verdict != NO_VERDICT:  # with a verdict, the child is being killed
+        if not said or call is None or call.verdict != wire.NO_VERDICT:  # with a verdict, the child is being killed
             return
         seconds = time.monotonic() - call.started
         if not child.session:
             child.call = None
-            self.reply(DONE, call.id, NO_VERDICT, 0, seconds)
+            self.reply(wire.DONE, call.id, wire.NO_VERDICT, 0, seconds)
             os.kill(child.pid, signal.SIGKILL)  # it ends by itself, unless the model's code has sent the message
             return
         os.kill(child.pid, signal.SIGSTOP)
         self.kill_orphans()
         if child.has_descendants(self.proc):
-            call.verdict = SESSION_LEFT_PROCESSES
+            call.verdict = wire.SESSION_LEFT_PROCESSES
             child.kill()
             return
         child.call, child.settling = None, call
         heapq.heappush(self.deadlines, (time.monotonic() + SETTLING_SECONDS, call.id, child, call))
-        self.reply(DONE, call.id, SESSION_GOES_ON, 0, seconds)
+        self.reply(wire.DONE, call.id, wire.SESSION_GOES_ON, 0, seconds)
 
     def finish(self, child: Child) -> None:
         """A child has exited: kill its group, judge its end if it did not report, and return its slot."""
@@ -330,16 +314,16 @@ class Server:
                 child.said()  # its last message may still be unread
             self.epoll.unregister(child.control)
         child.call = child.settling = None
-        if call is not None and call.verdict != CANCELLED:
+        if call is not None and call.verdict != wire.CANCELLED:
             verdict = call.verdict
             ended, used = self.forks.reap(child.pid)
             status = os.waitstatus_to_exitcode(ended)
             spent = used >= call.bounds.cpu_seconds / 2  # the kernel's limit counts more coarsely
-            if verdict == NO_VERDICT and (status == -signal.SIGXCPU or (spent and status == -signal.SIGKILL)):
-                verdict = CPU_TIMEOUT  # the soft limit sends SIGXCPU, the hard limit SIGKILL
-            elif verdict == NO_VERDICT and call is child.unread:
-                verdict = NOT_RUN
-            self.reply(DONE, call.id, verdict, status, seconds)
+            if verdict == wire.NO_VERDICT and (status == -signal.SIGXCPU or (spent and status == -signal.SIGKILL)):
+                verdict = wire.CPU_TIMEOUT  # the soft limit sends SIGXCPU, the hard limit SIGKILL
+            elif verdict == wire.NO_VERDICT and call is child.unread:
+                verdict = wire.NOT_RUN
+            self.reply(wire.DONE, call.id, verdict, status, seconds)
         else:
             self.forks.reap_later(child.pid)
         if child in self.spares:  # killed from outside, or without a place: do not try again at once
@@ -370,17 +354,17 @@ class Server:
         else:
             self.next_spare = 0.0
 
-    def refuse(self, call: Call, error: OSError) -> None:
+    def refuse(self, call: SandboxCall, error: OSError) -> None:
         """Report that a call cannot be started, for lack of disk, memory or processes."""
-        if call.verdict != CANCELLED:
-            self.reply(DONE, call.id, NOT_RUN, 0, 0.0, str(error).encode("utf-8", "replace"))
+        if call.verdict != wire.CANCELLED:
+            self.reply(wire.DONE, call.id, wire.NOT_RUN, 0, 0.0, str(error).encode("utf-8", "replace"))
         call.close()
 
     def start_waiting(self) -> None:
         """Start queued calls while slots are free."""
         waiting, self.waiting = self.waiting, []
         for position, call in enumerate(waiting, 1):
-            if call.verdict == CANCELLED:
+            if call.verdict == wire.CANCELLED:
                 call.close()
                 continue
             self.start(call)

@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections import deque
 
-from actors.sandbox.isolation.kernel import Step, direct
+from actors.sandbox.isolation.kernel import IsolationStep, direct
 
 MYSELF = b"0"
 IDLE = "cpu.idle"
@@ -21,12 +21,12 @@ LEAST = {"tasks": ("cpu.shares", b"2", b"1024"), "cgroup.threads": ("cpu.weight"
 """Without cpu.idle: the file of the weight, its least and its usual value, by the name of the file of tasks."""
 
 
-def joining(members: ctypes.c_int) -> Step:
+def joining(members: ctypes.c_int) -> IsolationStep:
     """The step by which a child with a single thread moves to the group of the descriptor."""
     return direct.write, (members, MYSELF, len(MYSELF))
 
 
-class Share:
+class CpuShare:
     """The group of one place. ``members``: the file in which a child enters itself and from which tasks are read."""
 
     __slots__ = ("_usual", "_weight", "_yielding", "_yields", "members")
@@ -54,8 +54,8 @@ class Share:
             self._yields = False
 
 
-class NoShare(Share):
-    """Replaces `Share` where there are no groups."""
+class NoShare(CpuShare):
+    """Replaces `CpuShare` where there are no groups."""
 
     def __init__(self) -> None:
         self.members = os.open(os.devnull, os.O_RDWR)
@@ -72,13 +72,13 @@ class Shares:
     def __init__(self, directories: list[str], alone: str) -> None:
         """Open the groups while the host's files are visible."""
         self._none = NoShare()
-        self._free = deque(Share(directory, alone) for directory in directories)
+        self._free = deque(CpuShare(directory, alone) for directory in directories)
 
-    def get(self) -> Share:
+    def get(self) -> CpuShare:
         """A group for one more place."""
         return self._free.popleft() if self._free else self._none
 
-    def put_back(self, share: Share) -> None:
+    def put_back(self, share: CpuShare) -> None:
         """Take back the group of a closed place. Its processes die with a whole share, because they may hold locks."""
         share.restore()
         if share is not self._none:

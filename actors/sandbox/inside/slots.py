@@ -26,7 +26,7 @@ import struct
 from collections import deque
 from typing import Any, NoReturn
 
-from actors.sandbox.inside.shares import Share, Shares
+from actors.sandbox.inside.shares import CpuShare, Shares
 from actors.sandbox.isolation import kernel
 from actors.sandbox.isolation.namespaces import FIRST_OF_SLOTS, HOME, INSIDE, close_all_but, write_maps
 
@@ -43,18 +43,12 @@ class Maker:
     def __init__(self, proc: int, scratch: str, users: int) -> None:
         """Fork the maker, with one thread only and before large imports. ``scratch``: mount options of /tmp."""
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        server = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self.link.close()
-                kernel.set_signal(int(signal.SIGTERM), None)
-                kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
-                if os.getppid() == server:
-                    close_all_but(theirs.fileno(), proc)
-                    make_slots(theirs, proc, scratch, users)
-            finally:
-                os._exit(0)
+
+        def work() -> None:
+            close_all_but(theirs.fileno(), proc)
+            make_slots(theirs, proc, scratch, users)
+
+        self.pid = kernel.start_helper(work)
         theirs.close()
 
     def ask(self) -> None:
@@ -91,7 +85,7 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
             try:
                 os.close(held)
                 make_slot(link, lifeline, proc, scratch, user)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  the server reports it
                 link.send(str(error).encode()[:500])
             finally:
                 os._exit(0)
@@ -146,7 +140,7 @@ def be_init(*fds: int) -> NoReturn:
             os.pwrite(numbers, b"1", 0)
             os.write(rung, b"1")
     finally:
-        os._exit(0)
+        os._exit(0)  # whatever the reason: the server sees the end and replaces the slot
 
 
 class Slot:
@@ -155,7 +149,7 @@ class Slot:
     def __init__(self, pidfd: int, directory: int, children: int, bell: int) -> None:
         self.pidfd, self.directory, self.children, self.bell = pidfd, directory, children, bell
         self.used_before = False
-        self.share: Share
+        self.share: CpuShare
         self.made = os.fstat(directory).st_ctime_ns
         self.inodes = self.used()
 
@@ -255,7 +249,7 @@ class NamespaceSlots:
         kernel.direct.dup3(door, kernel.FIRST_SLOT_FD, os.O_CLOEXEC)
         return bool(kernel.direct.setns(kernel.FIRST_SLOT_FD, kernel.CLONE_NEWPID) == 0)
 
-    def entering(self, _door: ctypes.c_int) -> list[kernel.Step]:
+    def entering(self, _door: ctypes.c_int) -> list[kernel.IsolationStep]:
         """The steps by which a child enters the slot's other namespaces, then gives up the rights for that."""
         return [
             (kernel.direct.setns, (kernel.FIRST_SLOT_FD, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)),

@@ -21,8 +21,8 @@ from actors.sandbox.inside.child import Work, run_code
 from actors.sandbox.isolation.kernel import libc
 
 PLAIN_MODULES = (
-    "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
-    "math", "operator", "random", "re", "statistics", "string", "time", "typing",
+    "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq",
+    "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "time", "typing",
 )  # fmt: skip
 """The modules of the standard library that model code imports most."""
 YOUNG_OBJECTS = 20_000
@@ -38,34 +38,52 @@ p = symbols("p", positive=True)
 for e in (x**2 - 7*x + 12, x**2 - 3, x**3 - 1, 2*x + 5, x**2 + x + 1, x**4 - 16, Eq(x**2, 9), Eq(3*x - 1, 8)):
     solve(e, x)
 solve([x + y - 4, x - y - 2], [x, y]), solve([Eq(2*x + y, 5), Eq(x - y, 1)], [x, y]), solve(a*x**2 + b*x + c, x)
-solveset(x**2 - 4, x, domain=S.Reals), nsolve(cos(x) - x, 1), roots(x**3 - 6*x**2 + 11*x - 6, x), linsolve([x + y - 1, x - y], x, y)
-factor(x**4 - y**4), factor(x**2 + 5*x + 6), expand((x + y)**3), expand((x - 1)*(x + 2)), collect(x*y + x, x), cancel((x**2 - 1)/(x - 1))
-apart(1/(x*(x + 1))), together(1/x + 1/y), simplify((x**2 - 4)/(x - 2)), simplify(sin(y)**2 + cos(y)**2), trigsimp(tan(x)*cos(x)), radsimp(1/(1 + sqrt(2)))
+solveset(x**2 - 4, x, domain=S.Reals), nsolve(cos(x) - x, 1), roots(x**3 - 6*x**2 + 11*x - 6, x)
+linsolve([x + y - 1, x - y], x, y)
+factor(x**4 - y**4), factor(x**2 + 5*x + 6), expand((x + y)**3), expand((x - 1)*(x + 2)), collect(x*y + x, x)
+cancel((x**2 - 1)/(x - 1))
+apart(1/(x*(x + 1))), together(1/x + 1/y), simplify((x**2 - 4)/(x - 2)), simplify(sin(y)**2 + cos(y)**2)
+trigsimp(tan(x)*cos(x)), radsimp(1/(1 + sqrt(2)))
 simplify((m**2 + 3*m + 2)/(m + 1)), simplify(sqrt(8) + sqrt(2)), nsimplify(0.5), powsimp(x**2*x**3), ratsimp(1/x + 1)
-diff(cos(x)*exp(3*x), x), diff(x**3*sin(x), x, 2), diff(log(x), x), limit(sin(x)/x, x, 0), limit((1 + 1/n)**n, n, oo), series(exp(x), x, 0, 4)
-integrate(x*(x + 1), (x, 0, 2)), integrate(x**3*(x - 2), (x, 1, 4)), integrate(sin(x)*exp(x), x), integrate(1/x, x), integrate(exp(-x), (x, 0, oo))
+diff(cos(x)*exp(3*x), x), diff(x**3*sin(x), x, 2), diff(log(x), x), limit(sin(x)/x, x, 0), limit((1 + 1/n)**n, n, oo)
+series(exp(x), x, 0, 4)
+integrate(x*(x + 1), (x, 0, 2)), integrate(x**3*(x - 2), (x, 1, 4)), integrate(sin(x)*exp(x), x), integrate(1/x, x)
+integrate(exp(-x), (x, 0, oo))
 summation(k, (k, 1, 10)), summation(k**2, (k, 1, n)), Sum(1/k**2, (k, 1, oo)).doit(), product(k, (k, 1, 5))
 M = Matrix([[1, 2, 0], [3, 4, 1], [0, 1, 2]])
-M.det(), M.inv(), M.T, M.rref(), M.rank(), M*M, Matrix([[2, 1], [1, 2]]).eigenvals(), Matrix([[1, 2], [3, 4]]).inv(), M.charpoly(x)
-factorint(360), factorint(97), totient(36), divisors(36), isprime(101), nextprime(50), prevprime(50), list(primerange(2, 30)), prime(10), primepi(50)
-gcd(12, 18), lcm(4, 6), mod_inverse(3, 11), binomial(5, 2), factorial(6), fibonacci(10), catalan(4), igcd(8, 12), primefactors(60), divisor_count(24)
-Poly(x**3 - x + 1, x).discriminant(), Poly(x**4 + x**2 + 1, x).all_coeffs(), Poly(x**2 - 1, x).factor_list(), resultant(x**2 - 1, x - 2, x), degree(x**3, x)
-sqrt(50), Rational(1, 3) + Rational(1, 6), Rational(3, 4)**2, sqrt(2)*sqrt(3), (1 + sqrt(3))**2, root(27, 3), Abs(-3), floor(Rational(7, 2)), ceiling(2.5), Mod(17, 5)
-N(pi, 15), N(sqrt(2), 12), cos(pi/9).evalf(), N(sin(pi/9), 12), sin(pi/3), cos(pi/4), tan(pi/6), sin(pi/5), cos(pi/5), asin(1), atan2(1, 1), log(8, 2), exp(1).evalf(), sin(pi/7)**2
-(x + 1).subs(x, 3), (x**2 + y).subs({x: 1, y: 2}), lambdify(x, x**2, "math")(3), expand_trig(sin(2*x)), expand_log(log(p*2)), I**2, re(2 + 3*I), conjugate(1 + I), sqrt(-4)
-simplify(sin(pi/9)**2 + cos(pi/9)**2), simplify(binomial(n, 2)), Point(0, 0).distance(Point(3, 4)), Triangle(Point(0, 0), Point(4, 0), Point(0, 3)).area, Interval(0, 2)
-for e in (x**2/3, sqrt(x) + pi/3, Rational(1, 3)*x - y, M, {x: 1}, [sqrt(2), x], exp(x)*sin(x), -x/2 + 1, (x + y)**3, sqrt(2)/2, 1/(x + 1), 2.5*x):
+M.det(), M.inv(), M.T, M.rref(), M.rank(), M*M, Matrix([[2, 1], [1, 2]]).eigenvals(), Matrix([[1, 2], [3, 4]]).inv()
+M.charpoly(x)
+factorint(360), factorint(97), totient(36), divisors(36), isprime(101), nextprime(50), prevprime(50)
+list(primerange(2, 30)), prime(10), primepi(50)
+gcd(12, 18), lcm(4, 6), mod_inverse(3, 11), binomial(5, 2), factorial(6), fibonacci(10), catalan(4), igcd(8, 12)
+primefactors(60), divisor_count(24)
+Poly(x**3 - x + 1, x).discriminant(), Poly(x**4 + x**2 + 1, x).all_coeffs(), Poly(x**2 - 1, x).factor_list()
+resultant(x**2 - 1, x - 2, x), degree(x**3, x)
+sqrt(50), Rational(1, 3) + Rational(1, 6), Rational(3, 4)**2, sqrt(2)*sqrt(3), (1 + sqrt(3))**2, root(27, 3), Abs(-3)
+floor(Rational(7, 2)), ceiling(2.5), Mod(17, 5)
+N(pi, 15), N(sqrt(2), 12), cos(pi/9).evalf(), N(sin(pi/9), 12), sin(pi/3), cos(pi/4), tan(pi/6), sin(pi/5), cos(pi/5)
+asin(1), atan2(1, 1), log(8, 2), exp(1).evalf(), sin(pi/7)**2
+(x + 1).subs(x, 3), (x**2 + y).subs({x: 1, y: 2}), lambdify(x, x**2, "math")(3), expand_trig(sin(2*x))
+expand_log(log(p*2)), I**2, re(2 + 3*I), conjugate(1 + I), sqrt(-4)
+simplify(sin(pi/9)**2 + cos(pi/9)**2), simplify(binomial(n, 2)), Point(0, 0).distance(Point(3, 4))
+Triangle(Point(0, 0), Point(4, 0), Point(0, 3)).area, Interval(0, 2)
+for e in (x**2/3, sqrt(x) + pi/3, Rational(1, 3)*x - y, M, {x: 1}, [sqrt(2), x], exp(x)*sin(x), -x/2 + 1, (x + y)**3,
+          sqrt(2)/2, 1/(x + 1), 2.5*x):
     str(e), latex(e)
-x > 2, Eq(x, 2), Piecewise((x, x > 0), (0, True)), Function("f")(x), FiniteSet(1, 2) | FiniteSet(3), symbols("x1:4"), sympify("x**2 + 1")
+x > 2, Eq(x, 2), Piecewise((x, x > 0), (0, True)), Function("f")(x), FiniteSet(1, 2) | FiniteSet(3), symbols("x1:4")
+sympify("x**2 + 1")
 """
 """Makes sympy build its lazy parts, with the symbols that model code uses most."""
 NUMPY_CODE = """
 import numpy as np
 v = np.arange(12).reshape(3, 4)
 w = np.array([[2.0, 1.0], [1.0, 3.0]])
-v.sum(), v.mean(axis=0), v[v % 2 == 0], v.T @ v, np.linalg.det(w), np.linalg.inv(w), np.linalg.eigvals(w), np.linalg.solve(w, [1.0, 2.0])
-np.roots([1, -3, 2]), np.cumsum(v), np.sort(v), np.unique(v), np.linspace(0, 1, 5), np.zeros(3), np.prod([1, 2]), np.dot([1, 2], [3, 4])
-np.linalg.matrix_power(np.array([[1, 1], [1, 0]], dtype=object), 5), str(v), repr(w), np.sqrt(w).round(3), np.random.rand(3), np.polyfit([0, 1, 2], [1, 3, 7], 2)
+v.sum(), v.mean(axis=0), v[v % 2 == 0], v.T @ v, np.linalg.det(w), np.linalg.inv(w), np.linalg.eigvals(w)
+np.linalg.solve(w, [1.0, 2.0])
+np.roots([1, -3, 2]), np.cumsum(v), np.sort(v), np.unique(v), np.linspace(0, 1, 5), np.zeros(3), np.prod([1, 2])
+np.dot([1, 2], [3, 4])
+np.linalg.matrix_power(np.array([[1, 1], [1, 0]], dtype=object), 5), str(v), repr(w), np.sqrt(w).round(3)
+np.random.rand(3), np.polyfit([0, 1, 2], [1, 3, 7], 2)
 """
 EXERCISES = {"sympy": SYMPY_CODE, "numpy": NUMPY_CODE}
 PLAIN_CODE = """
@@ -103,7 +121,8 @@ names[0], names[-1:] = sorted({*names}, key=lambda name: name.lower())[0], []
 assert gcd(12, 18) == 6 and list(walk(4)) is not None
 with open("/dev/null") as nothing:
     text = nothing.read() if squares else None
-print(Counter("abc").most_common(1), Fraction(1, 3), math.sqrt(2), re.findall(r"\\d+", "a1"), json.dumps(table), Point(1))
+print(Counter("abc").most_common(1), Fraction(1, 3), math.sqrt(2), re.findall(r"\\d+", "a1"),
+      json.dumps(table), Point(1))
 print("%d %s" % (total, names), "{:.3f}".format(1 / 3), end="\\n")
 total
 """

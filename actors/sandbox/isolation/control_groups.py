@@ -120,7 +120,7 @@ def half_of_memory(own: Path, top: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ControlGroup:
     """A group made here, and its limit: bytes, processes, or the weight against other groups (100: an equal share)."""
 
     controller: Controller
@@ -133,12 +133,12 @@ class ControlGroups:
     """The groups of one sandbox. ``lacking`` says for each unavailable controller why it is unavailable."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[ControlGroup] = []
         self.lacking: list[str] = []
         self._held: tuple[Path, Claim] | None = None
         self._made: list[Path] = []
         self._kills, self._seen = 0, 0.0
-        self._shared: Group | None = None
+        self._shared: ControlGroup | None = None
         """The group that is divided among calls."""
         self._calls_made = 0
         self._free: list[Path] = []
@@ -176,11 +176,11 @@ class ControlGroups:
         for name in (*others, *([SWAP] if controller == "memory" else [])):
             if (directory / name).exists():  # missing where the kernel does not count swap
                 (directory / name).write_text("0" if name == SWAP else str(limit))
-        self.groups.append(Group(controller, hierarchy.version, directory, limit))
+        self.groups.append(ControlGroup(controller, hierarchy.version, directory, limit))
         if controller == "cpu":
             self._divide(self.groups[-1])
 
-    def _divide(self, group: Group) -> None:
+    def _divide(self, group: ControlGroup) -> None:
         """Make the interpreters' group and the first group of a call. In version 2 both divide only processor time."""
         interpreters, calls = group.directory / INTERPRETERS, group.directory / CALLS
         for directory in (interpreters, calls):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import stat
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -40,7 +42,7 @@ LANDLOCK_QUIET, LANDLOCK_WITH_QUIET = 0b101, 7
 """Log no refusals of this domain and domains within it in the host's audit log; since this interface version."""
 CAPABILITY_VERSION = 0x20080522
 
-Step: TypeAlias = tuple[Callable[..., "int | None"], tuple[Any, ...]]
+IsolationStep: TypeAlias = tuple[Callable[..., "int | None"], tuple[Any, ...]]
 """A function and its arguments, prepared before the fork. A result of -1 means failure."""
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -107,6 +109,26 @@ def _checked(result: int, name: str) -> int:
     return result
 
 
+def start_helper(work: Callable[[], object]) -> int:
+    """Fork a process that does ``work`` and ends, at the latest when this process ends. Returns its number.
+
+    What ``work`` raises is printed to standard error, because nothing else reports it. Raises OSError.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            set_signal(int(signal.SIGTERM), None)
+            prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() == parent:
+                work()
+        except Exception:  # noqa: BLE001  printed: the process ends
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    return pid
+
+
 def unshare(flags: int) -> None:
     """Leave the given namespaces for new ones."""
     _checked(libc.unshare(flags), "unshare")
@@ -156,7 +178,7 @@ def keep_capabilities_through_change_of_user(uid: int) -> None:
     _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), current), "capset")
 
 
-def drop_capabilities() -> Step:
+def drop_capabilities() -> IsolationStep:
     """Give up every capability."""
     return direct.capset, (ctypes.byref(CAPABILITY_HEADER), NO_CAPABILITIES)
 
@@ -168,7 +190,7 @@ def install_filter(program: bytes) -> None:
     _checked(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(held), 0, 0), "seccomp")
 
 
-def filter_step(program: bytes) -> Step:
+def filter_step(program: bytes) -> IsolationStep:
     """The step that adds a filter, for a process that can no longer gain privileges."""
     held = ctypes.pointer(FilterProgram(len(program) // 8, program))
     return direct.prctl, (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, held, 0, 0)
@@ -180,7 +202,7 @@ def landlock_version() -> int:
     return max(0, result)
 
 
-def scope_steps() -> list[Step]:
+def scope_steps() -> list[IsolationStep]:
     """The steps that block signals and abstract Unix sockets to outside processes. Empty without kernel support.
 
     The ruleset is made once, here; each child only enters it. It does not restrict files.

@@ -7,82 +7,25 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from actors.sandbox.isolation.kernel import FIRST_SLOT_FD
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The argument has to be one of ``values``, by name."""
-
-    argument: int
-    values: dict[str, int]
-    refusal: int = errno.EPERM
-
-
-@dataclass(frozen=True, slots=True)
-class Without:
-    """The argument may have none of ``bits``, by name."""
-
-    argument: int
-    bits: dict[str, int]
-    refusal: int = errno.EPERM
-
-
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """The argument has to be one of ``values`` once the bits of ``ignored`` are taken away."""
-
-    argument: int
-    ignored: dict[str, int]
-    values: dict[str, int]
-    refusal: int = errno.EPERM
-
-
-@dataclass(frozen=True, slots=True)
-class Pretended:
-    """Where the argument is one of ``values``, the call reports success and does nothing."""
-
-    argument: int
-    values: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Null:
-    """The argument, a pointer, has to be NULL."""
-
-    argument: int
-    refusal: int = errno.EPERM
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """The argument has to be ``value`` or more."""
-
-    argument: int
-    value: int
-    refusal: int = errno.EPERM
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """Where the argument is ``value``, another check holds too."""
-
-    argument: int
-    name: str
-    value: int
-    then: OneOf | Without | Null
-
-
-Check: TypeAlias = OneOf | Without | Masked | Pretended | Null | AtLeast | When
+from actors.sandbox.isolation.syscall_checks import (
+    AtLeast,
+    Check,
+    MaskedOneOf,
+    Null,
+    OneOf,
+    Pretended,
+    When,
+    Without,
+)
 
 SIGKILL, SIGCHLD, SIGCONT = 9, 17, 18
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """System calls that are allowed for one reason, whatever their arguments: ``name:number on x86-64:number on arm64``."""
+class SyscallGroup:
+    """System calls with one rule, whatever their arguments: ``name:number on x86-64:number on arm64``."""
 
     reason: str
     calls: str
@@ -97,108 +40,109 @@ class Checked:
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """System calls that do nothing and report success."""
-
-    reason: str
-    calls: str
-
-
 UNDER_ANY_ARGUMENTS = (
-    Group(
+    SyscallGroup(
         "Read and write open files; positions, sizes, copies",
-        "read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 lseek:8:62 "
+        "read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 "
+        "lseek:8:62 "
         "sendfile:40:71 copy_file_range:326:285 ftruncate:77:46 fallocate:285:47",
     ),
-    Group(
+    SyscallGroup(
         "Find, make, rename and remove files: what may be reached, the read-only root or Landlock decides",
         "access:21: faccessat:269:48 faccessat2:439:439 creat:85: mkdir:83: mkdirat:258:34 mknod:133: mknodat:259:33 "
         "link:86: linkat:265:37 symlink:88: symlinkat:266:36 readlink:89: readlinkat:267:78 rename:82: renameat:264:38 "
         "renameat2:316:276 rmdir:84: unlink:87: unlinkat:263:35 chdir:80:49 fchdir:81:50 getcwd:79:17 "
         "getdents:78: getdents64:217:61 umask:95:166",
     ),
-    Group(
+    SyscallGroup(
         "Look at files",
-        "stat:4: lstat:6: fstat:5:80 newfstatat:262:79 statx:332:291 statfs:137:43 fstatfs:138:44 getxattr:191:8 lgetxattr:192:9 "
+        "stat:4: lstat:6: fstat:5:80 newfstatat:262:79 statx:332:291 statfs:137:43 fstatfs:138:44 getxattr:191:8 "
+        "lgetxattr:192:9 "
         "fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:196:13",
     ),
-    Group(
+    SyscallGroup(
         "Descriptors of the call's own processes: copy and close them, pipes, event counters",
-        "close:3:57 close_range:436:436 dup:32:23 dup2:33: dup3:292:24 pipe:22: pipe2:293:59 eventfd:284: eventfd2:290:19",
+        "close:3:57 close_range:436:436 dup:32:23 dup2:33: dup3:292:24 pipe:22: pipe2:293:59 eventfd:284: "
+        "eventfd2:290:19",
     ),
-    Group(
+    SyscallGroup(
         "Wait for descriptors",
-        "poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create:213: epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232: "
+        "poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create:213: epoll_create1:291:20 epoll_ctl:233:21 "
+        "epoll_wait:232: "
         "epoll_pwait:281:22 epoll_pwait2:441:441",
     ),
-    Group("Names and ends of a socket pair", "shutdown:48:210 getsockname:51:204 getpeername:52:205"),
-    Group(
+    SyscallGroup("Names and ends of a socket pair", "shutdown:48:210 getsockname:51:204 getpeername:52:205"),
+    SyscallGroup(
         "Memory of the process",
         "brk:12:214 mprotect:10:226 mremap:25:216 munmap:11:215 get_mempolicy:239:236",
     ),
-    Group(
+    SyscallGroup(
         "Start programs and processes, wait for their end, end",
         "execve:59:221 fork:57: vfork:58: wait4:61:260 waitid:247:95 exit:60:93 exit_group:231:94 pidfd_open:434:434 "
         "setpgid:109:154",
     ),
-    Group(
+    SyscallGroup(
         "Threads, as libc starts and ends them",
         "set_tid_address:218:96 set_robust_list:273:99 get_robust_list:274:100 rseq:334:293 gettid:186:178",
     ),
-    Group(
+    SyscallGroup(
         "Handle signals and wait for them; alarms, which send SIGALRM to the process itself",
         "rt_sigaction:13:134 rt_sigpending:127:136 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigsuspend:130:133 "
-        "rt_sigtimedwait:128:137 sigaltstack:131:132 signalfd:282: signalfd4:289:74 pause:34: restart_syscall:219:128 alarm:37: "
+        "rt_sigtimedwait:128:137 sigaltstack:131:132 signalfd:282: signalfd4:289:74 pause:34: restart_syscall:219:128 "
+        "alarm:37: "
         "getitimer:36:102 setitimer:38:103",
     ),
-    Group(
+    SyscallGroup(
         "Clocks and waiting",
-        "clock_getres:229:114 clock_gettime:228:113 clock_nanosleep:230:115 gettimeofday:96:169 nanosleep:35:101 time:201: "
+        "clock_getres:229:114 clock_gettime:228:113 clock_nanosleep:230:115 gettimeofday:96:169 nanosleep:35:101 "
+        "time:201: "
         "timerfd_create:283:85 timerfd_gettime:287:87 timerfd_settime:286:86",
     ),
-    Group(
+    SyscallGroup(
         "Numbers and limits of the call's own processes; what the machine is",
-        "getpid:39:172 getppid:110:173 getpgid:121:155 getpgrp:111: getsid:124:156 getuid:102:174 geteuid:107:175 getgid:104:176 "
+        "getpid:39:172 getppid:110:173 getpgid:121:155 getpgrp:111: getsid:124:156 getuid:102:174 geteuid:107:175 "
+        "getgid:104:176 "
         "getegid:108:177 getresuid:118:148 getresgid:120:150 getgroups:115:158 getrlimit:97:163 getrusage:98:165 "
         "times:100:153 getpriority:140:141 getcpu:309:168 sysinfo:99:179 uname:63:160",
     ),
-    Group(
+    SyscallGroup(
         "Look at scheduling, as libraries do that start threads",
         "sched_get_priority_max:146:125 sched_get_priority_min:147:126 sched_getaffinity:204:123 sched_getattr:315:275 "
         "sched_getparam:143:121 sched_getscheduler:145:120 sched_rr_get_interval:148:127 sched_yield:24:124",
     ),
-    Group(
+    SyscallGroup(
         "Give up rights: users and capabilities, of which a call has one and none",
         "capget:125:90 capset:126:91 setuid:105:146 setgid:106:144 setreuid:113:145 setregid:114:143 setresuid:117:147 "
         "setresgid:119:149 setfsuid:122:151 setfsgid:123:152",
     ),
-    Group("Random numbers from the kernel", "getrandom:318:278"),
-    Group(
+    SyscallGroup("Random numbers from the kernel", "getrandom:318:278"),
+    SyscallGroup(
         "Landlock: a call may confine itself further",
         "landlock_create_ruleset:444:444 landlock_add_rule:445:445 landlock_restrict_self:446:446",
     ),
 )
 
-IGNORED = (
-    Ignored(
-        "Nothing of a call outlives it, and no call is to make the host's disk flush its caches: reports success, does nothing",
-        "fsync:74:82 fdatasync:75:83 msync:26:227 sync_file_range:277:84",
-    ),
+IGNORED = SyscallGroup(
+    "Nothing of a call outlives it, and no call is to make the host's disk flush its caches: reports success, does "
+    "nothing",
+    "fsync:74:82 fdatasync:75:83 msync:26:227 sync_file_range:277:84",
 )
-
-MARKING = Group(
-    "Modes, owners and times of the call's own files. At `filtered` they report success and do nothing: Landlock does not cover them, "
+MARKING = SyscallGroup(
+    "Modes, owners and times of the call's own files. At `filtered` they report success and do nothing: Landlock does "
+    "not cover them, "
     "and the executor's user owns more than its calls may change",
-    "chmod:90: fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 chown:92: fchown:93:55 lchown:94: fchownat:260:54 utime:132: utimes:235: "
+    "chmod:90: fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 chown:92: fchown:93:55 lchown:94: fchownat:260:54 "
+    "utime:132: utimes:235: "
     "futimesat:261: utimensat:280:88",
 )
-SHORTENING = Group(
-    "Shorten files by their path. Refused at `filtered`, as Landlock before Linux 6.2 does not cover it: open the file and use `ftruncate`",
+SHORTENING = SyscallGroup(
+    "Shorten files by their path. Refused at `filtered`, as Landlock before Linux 6.2 does not cover it: open the file "
+    "and use `ftruncate`",
     "truncate:76:45",
 )
 OPENING = {"O_RDONLY": 0, "O_WRONLY": 1, "O_RDWR": 2, "O_WRONLY|O_TRUNC": 0x201, "O_RDWR|O_TRUNC": 0x202}
-"""How to open a file. One that is opened to be read can be shortened too, which Landlock before Linux 6.2 does not see."""
+"""How to open a file. One that is opened to be read can be shortened too, which Landlock before Linux 6.2 does not
+see."""
 BESIDES = {"any other flag": 0xFFFFFDFC}
 RESOURCES = {
     "CPU": 0, "FSIZE": 1, "DATA": 2, "STACK": 3, "RSS": 5, "NPROC": 6, "NOFILE": 7, "MEMLOCK": 8, "AS": 9, "LOCKS": 10,
@@ -309,11 +253,12 @@ NO_FLAGS = {"0": 0}
 
 CHECKED = (
     Checked(
-        "Open files; nothing that makes each write wait for the disk, sends signals, or shortens what is opened to be read",
+        "Open files; nothing that makes each write wait for the disk, sends signals, or shortens what is opened to be "
+        "read",
         "open:2:",
-        (Without(1, WRITE_THROUGH), Masked(1, BESIDES, OPENING)),
+        (Without(1, WRITE_THROUGH), MaskedOneOf(1, BESIDES, OPENING)),
     ),
-    Checked("As open", "openat:257:56", (Without(2, WRITE_THROUGH), Masked(2, BESIDES, OPENING))),
+    Checked("As open", "openat:257:56", (Without(2, WRITE_THROUGH), MaskedOneOf(2, BESIDES, OPENING))),
     Checked(
         "Map memory and files. Huge pages that the host has reserved are for those it reserved them for",
         "mmap:9:222",
@@ -322,26 +267,30 @@ CHECKED = (
     Checked(
         "Locks of threads and of multiprocessing; not the operations that lend priorities",
         "futex:202:98",
-        (Masked(1, {"PRIVATE_FLAG": 128, "CLOCK_REALTIME": 256}, FUTEXES),),
+        (MaskedOneOf(1, {"PRIVATE_FLAG": 128, "CLOCK_REALTIME": 256}, FUTEXES),),
     ),
     Checked(
-        "Advice about the call's own memory; nothing that pushes shared pages out, merges pages with those of others, or fakes faults",
+        "Advice about the call's own memory; nothing that pushes shared pages out, merges pages with those of others, "
+        "or fakes faults",
         "madvise:28:233",
         (OneOf(2, ADVICE),),
     ),
     Checked(
-        "Descriptor flags. Record locks, which SQLite sets, do nothing: whoever closes the same file, on the whole host, walks the list of "
-        "all of them. No leases, notices and owners, which reach who opens the same file; no size of pipes, of which the user has so much "
+        "Descriptor flags. Record locks, which SQLite sets, do nothing: whoever closes the same file, on the whole "
+        "host, walks the list of "
+        "all of them. No leases, notices and owners, which reach who opens the same file; no size of pipes, of which "
+        "the user has so much "
         "in all",
         "fcntl:72:25",
         (OneOf(1, FCNTLS), Pretended(1, RECORD_LOCKS), When(1, "F_SETFL", 4, Without(2, {"O_ASYNC": 0x2000}))),
     ),
     Checked(
-        "Threads and processes, in no new namespace, with no other parent, with no other signal at their end than SIGCHLD",
+        "Threads and processes, in no new namespace, with no other parent, with no other signal at their end than "
+        "SIGCHLD",
         "clone:56:220",
         (
             Without(0, {"CLONE_PTRACE": 0x2000, "CLONE_PARENT": 0x8000, **NAMESPACES}),
-            Masked(0, {"any other flag": 0xFFFFFF00}, {"no signal at its end": 0, "SIGCHLD": SIGCHLD}),
+            MaskedOneOf(0, {"any other flag": 0xFFFFFF00}, {"no signal at its end": 0, "SIGCHLD": SIGCHLD}),
         ),
     ),
     Checked(
@@ -407,9 +356,10 @@ ENTERING = Checked(
 """At level strong only."""
 
 NOT_THERE = "clone3:435:435 openat2:437:437"
-"""Flags of these lie in memory, where a filter can't look: they do not exist (ENOSYS), and libraries then use clone and openat."""
+"""Flags of these lie in memory, where a filter can't look: they do not exist (ENOSYS), and libraries then use clone and
+openat."""
 
-LEADING = Group("The child leads a group of its own; its code can't (see below)", "setsid:112:157")
+LEADING = SyscallGroup("The child leads a group of its own; its code can't (see below)", "setsid:112:157")
 SEALED = {
     "setsid": "each session has a processor share of its own, so that a call with 32 of them had 32 shares",
     "setns": "only the forker enters namespaces",
@@ -442,4 +392,5 @@ settimeofday:164:170 setxattr:188:5 shmat:30:196 shmctl:31:195 shmdt:67:197 shmg
 splice:275:76 swapoff:168:225 swapon:167:224 sync:162:81 syncfs:306:267 syslog:103:116 tee:276:77 umount2:166:39
 unshare:272:97 userfaultfd:323:282 vhangup:153:58 vmsplice:278:75
 """
-"""Refused with EPERM; what stands in no list does not exist (ENOSYS). Timers that send any signal are missing: see ``SIGNALLING``."""
+"""Refused with EPERM; what stands in no list does not exist (ENOSYS). Timers that send any signal are missing: see
+``SIGNALLING``."""

@@ -11,28 +11,8 @@ import errno
 import struct
 from collections.abc import Iterator
 
-from actors.sandbox.isolation.syscall_table import (
-    CHECKED,
-    ENTERING,
-    IGNORED,
-    LEADING,
-    MARKING,
-    NOT_THERE,
-    REFUSED,
-    SEALED_PRCTLS,
-    SHORTENING,
-    SIGCONT,
-    SIGNALLING,
-    UNDER_ANY_ARGUMENTS,
-    AtLeast,
-    Check,
-    Masked,
-    Null,
-    OneOf,
-    Pretended,
-    When,
-    Without,
-)
+from actors.sandbox.isolation import syscall_table as table
+from actors.sandbox.isolation.syscall_checks import AtLeast, Check, MaskedOneOf, Null, OneOf, Pretended, When, Without
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
@@ -74,7 +54,7 @@ def _check(check: Check) -> bytes:
         case Without():
             bits = sum(check.bits.values())
             return load + _instruction(_ANY_BIT, bits, 0, 1) + _refuse(check.refusal)
-        case Masked():
+        case MaskedOneOf():
             kept = _instruction(_AND, ~sum(check.ignored.values()) % (1 << 32))
             return load + kept + _is_one_of(check.values, check.refusal)
         case Pretended():
@@ -91,30 +71,29 @@ def _check(check: Check) -> bytes:
             return load + _instruction(_EQUAL, check.value, 0, len(then) // 8) + then
 
 
-def numbers(table: str, machine: str) -> dict[str, int]:
+def numbers(calls: str, machine: str) -> dict[str, int]:
     """The numbers of the system calls of ``machine``, by name."""
     column = list(ARCHITECTURES).index(machine) + 1
-    rows = (entry.split(":") for entry in table.split())
+    rows = (entry.split(":") for entry in calls.split())
     return {row[0]: int(row[column]) for row in rows if row[column]}
 
 
 def _bodies(*, strong: bool, may_continue: bool) -> Iterator[tuple[str, bytes]]:
     """Tables of system calls and their checks, those with checked arguments first: the kernel caches the others."""
-    for checked in (*CHECKED, *([ENTERING] if strong else [])):
+    for checked in (*table.CHECKED, *([table.ENTERING] if strong else [])):
         yield checked.calls, b"".join(map(_check, checked.checks)) + _PASS
-    for calls, argument in SIGNALLING:
-        no = b"" if may_continue else _argument(argument) + _instruction(_EQUAL, SIGCONT, 0, 1) + _refuse(errno.EPERM)
-        yield calls, no + _PASS
-    for group in (*UNDER_ANY_ARGUMENTS, LEADING):
+    for calls, argument in table.SIGNALLING:
+        compared = _argument(argument) + _instruction(_EQUAL, table.SIGCONT, 0, 1) + _refuse(errno.EPERM)
+        yield calls, (b"" if may_continue else compared) + _PASS
+    for group in (*table.UNDER_ANY_ARGUMENTS, table.LEADING):
         yield group.calls, _PASS
-    yield MARKING.calls, _PASS if strong or may_continue else _refuse(0)
-    yield SHORTENING.calls, _PASS if strong or may_continue else _refuse(errno.EPERM)
-    for ignored in IGNORED:
-        yield ignored.calls, _refuse(0)
-    yield NOT_THERE, _refuse(errno.ENOSYS)
-    yield REFUSED, _refuse(errno.EPERM)
+    yield table.MARKING.calls, _PASS if strong or may_continue else _refuse(0)
+    yield table.SHORTENING.calls, _PASS if strong or may_continue else _refuse(errno.EPERM)
+    yield table.IGNORED.calls, _refuse(0)
+    yield table.NOT_THERE, _refuse(errno.ENOSYS)
+    yield table.REFUSED, _refuse(errno.EPERM)
     if not strong:
-        yield ENTERING.calls, _refuse(errno.EPERM)
+        yield table.ENTERING.calls, _refuse(errno.EPERM)
 
 
 def _head(machine: str) -> list[bytes]:
@@ -148,13 +127,15 @@ def program(machine: str, *, strong: bool, may_continue: bool = False) -> bytes:
 
 
 def sealing_program(machine: str) -> bytes:
-    """The filter that a child adds as the last step of its isolation, without the calls that this took (see SEALED).
+    """The filter that a child adds as the last step of its isolation, without the calls of these steps (see SEALED).
 
     The filter is short: when a filter is added, the kernel evaluates it for every system call number.
     """
-    known = {**numbers(LEADING.calls, machine), **numbers(ENTERING.calls, machine)}
-    [prctl] = (numbers(checked.calls, machine)["prctl"] for checked in CHECKED if checked.calls.startswith("prctl:"))
-    options = tuple(SEALED_PRCTLS.values())
+    known = {**numbers(table.LEADING.calls, machine), **numbers(table.ENTERING.calls, machine)}
+    [prctl] = (
+        numbers(checked.calls, machine)["prctl"] for checked in table.CHECKED if checked.calls.startswith("prctl:")
+    )
+    options = tuple(table.SEALED_PRCTLS.values())
     parts = [_instruction(_LOAD, _NUMBER)]
     for number in (known["setsid"], known["setns"]):
         parts += [_instruction(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]

@@ -104,7 +104,7 @@ async def eventually(condition: Callable[[], bool]) -> bool:
 
 
 def groups_or_skip(*controllers: str) -> dict[str, str]:
-    """The limits of a sandbox's control groups; the test is skipped where those wanted (any, if none is named) can't be had."""
+    """The limits of a sandbox's control groups. Skips the test where the wanted ones, or all, are unavailable."""
 
     async def found(sandbox: Sandbox) -> tuple[dict[str, str], list[str]]:
         return sandbox.groups.limits, sandbox.groups.lacking

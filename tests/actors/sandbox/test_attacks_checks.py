@@ -55,7 +55,7 @@ FORGED = {
 
 
 def judged(prediction: str, level: Isolation = "host") -> str:
-    """What is said of a prediction for the gold 7, asked beside other checks: ``different``, ``equal`` or why it was given up."""
+    """The verdict on a prediction for the gold 7, beside other checks: ``different``, ``equal``, or why none."""
 
     async def main(sandbox: Any) -> str:
         found: list[str] = []

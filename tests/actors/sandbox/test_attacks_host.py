@@ -1,4 +1,4 @@
-"""Attacks on what is the host's or another call's: files, processes, memory, network. Each runs beside a neighbour's call."""
+"""Attacks on files, processes, memory and network of the host or of another call, each beside a neighbour's call."""
 
 from __future__ import annotations
 
@@ -58,12 +58,18 @@ def test_reading_the_repository(attacked: Attacked) -> None:
 def test_reading_homes_and_temporary_files(attacked: Attacked, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    code = f"{REACHED}import os\nprint(reached({str(secret)!r}), os.listdir('/tmp'), os.path.exists('/home'), os.path.exists('/var'))"
+    code = (
+        f"{REACHED}import os\nprint(reached({str(secret)!r}), os.listdir('/tmp'), os.path.exists('/home'), "
+        f"os.path.exists('/var'))"
+    )
     assert attacked.by(code).stdout == "FileNotFoundError [] False False\n"
 
 
 def test_reading_the_environment(attacked: Attacked) -> None:
-    code = "import ctypes, os\ngetenv = ctypes.CDLL(None).getenv\nprint(dict(os.environ), getenv(b'PATH'), getenv(b'HOME'))"
+    code = (
+        "import ctypes, os\ngetenv = ctypes.CDLL(None).getenv\nprint(dict(os.environ), getenv(b'PATH'), "
+        "getenv(b'HOME'))"
+    )
     assert attacked.by(code).stdout == "{} 0 0\n"
 
 
@@ -120,7 +126,8 @@ def test_writing_outside_its_directory(attacked: Attacked) -> None:
     code = (
         "import os\nwritten = []\nfor directory, names, _ in os.walk('/'):\n"
         "    if directory.count('/') > 3: names.clear()\n"
-        "    try: open(directory + '/evil', 'w').close(); written.append(directory)\n    except OSError: pass\nprint(written)"
+        "    try: open(directory + '/evil', 'w').close(); written.append(directory)\n    except OSError: "
+        "pass\nprint(written)"
     )
     assert attacked.by(code, limits=ExecutionLimits(wall_seconds=10)).stdout == "['/tmp']\n"
 
@@ -128,15 +135,18 @@ def test_writing_outside_its_directory(attacked: Attacked) -> None:
 def test_removing_and_changing_system_files(attacked: Attacked) -> None:
     code = (
         "import os\nrefused = []\nfor act in (lambda: os.remove('/etc/passwd'), lambda: os.chmod('/usr', 0o777),"
-        " lambda: os.rename('/usr/bin', '/usr/x'), lambda: open(os.__file__, 'a'), lambda: os.truncate(os.__file__, 0)):\n"
-        "    try: act()\n    except OSError as error: refused.append(error.errno)\nprint(len(refused), set(refused) <= {1, 13, 30})"
+        " lambda: os.rename('/usr/bin', '/usr/x'), lambda: open(os.__file__, 'a'), lambda: os.truncate(os.__file__, "
+        "0)):\n"
+        "    try: act()\n    except OSError as error: refused.append(error.errno)\nprint(len(refused), set(refused) <= "
+        "{1, 13, 30})"
     )
     assert attacked.by(code).stdout == "5 True\n"
 
 
 def test_symbolic_links_out_of_its_directory(attacked: Attacked) -> None:
     code = (
-        f"{REACHED}import os\nos.symlink('/etc/shadow', 'a')\nos.symlink('/usr', 'b')\nos.symlink('../../../../..', 'c')\n"
+        f"{REACHED}import os\nos.symlink('/etc/shadow', 'a')\nos.symlink('/usr', 'b')\nos.symlink('../../../../..', "
+        f"'c')\n"
         "print(reached('a'), sorted(os.listdir('c')))\n"
         "try: open('b/evil', 'w')\nexcept OSError as error: print(error.errno)"
     )
@@ -182,7 +192,8 @@ def test_connecting_to_a_unix_socket(attacked: Attacked, tmp_path: Path, address
 
 def test_network_behind_a_program_that_is_started(attacked: Attacked) -> None:
     code = (
-        "import subprocess, sys\nprint(subprocess.run(['bash', '-c', 'exec 3<>/dev/tcp/127.0.0.1/22'], capture_output=True,"
+        "import subprocess, sys\nprint(subprocess.run(['bash', '-c', 'exec 3<>/dev/tcp/127.0.0.1/22'], "
+        "capture_output=True,"
         " text=True).stderr)"
     )
     assert "not permitted" in attacked.by(code).stdout
@@ -209,7 +220,8 @@ def test_signals_to_everybody(attacked: Attacked) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     code = (
         "import os, signal\nprint(os.getppid())\nsent = 0\nfor pid in range(1, 40_000):\n"
-        "    if pid != os.getpid():\n        try: os.kill(pid, signal.SIGKILL); sent += 1\n        except OSError: pass\n"
+        "    if pid != os.getpid():\n        try: os.kill(pid, signal.SIGKILL); sent += 1\n        except OSError: "
+        "pass\n"
         "try: os.kill(-1, signal.SIGKILL)\nexcept OSError: pass\nprint('alive', sent)"
     )
     try:
@@ -232,7 +244,8 @@ def test_killing_its_own_process_group(attacked: Attacked) -> None:
 
 def test_escaping_by_double_fork_and_a_group_of_its_own(attacked: Attacked) -> None:
     code = named("escaped") + (
-        "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)"
+        "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0:\n        time.sleep(60)\n   "
+        " os._exit(0)"
     )
     assert attacked.by(code).outcome == "success"
     assert wait_until(lambda: living("escaped") == 0)
@@ -250,8 +263,10 @@ def test_a_process_that_goes_on_writing_after_the_end(attacked: Attacked) -> Non
 
 def test_patching_what_the_warm_interpreter_shares(attacked: Attacked) -> None:
     code = (
-        "import builtins, json, os, sys, ast, gc\nbuiltins.evil = 1\nbuiltins.print = None\njson.dumps = None\nos.listdir = None\n"
-        "sys.meta_path.clear()\nsys.modules.clear()\nast.parse = None\nos.environ['EVIL'] = '1'\nsys.path[:] = ['/tmp']\n"
+        "import builtins, json, os, sys, ast, gc\nbuiltins.evil = 1\nbuiltins.print = None\njson.dumps = "
+        "None\nos.listdir = None\n"
+        "sys.meta_path.clear()\nsys.modules.clear()\nast.parse = None\nos.environ['EVIL'] = '1'\nsys.path[:] = "
+        "['/tmp']\n"
         "type(os).evil = 1 if False else None"
     )
     attacked.by(code)
@@ -260,10 +275,12 @@ def test_patching_what_the_warm_interpreter_shares(attacked: Attacked) -> None:
 
 def test_pickles_and_import_hooks_stay_in_their_call(attacked: Attacked) -> None:
     code = (
-        "import pickle, sys, os\nclass Evil:\n    def __reduce__(self): return (exec, ('import builtins; builtins.evil = 1',))\n"
+        "import pickle, sys, os\nclass Evil:\n    def __reduce__(self): return (exec, ('import builtins; builtins.evil "
+        "= 1',))\n"
         "pickle.loads(pickle.dumps(Evil()))\n"
         "class Hook:\n    def find_spec(self, *a): open('/tmp/hooked', 'a').write('x')\n"
-        "sys.meta_path.insert(0, Hook())\nopen('json.py', 'w').write('evil')\nopen('sitecustomize.py', 'w').write('evil')\nevil"
+        "sys.meta_path.insert(0, Hook())\nopen('json.py', 'w').write('evil')\nopen('sitecustomize.py', "
+        "'w').write('evil')\nevil"
     )
     assert attacked.by(code).value == "1"
 

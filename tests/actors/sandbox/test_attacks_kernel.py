@@ -112,7 +112,10 @@ def test_system_calls_that_are_refused(attacked: Attacked, name: str, arguments:
 
 def test_every_refused_system_call_is_refused(attacked: Attacked) -> None:
     refused = numbers(REFUSED, MACHINE)
-    code = f"{CALL}print({{name: said for name, n in {refused!r}.items() if (said := call(n, -1, 0, 0, 0, 0, 0)) != 'EPERM'}})"
+    code = (
+        f"{CALL}print({{name: said for name, n in {refused!r}.items() "
+        "if (said := call(n, -1, 0, 0, 0, 0, 0)) != 'EPERM'})"
+    )
     assert attacked.by(code).stdout == "{}\n"
 
 
@@ -143,7 +146,8 @@ def test_a_terminal_is_not_typed_into(attacked: Attacked) -> None:
 @pytest.mark.skipif(MACHINE != "x86_64", reason="x86-64 has two other system call interfaces")
 def test_the_32_bit_interface_of_the_kernel(attacked: Attacked) -> None:
     code = (
-        f"{CALL}page = mmap.mmap(-1, 4096, prot=7)\npage.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')\n"  # eax = getpid; int 0x80
+        f"{CALL}page = mmap.mmap(-1, 4096, prot=7)\n"
+        "page.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')\n"  # eax = getpid; int 0x80
         "print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())"
     )
     result = attacked.by(code)
@@ -161,7 +165,8 @@ def test_taking_capabilities_and_users(attacked: Attacked) -> None:
     code = (
         f"{CALL}import struct\nheader = struct.pack('Ii', 0x20080522, 0)\n"
         f"print(call({NUMBERS['capset']}, header, struct.pack('6I', 255, 255, 0, 0, 0, 0)))\n"
-        "for act in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgid(0), lambda: os.setgroups([0])):\n"
+        "for act in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgid(0), lambda: "
+        "os.setgroups([0])):\n"
         "    try: act(); print('TAKEN')\n    except OSError: print('refused')\nprint(os.getresuid())"
     )
     assert attacked.by(code).stdout == "EPERM\n" + "refused\n" * 4 + "(1000, 1000, 1000)\n"
@@ -171,7 +176,8 @@ def test_raising_its_limits(attacked: Attacked) -> None:
     code = (
         "import resource\nfor name in ('AS', 'NPROC', 'NOFILE', 'CPU', 'FSIZE', 'CORE', 'MEMLOCK', 'MSGQUEUE'):\n"
         "    limit = getattr(resource, 'RLIMIT_' + name)\n    hard = resource.getrlimit(limit)[1]\n"
-        "    try: resource.setrlimit(limit, (hard + 1, hard + 1)); print('RAISED', name)\n    except (ValueError, OSError): pass\n"
+        "    try: resource.setrlimit(limit, (hard + 1, hard + 1)); print('RAISED', name)\n    except (ValueError, "
+        "OSError): pass\n"
         "try: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)); print('SET')\nexcept OSError: print('refused')"
     )
     assert attacked.by(code).stdout == "refused\n"
@@ -179,7 +185,8 @@ def test_raising_its_limits(attacked: Attacked) -> None:
 
 def test_priority_clock_and_host_name_by_their_libraries(attacked: Attacked) -> None:
     code = (
-        "import os, socket, time\nfor act in (lambda: os.nice(-5), lambda: os.setpriority(0, 0, -5), lambda: socket.sethostname('x'),"
+        "import os, socket, time\nfor act in (lambda: os.nice(-5), lambda: os.setpriority(0, 0, -5), lambda: "
+        "socket.sethostname('x'),"
         " lambda: time.clock_settime(0, 0.0), lambda: os.sched_setscheduler(0, 1, os.sched_param(1))):\n"
         "    try: act(); print('DONE')\n    except OSError: print('refused')"
     )
@@ -187,12 +194,18 @@ def test_priority_clock_and_host_name_by_their_libraries(attacked: Attacked) -> 
 
 
 def test_proc_and_sys_are_not_there(attacked: Attacked) -> None:
-    code = "import os\nprint([os.path.exists(p) for p in ('/proc', '/sys', '/run', '/var/run/docker.sock', '/proc/sys/kernel')])"
+    code = (
+        "import os\nprint([os.path.exists(p) for p in ('/proc', '/sys', '/run', '/var/run/docker.sock', "
+        "'/proc/sys/kernel')])"
+    )
     assert attacked.by(code).stdout == "[False, False, False, False, False]\n"
 
 
 def test_mounting_proc_anew(attacked: Attacked) -> None:
-    code = f"{CALL}os.mkdir('p')\nprint(libc.mount(b'proc', b'p', b'proc', 0, None), libc.mount(b'tmpfs', b'p', b'tmpfs', 0, None))"
+    code = (
+        f"{CALL}os.mkdir('p')\nprint(libc.mount(b'proc', b'p', b'proc', 0, None), libc.mount(b'tmpfs', b'p', b'tmpfs', "
+        f"0, None))"
+    )
     assert attacked.by(code).stdout == "-1 -1\n"
 
 

@@ -65,12 +65,18 @@ def test_no_more_link_to_say_the_end_on(attacked: Attacked) -> None:
 
 
 def test_listening_on_the_link_for_the_call_of_another(attacked: Attacked) -> None:
-    code = "import os, socket\nlink = socket.socket(fileno=4)\nlink.setblocking(False)\ntry: link.recv(100)\nexcept BlockingIOError: print('silent')"
+    code = (
+        "import os, socket\nlink = socket.socket(fileno=4)\nlink.setblocking(False)\ntry: link.recv(100)\n"
+        "except BlockingIOError: print('silent')"
+    )
     assert attacked.by(code).stdout == "silent\n"
 
 
 def test_descriptors_sent_over_the_link_do_not_arrive(attacked: Attacked) -> None:
-    code = "import os, socket\nlink = socket.socket(fileno=4)\nfor _ in range(100):\n    socket.send_fds(link, [b'x'], [0, 1, 2])\nprint(1)"
+    code = (
+        "import os, socket\nlink = socket.socket(fileno=4)\nfor _ in range(100):\n"
+        "    socket.send_fds(link, [b'x'], [0, 1, 2])\nprint(1)"
+    )
     interpreter = attacked.sandbox._ready[0]._process
     assert interpreter is not None
 
@@ -151,10 +157,16 @@ def test_an_exception_whose_text_fails(attacked: Attacked) -> None:
 
 
 def test_an_exit_whose_code_fails(attacked: Attacked) -> None:
-    code = "class A:\n    def __str__(self): raise KeyError\n    def __eq__(self, o): raise KeyError\n    __hash__ = None\nraise SystemExit(A())"
+    code = (
+        "class A:\n    def __str__(self): raise KeyError\n    def __eq__(self, o): raise KeyError\n"
+        "    __hash__ = None\nraise SystemExit(A())"
+    )
     assert attacked.by(code).outcome == "error"
 
 
 def test_what_is_registered_for_the_end_does_not_run(attacked: Attacked) -> None:
-    code = "import atexit, threading\natexit.register(lambda: print('late'))\nthreading._shutdown = lambda: print('late')\nprint('done')"
+    code = (
+        "import atexit, threading\natexit.register(lambda: print('late'))\n"
+        "threading._shutdown = lambda: print('late')\nprint('done')"
+    )
     assert attacked.by(code).stdout == "done\n"

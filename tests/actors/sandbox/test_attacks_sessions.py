@@ -19,7 +19,8 @@ ATTACKS = {
     "a fork bomb": "import os\ntry:\n    while True: os.fork()\nexcept OSError: pass",
     "a process that outlives the cell": named("outlives") + "import os, time\nif os.fork() == 0: time.sleep(60)",
     "a process in a group of its own": named("outlives")
-    + "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
+    + "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0: time.sleep(60)\n"
+    "    os._exit(0)",
     "endless output": "while True: print('x' * 1000)",
     "a full /tmp": "try:\n    for n in range(10**6): open(f'f{n}', 'wb').write(b'x' * 10**6)\nexcept OSError: pass",
     "all descriptors": "import os\nheld = []\ntry:\n    while True: held.append(os.dup(0))\nexcept OSError: pass",
@@ -30,18 +31,26 @@ ATTACKS = {
     "an end of its cell, and no more listening": "import os\nos.write(4, b'.')\nos.close(4)\nwhile True: pass",
     "an end of its cell, and another program": "import os\nos.write(4, b'.')\nos.execv('/bin/sleep', ['sleep', '60'])",
     "an end of its cell amid threads that come and go": (
-        "import os, threading\ndef come(): threading.Thread(target=come, daemon=True).start()\ncome()\nos.write(4, b'.')\n"
+        "import os, threading\ndef come(): threading.Thread(target=come, daemon=True).start()\ncome()\nos.write(4, "
+        "b'.')\n"
         "while True: pass"
     ),
     "many ends of cells": "import os\ntry:\n    for _ in range(10**5): os.write(4, b'.')\nexcept OSError: pass",
-    "reading the next cell itself": "import os, socket\ns = socket.socket(fileno=4)\ns.send(b'.')\nprint(socket.recv_fds(s, 16, 4))",
+    "reading the next cell itself": (
+        "import os, socket\ns = socket.socket(fileno=4)\ns.send(b'.')\nprint(socket.recv_fds(s, 16, 4))"
+    ),
     "stopping itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
     "going on beside its next cells": (
-        "import threading\ndef spin():\n    while True: pass\nfor _ in range(3): threading.Thread(target=spin, daemon=True).start()"
+        "import threading\ndef spin():\n    while True: pass\nfor _ in range(3): threading.Thread(target=spin, "
+        "daemon=True).start()"
     ),
-    "an alarm in the next cell": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: 1/0)\nsignal.setitimer(signal.ITIMER_REAL, 0.05)",
+    "an alarm in the next cell": (
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *a: 1/0)\nsignal.setitimer(signal.ITIMER_REAL, 0.05)"
+    ),
     "changing the loop that runs it": IN_FRAMES + "frame.f_globals.clear()",
-    "a forged result for later cells": "import sys\nsys.modules['actors.sandbox.inside.child'].run_code = lambda request: 'forged'",
+    "a forged result for later cells": (
+        "import sys\nsys.modules['actors.sandbox.inside.child'].run_code = lambda request: 'forged'"
+    ),
     "limits of its own": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
     "its own end": "import os\nos.killpg(0, 9)",
 }

@@ -1,4 +1,4 @@
-"""Attacks on what all calls have together: more memory and more processes than the host could spare, by calls that each keep their limits."""
+"""Attacks on the totals of all calls: each call keeps its limits, all together want more than the host can spare."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ for _ in range(3):
         hide()
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
-"""Memory that is mapped and charged, but on no page that the kernel counts as the process' own when it looks for the largest."""
+"""Memory that is mapped and charged, but on no page that the kernel counts as the process' own when it looks for the
+largest."""
 
 
 async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
@@ -73,7 +74,7 @@ def group(sandbox: Sandbox, controller: str) -> Path:
 
 
 def test_memory_that_counts_as_no_process_own_ends_calls_before_their_interpreter() -> None:
-    """The kernel takes a victim for gone before the pages that it shares are free: the interpreter can follow the last one."""
+    """The kernel counts a victim as gone before its shared pages are free: the interpreter can be the next victim."""
 
     async def main(sandbox: Sandbox) -> None:
         result = await sandbox.execute(named("hidden-memory") + HIDDEN)

@@ -70,7 +70,10 @@ async def kill_waiting(sandbox: Sandbox) -> None:
     assert await eventually(lambda: not any(map(is_alive, pids)))
 
 
-EVERYONE = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\nfound = 0\nfor pid in [*range(2, 40000), {pids}]:\n    if pid == os.getpid(): continue\n"
+EVERYONE = (
+    "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\nfound = 0\n"
+    "for pid in [*range(2, 40000), {pids}]:\n    if pid == os.getpid(): continue\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,10 @@ def test_a_waiting_child_knows_no_call() -> None:
 
 
 def test_what_a_call_finds_is_the_same_in_a_waiting_child_and_in_a_new_one() -> None:
-    code = "import gc, linecache, sys\nprint(sorted(globals()), len(linecache.cache), sorted(sys.modules), gc.get_count()[1:], sys.stdin.read())"
+    code = (
+        "import gc, linecache, sys\nprint(sorted(globals()), len(linecache.cache), sorted(sys.modules), "
+        "gc.get_count()[1:], sys.stdin.read())"
+    )
 
     async def main(sandbox: Sandbox) -> None:
         await all_waiting(sandbox)

@@ -144,7 +144,10 @@ def test_the_filtered_level_has_no_network_and_no_new_namespaces() -> None:
 def test_calls_of_root_make_no_devices_and_programs_get_no_capabilities_back(level: str) -> None:
     require(level)
     look = "import ctypes\ncapabilities = (ctypes.c_uint32 * 6)()\n"
-    look += "ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), capabilities)\nprint(any(capabilities[:2]), flush=True)"
+    look += (
+        "ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), capabilities)\n"
+        "print(any(capabilities[:2]), flush=True)"
+    )
     code = (
         "import os, stat, sys\nfor kind in (stat.S_IFCHR, stat.S_IFBLK):\n"
         "    try: os.mknod('device', 0o600 | kind, os.makedev(1, 11))\n    except OSError: print('refused')\n"

@@ -295,7 +295,8 @@ def test_a_module_that_prints_when_imported_does_no_harm() -> None:
 def test_files_of_sqlite_work_though_record_locks_do_nothing() -> None:
     code = (
         "import sqlite3\nfor mode in ('delete', 'wal'):\n    with sqlite3.connect(f'{mode}.db') as base:\n"
-        "        said = base.execute(f'pragma journal_mode={mode}').fetchone()\n        base.execute('create table t (x)')\n"
+        "        said = base.execute(f'pragma journal_mode={mode}').fetchone()\n        base.execute('create table t "
+        "(x)')\n"
         "        base.executemany('insert into t values (?)', [(i,) for i in range(100)])\n"
         "    other = sqlite3.connect(f'{mode}.db')\n    print(*said, *other.execute('select sum(x) from t').fetchone())"
     )

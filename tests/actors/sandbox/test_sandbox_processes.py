@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.sandbox.inside.children import SandboxCall
 from actors.sandbox.inside.directories import Directories
-from actors.sandbox.inside.server import Call, Farewell, Server
+from actors.sandbox.inside.server import Farewell, Server
 from actors.sandbox.inside.shares import Shares
 from actors.sandbox.isolation.rlimits import Bounds
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
@@ -170,7 +171,7 @@ def test_calls_wait_for_places_until_none_can_be_made_and_are_refused_then() -> 
         server = Server(theirs, Farewell(), 8)
         server.slots = NoSlots()
         for number in (1, 2):
-            server.start(Call(number, 0, Bounds(1.0, 1, 0, 0, 0, 0, 0), []))
+            server.start(SandboxCall(number, 0, Bounds(1.0, 1, 0, 0, 0, 0, 0), []))
         server.slot_arrived()
         with pytest.raises(BlockingIOError):  # another is on its way
             ours.recv(1000)

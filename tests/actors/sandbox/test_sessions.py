@@ -187,7 +187,8 @@ def test_an_idle_session_does_not_run(level: str, attack: str) -> None:
 
     async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         await notebook.run(
-            "import threading, time\nticks = 0\ndef tick():\n    global ticks\n    while True:\n        time.sleep(0.01)\n"
+            "import threading, time\nticks = 0\ndef tick():\n    global ticks\n    while True:\n        "
+            "time.sleep(0.01)\n"
             f"        ticks += 1\nthreading.Thread(target=tick, daemon=True).start()\n{attack}"
         )
         before = await notebook.run("ticks")
@@ -233,7 +234,8 @@ def test_a_process_that_an_idle_session_gave_away_ends_too() -> None:
     """Without namespaces the interpreter adopts it, and finds it when the session stops."""
     require("filtered")
     code = (
-        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0:\n"
+        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() "
+        "== 0:\n"
         "        libc.prctl(15, b'given-away')\n        time.sleep(60)\n    os._exit(0)\nos.wait()\ntime.sleep(0.1)"
     )
 

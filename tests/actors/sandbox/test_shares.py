@@ -1,4 +1,4 @@
-"""Processor time: a call's share is its own whatever it has of processes and sessions, and calls have theirs against the actors."""
+"""Processor time: processes and sessions do not enlarge a call's share, and calls have a share beside actors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from actors.sandbox.inside.looks import FIRST_LOOK_SECONDS, MOST_TASKS, Looks
-from actors.sandbox.inside.shares import Share, Shares
-from actors.sandbox.isolation.control_groups import ControlGroups, Group, Hierarchy, in_units
+from actors.sandbox.inside.shares import CpuShare, Shares
+from actors.sandbox.isolation.control_groups import ControlGroup, ControlGroups, Hierarchy, in_units
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.wire import NO_VERDICT
 from tests.actors.sandbox.running import eventually, groups_or_skip, named, pids, require, run_with
@@ -84,7 +84,7 @@ def test_version_2_divides_the_processor_alone(tmp_path: Path) -> None:
 def test_groups_of_an_interpreter_that_has_ended_are_used_again(tmp_path: Path) -> None:
     groups = ControlGroups()
     assert groups.take_calls(5) == []  # there are none
-    groups._divide(Group("cpu", 1, tmp_path, 100))
+    groups._divide(ControlGroup("cpu", 1, tmp_path, 100))
     first = groups.take_calls(2)
     second = groups.take_calls(2)
     assert not {*first} & {*second}
@@ -123,7 +123,7 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
     usual, least = ("0", "1") if idle else ("1024", "2024")  # a file keeps the rest of its text
     looks, children = Looks(), []
     for number, (name, tasks) in enumerate({"few": MOST_TASKS, "many": MOST_TASKS + 1}.items()):
-        share = Share(str(group_like(tmp_path / name, tasks, idle=idle)), "tasks")
+        share = CpuShare(str(group_like(tmp_path / name, tasks, idle=idle)), "tasks")
         call = SimpleNamespace(started=10.0, id=number, verdict=NO_VERDICT)
         children.append(SimpleNamespace(place=SimpleNamespace(share=share), call=call))
         looks.begin(children[-1], call)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
 
 
 def test_a_call_that_has_ended_is_not_looked_at(tmp_path: Path) -> None:
-    looks, share = Looks(), Share(str(group_like(tmp_path / "a", 30)), "tasks")
+    looks, share = Looks(), CpuShare(str(group_like(tmp_path / "a", 30)), "tasks")
     call = SimpleNamespace(started=10.0, id=1, verdict=NO_VERDICT)
     child = SimpleNamespace(place=SimpleNamespace(share=share), call=call)
     looks.begin(child, call)  # type: ignore[arg-type]
