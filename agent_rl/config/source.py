@@ -195,14 +195,16 @@ def _entries(count: int) -> str:
 
 def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
     message = str(error)
+    lines = text.split("\n")
+    place = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
+    line, column = (int(place[1]), int(place[2])) if place else (len(lines), len(lines[-1]) + 1)
     if message.startswith(("Cannot overwrite", "Cannot declare", "Duplicate", "Cannot mutate", "Cannot redefine")):
-        twice = duplicate(text)
+        twice = duplicate("\n".join([*lines[: line - 1], lines[line - 1][: column - 1]]))
         if twice is not None:
             path, first, second = twice
             return Fault(second, dotted_key(path), f"is given twice, first in line {first}", "remove one of them")
-    place = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
     if place is not None:
-        return Fault(int(place[1]), "", f"not TOML: {message[: place.start()]} (column {place[2]})")
+        return Fault(line, "", f"not TOML: {message[: place.start()]} (column {column})")
     return Fault(max(1, len(text.splitlines())), "", f"not TOML: {message.removesuffix(' (at end of document)')}")
 
 

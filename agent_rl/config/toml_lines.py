@@ -1,11 +1,10 @@
-"""Where each key of a TOML document stands: ``tomllib`` reads values but forgets their lines.
+"""The line of each key of a TOML document, since ``tomllib`` reads values without their lines.
 
-The scanner follows the grammar only as far as finding keys requires, on text ``tomllib`` has already accepted.
+The scanner takes a document that ``tomllib`` accepts, or the part before the place of a key that is given twice.
 """
 
 from __future__ import annotations
 
-import bisect
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,16 +14,18 @@ T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a value: keys of tables and indices of arrays, as in ``("stages", 1, "steps")``."""
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'', re.DOTALL)
-_SCALAR = re.compile(r"[^,\]}#\r\n]+")
-_BLANK = re.compile(r"[ \t]*")
-_BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\''  # a string
+    r"|#[^\n]*|[\[\]{},.=\n]|[^\s\[\]{},.=#\"']+",  # a comment, a sign, or a part of a key, number or date
+    re.DOTALL,
+)
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line (from 1) of every table, array entry and key of a valid TOML document."""
-    return _Scanner(text).scan()
+    """The line (from 1) of every table, array entry and key."""
+    scanner = _Scanner()
+    scanner.scan(text)
+    return scanner.lines
 
 
 def nearest(places: Mapping[KeyPath, T], path: KeyPath) -> T | None:
@@ -34,21 +35,10 @@ def nearest(places: Mapping[KeyPath, T], path: KeyPath) -> T | None:
 
 
 def duplicate(text: str) -> tuple[KeyPath, int, int] | None:
-    """The first key or table given a second time, with both its lines; None when there is none.
-
-    ``text`` must be valid TOML up to there.
-    """
-    try:
-        _Scanner(text).scan()
-    except _DuplicateError as found:
-        return found.path, found.first, found.second
-    return None
-
-
-class _DuplicateError(Exception):
-    def __init__(self, path: KeyPath, first: int, second: int) -> None:
-        super().__init__(dotted_key(path))
-        self.path, self.first, self.second = path, first, second
+    """The last key or table of ``text``, which is given twice, or the table around it, and the lines of both places."""
+    scanner = _Scanner()
+    scanner.scan(text)
+    return scanner.repeated
 
 
 def dotted_key(path: KeyPath) -> str:
@@ -57,142 +47,87 @@ def dotted_key(path: KeyPath) -> str:
 
 
 class _Scanner:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.newlines = [index for index, char in enumerate(text) if char == "\n"]
+    def __init__(self) -> None:
         self.lines: dict[KeyPath, int] = {}
-        self.entries: dict[KeyPath, int] = {}
+        self.repeated: tuple[KeyPath, int, int] | None = None
+        """The newest key or header: the longest part of its path that stood earlier, with that line and its own."""
+        self._sizes: dict[KeyPath, int] = {}
         """How many entries each array of tables has so far."""
-        self.given: dict[KeyPath, int] = {}
-        """The keys with a value and the tables with a header: what may not be given again."""
-        self.dotted: dict[KeyPath, int] = {}
-        """The tables that dotted keys made: only dotted keys may add to them."""
 
-    def scan(self) -> dict[KeyPath, int]:
-        table: KeyPath = ()
-        while True:
-            self.skip(_BLANK_LINES)
-            if self.at >= len(self.text):
-                return self.lines
-            if self.text.startswith("[[", self.at):
-                table = self.header(2)
-            elif self.text.startswith("[", self.at):
-                table = self.header(1)
-            else:
-                self.pair(table)
+    def scan(self, text: str) -> None:
+        line, at = 1, 0
+        table: KeyPath = ()  # of the last header
+        path: KeyPath = ()  # of the value that is read
+        parts: list[str] = []  # of the key that is read
+        brackets = 0  # that opened the header that is read
+        around: list[tuple[KeyPath, int]] = []  # open arrays with their entries so far, and inline tables with -1
+        in_value = begins = False  # ``begins``: the next value is a new entry of an array
+        for match in _TOKEN.finditer(text):
+            token = match[0]
+            line += text.count("\n", at, match.start())
+            at = match.start()
+            if begins and token not in {"\n", "]"} and token[0] != "#":
+                array, size = around[-1]
+                around[-1] = array, size + 1
+                path = (*array, size)
+                self.lines[path] = line
+                begins = False
+            match token:
+                case "\n":
+                    in_value = in_value and bool(around)
+                case "[" if in_value:
+                    around.append((path, 0))
+                    begins = True
+                case "{":
+                    around.append((path, -1))
+                    in_value = False
+                case "}" | "]" if around:
+                    around.pop()
+                    in_value, begins = True, False
+                case "," if around[-1][1] >= 0:
+                    begins = True
+                case ",":
+                    in_value = False
+                case "[":
+                    brackets += 1
+                case "]" if brackets:
+                    table = self._header(parts, brackets, line)
+                    parts, brackets = [], 0
+                case "=" if not in_value:
+                    path = self._key(around[-1][0] if around else table, parts, line)
+                    parts, in_value = [], True
+                case _ if not in_value and token[0] not in "#.]":
+                    parts.append(tomllib.loads(f"key = {token}")["key"] if token[0] in "\"'" else token)
+        if brackets:  # tomllib stopped within the header
+            self._header(parts, brackets, line)
 
-    def header(self, brackets: int) -> KeyPath:
-        """Read ``[a.b]`` or ``[[a.b]]``; what follows belongs to the path returned."""
-        line = self.line()
-        self.at += brackets
-        *outer, last = self.dotted_key()
-        self.at += brackets
+    def _header(self, parts: list[str], brackets: int, line: int) -> KeyPath:
+        """Enter ``[a.b]`` or ``[[a.b]]``; what follows belongs to the path returned."""
+        *outer, last = parts
         path: KeyPath = ()
         for part in outer:
-            path = self.enter(path, part)
-        if brackets == 1:
-            self.give((*path, last), line)
-            path = self.enter(path, last)
-        else:
-            array = (*path, last)
-            if array not in self.entries:
-                self.give(array, line)
-            self.lines.setdefault(array, line)
-            index = self.entries.get(array, 0)
-            self.entries[array] = index + 1
-            path = (*array, index)
+            path = (*path, part)
+            self.lines.setdefault(path, line)
+            if path in self._sizes:  # the newest entry
+                path = (*path, self._sizes[path] - 1)
+        path = (*path, last)
+        self._compare(path, line)
+        if brackets == 2:
+            self.lines.setdefault(path, line)
+            self._sizes[path] = self._sizes.get(path, 0) + 1
+            path = (*path, self._sizes[path] - 1)
         self.lines[path] = line
         return path
 
-    def enter(self, path: KeyPath, part: str) -> KeyPath:
-        """Go into a table, or into the newest entry when it is an array of tables."""
-        inner = (*path, part)
-        self.lines.setdefault(inner, self.line())
-        return (*inner, self.entries[inner] - 1) if inner in self.entries else inner
+    def _key(self, table: KeyPath, parts: list[str], line: int) -> KeyPath:
+        """Enter the dotted key of a value."""
+        path = (*table, *parts)
+        self._compare(path, line)
+        for length in range(len(table) + 1, len(path) + 1):
+            self.lines.setdefault(path[:length], line)
+        return path
 
-    def give(self, path: KeyPath, line: int) -> None:
-        """A key gets a value, or a table its header: once."""
-        for given in (self.given, self.dotted):
-            if path in given:
-                raise _DuplicateError(path, given[path], line)
-        self.given[path] = line
-
-    def pair(self, table: KeyPath) -> None:
-        """Read ``key = value``."""
-        line = self.line()
-        path = table
-        *outer, last = self.dotted_key()
-        for part in outer:
-            path = (*path, part)
-            if path in self.given:
-                raise _DuplicateError(path, self.given[path], line)
-            self.lines.setdefault(path, line)
-            self.dotted.setdefault(path, line)
-        path = (*path, last)
-        self.give(path, line)
-        self.lines.setdefault(path, line)
-        self.skip(_BLANK)
-        self.at += 1  # the equals sign
-        self.skip(_BLANK)
-        self.value(path)
-
-    def value(self, path: KeyPath) -> None:
-        char = self.text[self.at]
-        if char == "[":
-            self.array(path)
-        elif char == "{":
-            self.inline_table(path)
-        elif char in "\"'":
-            self.skip(_STRING)
-        else:
-            self.skip(_SCALAR)
-
-    def array(self, path: KeyPath) -> None:
-        self.at += 1
-        index = 0
-        while self.separated("]"):
-            entry = (*path, index)
-            self.lines[entry] = self.line()
-            self.value(entry)
-            index += 1
-
-    def inline_table(self, path: KeyPath) -> None:
-        self.at += 1
-        while self.separated("}"):
-            self.pair(path)
-
-    def separated(self, closing: str) -> bool:
-        """Go to the next entry; False, and past the closing bracket, when there is none."""
-        self.skip(_BLANK_LINES)
-        if self.text[self.at] == ",":
-            self.at += 1
-            self.skip(_BLANK_LINES)
-        if self.text[self.at] == closing:
-            self.at += 1
-            return False
-        return True
-
-    def dotted_key(self) -> list[str]:
-        parts = []
-        while True:
-            self.skip(_BLANK)
-            start = self.at
-            if self.text[start] in "\"'":
-                self.skip(_STRING)
-                parts.append(tomllib.loads(f"key = {self.text[start : self.at]}")["key"])
-            else:
-                self.skip(_BARE_KEY)
-                parts.append(self.text[start : self.at])
-            self.skip(_BLANK)
-            if self.text[self.at] != ".":
-                return parts
-            self.at += 1
-
-    def skip(self, pattern: re.Pattern[str]) -> None:
-        match = pattern.match(self.text, self.at)
-        if match is not None:
-            self.at = match.end()
-
-    def line(self) -> int:
-        return bisect.bisect_left(self.newlines, self.at) + 1
+    def _compare(self, path: KeyPath, line: int) -> None:
+        earlier = (path[:length] for length in range(len(path), 0, -1) if path[:length] in self.lines)
+        found = next(earlier, None)
+        self.repeated = None if found is None else (found, self.lines[found], line)
