@@ -1,7 +1,4 @@
-"""Check that a class can be an actor: its declarations, its asynchronous methods, and a trial on made-up input.
-
-Only the class is inspected; no actor is started. Each fault names the error and the remedy.
-"""
+"""Check that a class can be an actor: by its declarations, and by a trial: the actor is made and called, but not started."""
 
 from __future__ import annotations
 
@@ -12,18 +9,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from agent_rl import messages
-from agent_rl.config.plugins import ContractError, PluginError, described, resolve
+from agent_rl.config.plugins import ContractError, PluginError, called, described, needs_start, resolve
+from agent_rl.config.toml_lines import KeyPath
 
 Finding = tuple[str, str]
 """What is wrong, and the remedy."""
 
-REQUIRED = (
-    *("receives", "links", "Settings", "handle", "start", "stop", "status", "waiting_for", "busy_seconds"),
-    *("cpu_seconds", "link_options", "concurrency"),
-)
+CALLED = ("status", "detail", "metrics", "waiting_for", "busy_seconds", "cpu_seconds")
+"""Methods that an actor's process calls without arguments, and does not await."""
+AWAITED = ("handle", "start", "stop")
+REQUIRED = ("receives", "links", "Settings", *AWAITED, *CALLED, "link_options", "concurrency")
 """The attributes that an actor's process uses; ``actors.base.Actor`` defines all of them."""
-ASYNCHRONOUS = ("handle", "start", "stop")
-SYNCHRONOUS = ("status", "waiting_for", "busy_seconds", "cpu_seconds", "link_options")
 OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": set[str]()}
 """What ``link_options`` may say of each kind of link."""
 DERIVE = "derive it from actors.base.Actor, or from the actor it takes the place of"
@@ -48,17 +44,16 @@ def class_findings(cls: Any, name: str) -> Iterator[Finding]:
         lacks = f", it lacks {', '.join(lacking)}" if lacking else ""
         yield f"{name} is no actor class{lacks}", DERIVE
         return
-    if inspect.isabstract(cls):
-        abstract = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        yield f"{name} is abstract: it does not define {abstract}", "define it"
     settings = actor.Settings
     if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
         yield f"{name}.Settings is {_kind(settings)}, no pydantic model", "derive it from actors.base.Settings"
     concurrency = actor.concurrency
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
         yield f"{name}.concurrency is {concurrency!r}", "write how many messages it handles at once, 1 or more"
+    for method in AWAITED:
+        if not inspect.iscoroutinefunction(getattr(cls, method)):
+            yield f"{name}.{method} is not asynchronous, and it is awaited", f"write async def {method}"
     yield from _declared(cls, name)
-    yield from _methods(cls, name)
 
 
 def _declared(cls: Any, name: str) -> Iterator[Finding]:
@@ -83,20 +78,6 @@ def _declared(cls: Any, name: str) -> Iterator[Finding]:
                 yield f"{name}.{where} carries {shown}, which is no message", remedy
 
 
-def _methods(cls: Any, name: str) -> Iterator[Finding]:
-    """Whether methods are asynchronous where they are awaited."""
-    for method in ASYNCHRONOUS:
-        if not inspect.iscoroutinefunction(getattr(cls, method)):
-            yield f"{name}.{method} is not asynchronous, and it is awaited", f"write async def {method}"
-    for method in SYNCHRONOUS:
-        if inspect.iscoroutinefunction(getattr(cls, method)):
-            yield f"{name}.{method} is asynchronous, and it is not awaited", f"write def {method}"
-    try:
-        inspect.signature(cls).bind(object())
-    except (TypeError, ValueError):
-        yield f"{name} cannot be made with a context alone", "write def __init__(self, context)"
-
-
 def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"[:80]
 
@@ -118,16 +99,39 @@ def option_findings(cls: Any, name: str, settings: BaseModel) -> Iterator[Findin
             )
 
 
-def objections(cls: Any, trial: str, topology: Any, settings: BaseModel) -> list[tuple[str, tuple[str, ...]]]:
-    """The faults that a class's own ``check`` reports, or its failures on made-up input (``probe``).
+def objections(role: str, cls: Any, topology: Any, settings: BaseModel) -> Iterator[tuple[KeyPath, str]]:
+    """What a class objects to in its settings, and what its trial on made-up input shows: the key at fault, and why."""
+    for key, what, call in (
+        ("settings", "check", lambda: getattr(cls, "check", _nothing)(topology, settings)),
+        ("class", "trial", lambda: _trial(cls, topology, settings)),
+        ("class", "probe", lambda: getattr(cls, "probe", _nothing)(topology, settings)),
+    ):
+        place: KeyPath = ("actors", role, key)
+        try:
+            faults = list(call())
+        except PluginError:
+            continue  # the check of the name reports it
+        except ContractError as error:
+            place, faults = error.key or place, [str(error)]
+        except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
+            faults = [f"its {what} fails with {described(error)}"]
+        yield from ((place, fault) for fault in faults)
+        if faults and what == "trial":
+            return  # the probe would fail in the same way
 
-    Beside each stands the key of the topology that the fault is about, or ``()``.
-    """
-    try:
-        return [(fault, ()) for fault in getattr(cls, trial)(topology, settings)] if hasattr(cls, trial) else []
-    except PluginError:
-        return []  # what cannot be had is named where the topology names it
-    except ContractError as error:
-        return [(str(error), error.key)]
-    except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
-        return [(f"its {trial} fails with {described(error)}", ())]
+
+def _nothing(*_: object) -> list[str]:
+    return []
+
+
+def _trial(cls: Any, topology: Any, settings: BaseModel) -> Iterator[str]:
+    """Make the actor and call its methods. Raises ContractError for what fails, unless for want of what ``start`` makes."""
+    if not hasattr(cls, "on_trial"):
+        return
+    actor = called(cls.__name__, lambda: cls.on_trial(topology, settings), "with a context", cls)
+    for method in CALLED:
+        try:
+            called(f"{cls.__name__}.{method}", getattr(actor, method), "before the start", getattr(cls, method))
+        except ContractError as error:
+            if not needs_start(error, actor):
+                yield str(error)

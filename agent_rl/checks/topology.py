@@ -179,9 +179,8 @@ def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source)
             message = f"{actor.entry.class_path} has no such link"
             faults.append(source.fault((*place, "links", link), message, suggest(link, actor.cls.links)))
     if actor.settings is not None:
-        for trial, key in (("check", "settings"), ("probe", "class")):
-            found = objections(actor.cls, trial, topology, actor.settings)
-            faults += [source.fault(about or (*place, key), message) for message, about in found]
+        found = objections(actor.role, actor.cls, topology, actor.settings)
+        faults += [source.fault(key, message) for key, message in found]
         options = option_findings(actor.cls, actor.entry.class_path, actor.settings)
         faults += [source.fault((*place, "class"), message, remedy) for message, remedy in options]
     return faults

@@ -56,8 +56,8 @@ REFUSED = [
             @abstractmethod
             def score(self, rollout): ...
         """,
-        "is abstract: it does not define score",
-        "define it",
+        "Mine fails with a context with TypeError: Can't instantiate abstract class Mine",
+        "",
     ),
     (
         "filter",
@@ -70,8 +70,8 @@ REFUSED = [
     (
         "filter",
         "class Mine(Base):\n    def __init__(self, context, k): pass",
-        "with a context alone",
-        "(self, context)",
+        "missing 1 required positional argument: 'k' (substitute_",
+        "",
     ),
     # What it declares.
     ("filter", "class Mine(Base):\n    links = ()", "links is tuple ()", "write a dictionary"),
@@ -130,7 +130,18 @@ REFUSED = [
         "handle is not asynchronous",
         "async def handle",
     ),
-    ("filter", "class Mine(Base):\n    async def status(self): pass", "status is asynchronous", "write def status"),
+    (
+        "filter",
+        "class Mine(Base):\n    async def status(self): pass",
+        "Mine.status is asynchronous, and it is not awaited; write def (substitute_",
+        "",
+    ),
+    (
+        "learner",
+        "class Mine(Base):\n    def detail(self): return 1 / 0",
+        "Mine.detail fails before the start with ZeroDivisionError: division by zero (substitute_",
+        "",
+    ),
     (
         "filter",
         "class Mine(Base):\n    def select(self, group): return (0,)",
