@@ -152,7 +152,7 @@ class FilterContract(FilterBench):
         assert self.may_drop or len(in_steps) == 2 * steps, f"{2 * steps} groups were due, {len(in_steps)} came"
 
     def test_no_group_is_trained_beyond_the_staleness_budget(self, tmp_path: Path) -> None:
-        """Groups are decided in any order, some late: a step waits for those that would grow too old, and all steps come."""
+        """Groups are decided in any order, some late. A step waits for groups that would grow too old. All come."""
         for budget in range(4):
             self.run(partial(self.train_at_random, tmp_path / f"budget-{budget}", budget))
 
@@ -265,7 +265,7 @@ class FilterContract(FilterBench):
         self.run(main)
 
     def test_unfinished_groups_are_told_with_what_they_lack(self, tmp_path: Path) -> None:
-        """So that a scheduler that keeps nothing can go on: open groups, samples without a trajectory, their attempts."""
+        """For a scheduler that keeps nothing: open groups, samples without a trajectory, and their attempts."""
 
         async def main() -> None:
             async with self.alive(tmp_path) as stage:

@@ -133,7 +133,7 @@ class SchedulerContract(RoleContract):
         async with self.among_peers(folder, **changes) as (topology, peers), self.running(topology, peers.stage):
             yield peers
 
-    # The promises ------------------------------------------------------------------------------------------------------------
+    # Promises
 
     def test_nothing_is_opened_before_the_filter_said_what_is_open(self, tmp_path: Path) -> None:
         """A scheduler that was restarted must not open a group a second time."""
@@ -243,7 +243,7 @@ class SchedulerContract(RoleContract):
         self.run(main)
 
     def test_no_engine_is_promised_more_than_it_has(self, tmp_path: Path) -> None:
-        """The longest rollouts of all it holds fit its KV cache, and their number its rows; yet everything is placed."""
+        """An engine's rollouts fit its KV cache at their longest, and its number of rows; yet all are placed."""
 
         async def main() -> None:
             def seconds(request: RolloutRequest) -> float:

@@ -6,7 +6,7 @@ import hashlib
 
 
 def group_id(stage: int, number: int, at_step: int | None = None) -> str:
-    """The id of a stage's group, or of a group of the evaluation after ``at_step`` steps. Ids are for people to read."""
+    """The id of a stage's group, or of a group of the evaluation after ``at_step`` steps. Only people read ids."""
     return f"s{stage}-g{number:06d}" if at_step is None else f"s{stage}@{at_step}-g{number:06d}"
 
 

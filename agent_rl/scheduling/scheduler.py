@@ -221,10 +221,6 @@ class GroupScheduler:
             return "learner: a newer policy (the staleness budget is spent)"
         return f"rollout_generator: {len(self._in_flight)} rollouts" if self._in_flight else ""
 
-    def in_flight_of(self, group: str) -> int:
-        """Number of the group's rollouts in flight."""
-        return sum(place.request.group == group for place in self._in_flight.values())
-
     # Decisions
 
     @property

@@ -93,11 +93,6 @@ class StepAssembler:
         """Number of decided groups that are not in a step yet."""
         return len(self._waiting)
 
-    @property
-    def open_groups(self) -> int:
-        """Number of groups opened and not decided."""
-        return len(self._open)
-
     def waits_for(self) -> tuple[str, ...]:
         """The open groups that alone hold back the next step, oldest first; empty when others are missing too."""
         if self.on_stale != "wait" or not self._complete():

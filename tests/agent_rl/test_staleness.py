@@ -82,7 +82,8 @@ def test_dropping_closes_the_step_and_drops_the_straggler() -> None:
     assert step is not None
     assert step.dropped_open == ("old",)
     assert steps.uncounted == 1  # it may be replaced
-    assert steps.open_groups == 0
+    steps.forgotten("old")  # known no more
+    assert steps.uncounted == 1
 
 
 def test_training_corrected_takes_the_straggler_whenever_it_is_ready() -> None:
