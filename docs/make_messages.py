@@ -1,4 +1,6 @@
-"""Make docs/messages.md from agent_rl/messages.py: ``python docs/make_messages.py``; a test notices when it is out of date."""
+"""Make docs/messages.md from agent_rl/messages.py: ``python docs/make_messages.py``; a test notices when it is out of
+date.
+"""
 
 from __future__ import annotations
 

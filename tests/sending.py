@@ -1,9 +1,10 @@
-"""Weights that are sent into an engine: what each engine that takes them promises, and a learner's end as a process of its own.
+"""Weights that are sent into an engine: what each engine that takes them promises, and a learner's end as a process of
+its own.
 
 The process sends a file's weights by gloo, and may be killed on its way.
 
-``python -m tests.sending FILE EPOCH VERSION [TENSORS]`` writes the offer as JSON, and ends when the weights were sent, or
-couldn't be; it is killed before the tensor after ``TENSORS``.
+``python -m tests.sending FILE EPOCH VERSION [TENSORS]`` writes the offer as JSON, and ends when the weights were sent,
+or couldn't be; it is killed before the tensor after ``TENSORS``.
 """
 
 from __future__ import annotations

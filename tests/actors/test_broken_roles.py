@@ -56,7 +56,7 @@ def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **
     return str(failure.value)
 
 
-# Filters ---------------------------------------------------------------------------------------------------------------------
+# Filters --------------------------------------------------------------------------------------------------------------
 
 
 class AcknowledgesAtOnce(RoCFilter):
@@ -180,7 +180,7 @@ def test_a_broken_filter_fails(actor: Any, promise: str, said: str, tmp_path: Pa
     assert said in broken(FilterContract, actor, f"test_{promise}", tmp_path)
 
 
-# Schedulers ------------------------------------------------------------------------------------------------------------------
+# Schedulers -----------------------------------------------------------------------------------------------------------
 
 
 class Overspends(KVScheduler):
@@ -288,7 +288,7 @@ def test_a_broken_scheduler_fails(actor: Any, promise: str, said: str, tmp_path:
     assert said in broken(SchedulerContract, actor, f"test_{promise}", tmp_path)
 
 
-# Generators ------------------------------------------------------------------------------------------------------------------
+# Generators -----------------------------------------------------------------------------------------------------------
 
 
 def generator_with(**overrides: Any) -> type[RolloutGenerator]:
@@ -425,7 +425,7 @@ def test_a_broken_generator_fails(actor: Any, promise: str, said: str, tmp_path:
     assert said.lower() in broken(GeneratorContract, actor, f"test_{promise}", tmp_path).lower()
 
 
-# Executors -------------------------------------------------------------------------------------------------------------------
+# Executors ------------------------------------------------------------------------------------------------------------
 
 
 class AnswersUnderAnotherName(ToolExecutor):
@@ -499,7 +499,7 @@ def test_a_broken_executor_fails(actor: Any, promise: str, said: str, tmp_path: 
     assert said in broken(ExecutorContract, actor, f"test_{promise}", tmp_path, **QUICK)
 
 
-# Learners --------------------------------------------------------------------------------------------------------------------
+# Learners -------------------------------------------------------------------------------------------------------------
 
 
 class TrainsTheLastFirst(Learner):

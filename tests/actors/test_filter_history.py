@@ -1,4 +1,6 @@
-"""The filter holds its journal together with the learner's checkpoints, and ends the run when the journal is taken away."""
+"""The filter holds its journal together with the learner's checkpoints, and ends the run when the journal is taken
+away.
+"""
 
 from __future__ import annotations
 

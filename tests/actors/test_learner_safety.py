@@ -41,7 +41,9 @@ POINTS = (
 
 
 def dying_at(point: str, version: int) -> tuple[type[Learner], trio.Event]:
-    """A learner that goes no further than a point of the step that starts at a version, and the event that it is there."""
+    """A learner that goes no further than a point of the step that starts at a version, and the event that it is
+    there.
+    """
     reached = trio.Event()
 
     async def die() -> None:

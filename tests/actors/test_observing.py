@@ -1,4 +1,6 @@
-"""Environments that answer turns in real executors: within a deadline, with their faults told, and wherever a rollout goes on."""
+"""Environments that answer turns in real executors: within a deadline, with their faults told, and wherever a rollout
+goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tools of the user's own in a real executor: on the host and in the sandbox, with state, and all that can go wrong with them."""
+"""Tools of the user's own in a real executor: on the host and in the sandbox, with state, and all that can go wrong
+with them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Publishing beside training: what the next step waits for, which policies are written, and how long each took. Virtual time."""
+"""Publishing beside training: what the next step waits for, which policies are written, and how long each took.
+Virtual time.
+"""
 
 from __future__ import annotations
 

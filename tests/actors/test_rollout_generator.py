@@ -329,7 +329,7 @@ def test_a_policy_published_in_flight_shows_on_every_later_token(tmp_path: Path,
     simulate(main)
 
 
-# Faults in flight: what becomes of the rollout, and where it is counted -------------------------------------------------
+# Faults in flight: what becomes of the rollout, and where it is counted -----------------------------------------------
 
 
 def figures(actor: Any) -> dict[str, float]:

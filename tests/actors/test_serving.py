@@ -1,4 +1,6 @@
-"""The newest policy is served: found or fetched, again when it could not be had, and not for ever when the engine refuses it."""
+"""The newest policy is served: found or fetched, again when it could not be had, and not for ever when the engine
+refuses it.
+"""
 
 from __future__ import annotations
 

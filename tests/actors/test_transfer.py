@@ -1,4 +1,6 @@
-"""Weights sent to the ranks of an engine: all have everything or nobody has anything, and no rank of another transfer is let in."""
+"""Weights sent to the ranks of an engine: all have everything or nobody has anything, and no rank of another transfer
+is let in.
+"""
 
 from __future__ import annotations
 

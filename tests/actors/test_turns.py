@@ -1,4 +1,6 @@
-"""Turns that environments answer and users' own loops, in the generator: what is refused, whose fault it is, what goes on."""
+"""Turns that environments answer and users' own loops, in the generator: what is refused, whose fault it is, what goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def start(problem: Any) -> list[dict[str, str]]:
     return [{"role": "user", "content": problem.text}]
 
 
-# Loops that the parametrized tests run ---------------------------------------------------------------------------------------
+# Loops that the parametrized tests run --------------------------------------------------------------------------------
 
 
 async def raises(problem: Any, model: Any, tools: Any) -> None:

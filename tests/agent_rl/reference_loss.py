@@ -1,6 +1,7 @@
 """A step of GRPO-RoC as the paper and the design write it: one rollout at a time, one token at a time, in float64.
 
-Slow and meant to be read. Nothing here is shared with the production path: no packing, no micro-batches, no chunks, no vectors.
+Slow and meant to be read. Nothing here is shared with the production path: no packing, no micro-batches, no chunks, no
+vectors.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def advantages(rewards: list[float], *, divide_by_std: bool) -> list[float]:
 
 
 def distributions(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:
-    """What the model says before each response token, at the rollout's temperature, as log-probabilities of all tokens."""
+    """What the model says before each response token, at the rollout's temperature, as log-probabilities of all
+    tokens.
+    """
     prompt, response = rollout.prompt_tokens.tolist(), rollout.tokens.tolist()
     logits = model(torch.tensor([prompt + response])).logits[0] / temperature
     distribution = torch.log_softmax(logits, dim=-1)

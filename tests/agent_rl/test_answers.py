@@ -273,7 +273,9 @@ def test_different(gold: str, prediction: str) -> None:
 
 
 def test_equal_in_another_notation() -> None:
-    """One test for all pairs of a file, which are many: either may be the gold, but for names that only a prediction adds."""
+    """One test for all pairs of a file, which are many: either may be the gold, but for names that only a prediction
+    adds.
+    """
     assert [pair for pair in cases_of("answers_equal.txt") if not answers_equal(*pair)] == []
 
 

@@ -1,4 +1,6 @@
-"""Flipped bytes: wherever one changes what a run holds, `audit --deep` finds it; and what is made from the journal can be made again."""
+"""Flipped bytes: wherever one changes what a run holds, `audit --deep` finds it; and what is made from the journal can
+be made again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Journal, checkpoints and metrics.jsonl know each other: what would lose history is refused, what a crash leaves is gone on from."""
+"""Journal, checkpoints and metrics.jsonl know each other: what would lose history is refused, what a crash leaves is
+gone on from.
+"""
 
 from __future__ import annotations
 

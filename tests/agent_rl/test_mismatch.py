@@ -1,4 +1,6 @@
-"""Engine against learner at the same weights, apart from staleness: with a real engine, and with one that is off by a known amount."""
+"""Engine against learner at the same weights, apart from staleness: with a real engine, and with one that is off by a
+known amount.
+"""
 
 from __future__ import annotations
 

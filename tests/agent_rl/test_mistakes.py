@@ -1,4 +1,6 @@
-"""Every mistake a user makes before a run, through the command line: one clear message, exit code 2, and nothing starts."""
+"""Every mistake a user makes before a run, through the command line: one clear message, exit code 2, and nothing
+starts.
+"""
 
 from __future__ import annotations
 

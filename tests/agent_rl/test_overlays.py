@@ -98,7 +98,7 @@ def test_a_fault_of_the_whole_names_the_later_file_too(base: Path, capsys: pytes
     assert capsys.readouterr().err.startswith(f"{mine}:3: actors.learner.class: actors.learner has no class 'Lerner'")
 
 
-# Whole -----------------------------------------------------------------------------------------------------------------
+# Whole ----------------------------------------------------------------------------------------------------------------
 
 
 def meaning(topology: Topology) -> Topology:

@@ -1,4 +1,6 @@
-"""Packed rows: the sequences in one do not see each other, whichever model and kernel; what cannot be packed is refused."""
+"""Packed rows: the sequences in one do not see each other, whichever model and kernel; what cannot be packed is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ def test_without_peft_the_remedy_is_named(model: Path, monkeypatch: pytest.Monke
     [("nope", r"\['nope'\] fits no layer"), ("lm_head", "names lm_head"), ("embed_tokens", "embed_tokens")],
 )
 def test_adapters_that_no_layer_can_have_are_refused_with_those_that_can(model: Path, target: str, said: str) -> None:
-    """The output layer and the embeddings are read as they are: adapters of theirs would be trained by nobody, or served alone."""
+    """The output layer and the embeddings are read as they are: adapters of theirs would be trained by nobody, or
+    served alone.
+    """
     pytest.importorskip("peft")
     with pytest.raises(
         TrainingStoppedError, match=rf"model\.lora\.targets: .*{said}.*; choose among .*, q_proj, up_proj, v_proj$"

@@ -91,7 +91,9 @@ def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list
 
 
 def production(model: Path, groups: list[TrainingGroup], logits_mib: int = 256, **changes: Any) -> Any:
-    """The gradient of each update of the trainer's step, with plain gradient descent in the optimizer's place; and the figures."""
+    """The gradient of each update of the trainer's step, with plain gradient descent in the optimizer's place; and the
+    figures.
+    """
     algorithm = builders.algorithm(**changes)
     trained = Trainer(
         model,

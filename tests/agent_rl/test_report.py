@@ -32,7 +32,7 @@ def whole(folder: Path) -> Path:
     return SyntheticRun(folder).whole().timeline().close()
 
 
-# Figures ---------------------------------------------------------------------------------------------------------------
+# Figures --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_one_evaluation_alone_is_shown_by_itself(tmp_path: Path) -> None:
     assert len(page.texts("article")) == 3
 
 
-# What a model wrote ----------------------------------------------------------------------------------------------------
+# What a model wrote ---------------------------------------------------------------------------------------------------
 
 
 def test_what_a_model_wrote_and_what_tools_returned_are_told_apart(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_long_texts_are_closed_and_cut_and_the_page_stays_small(tmp_path: Path) 
     assert not any("open" in attributes for name, attributes, _ in page.elements if name == "details")
 
 
-# Runs that are not as one would wish -------------------------------------------------------------------------------------
+# Runs that are not as one would wish ----------------------------------------------------------------------------------
 
 
 def test_a_run_that_was_interrupted_says_where(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_the_timeline_names_stages_and_starts(tmp_path: Path) -> None:
     assert "Dashed lines: the run was started again, 1 times." in page.everything()
 
 
-# The file and the command ------------------------------------------------------------------------------------------------
+# The file and the command ---------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_the_report_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Who is named as silent, when, and with whose waits; and when a run is said to stand. Time is counted, never waited for."""
+"""Who is named as silent, when, and with whose waits; and when a run is said to stand. Time is counted, never waited
+for.
+"""
 
 import math
 

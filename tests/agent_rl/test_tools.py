@@ -387,7 +387,7 @@ def test_a_tool_renders_its_results() -> None:
     )
 
 
-# Tools that a topology names -------------------------------------------------------------------------------------------------
+# Tools that a topology names ------------------------------------------------------------------------------------------
 
 QUICKSTART = Path(__file__).parent.parent.parent / "examples" / "quickstart.toml"
 ENTRY = '[[environments]]\nclass = "arithmetic"\n'

@@ -52,7 +52,7 @@ def answered(*texts: str, state: bytes = b"", done: bool = False) -> TurnObserve
     return TurnObserved(tuple(EnvironmentMessage(1, "user", text) for text in texts), state, done)
 
 
-# An environment's answers ---------------------------------------------------------------------------------------------------
+# An environment's answers ---------------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(chatml: tuple[Any, ChatFormat]) -> None:
@@ -157,7 +157,7 @@ def test_what_an_environment_answers_is_looked_at() -> None:
     assert "must be bytes" in refused(Observation(said, "x"))  # type: ignore[arg-type]
 
 
-# A user's own loop ----------------------------------------------------------------------------------------------------------
+# A user's own loop ----------------------------------------------------------------------------------------------------
 
 
 def begun(chat: ChatFormat, **changes: Any) -> tuple[Episode, Conversation]:

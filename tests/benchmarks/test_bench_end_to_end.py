@@ -1,4 +1,6 @@
-"""The end-to-end benchmark without its peer: what both sides are told, what is read and said of them, and our side, small."""
+"""The end-to-end benchmark without its peer: what both sides are told, what is read and said of them, and our side,
+small.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def processes_of(path: Path) -> list[str]:
-    """Command lines of living processes that name the topology, or anything else in its folder: actors read a resolved one."""
+    """Command lines of living processes that name the topology, or anything else in its folder: actors read a resolved
+    one.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,6 @@
-"""Engines and tools that are broken for good: a run that trains on nothing ends, and message, summary and report say why."""
+"""Engines and tools that are broken for good: a run that trains on nothing ends, and message, summary and report say
+why.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Thousands of half-open connections to every port of a run that may have 1024 files open: it trains on, and ends well."""
+"""Thousands of half-open connections to every port of a run that may have 1024 files open: it trains on, and ends
+well.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Evaluations within reinforcement learning, for real: told once each, while training goes on, also after an interrupt."""
+"""Evaluations within reinforcement learning, for real: told once each, while training goes on, also after an
+interrupt.
+"""
 
 from __future__ import annotations
 

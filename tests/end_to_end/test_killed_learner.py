@@ -1,4 +1,6 @@
-"""The learner's process is killed at random moments and while it writes checkpoints: it ends with the bits of one that never was."""
+"""The learner's process is killed at random moments and while it writes checkpoints: it ends with the bits of one that
+never was.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def partial_checkpoints(directory: Path) -> list[Path]:
 
 
 def kill_after_a_step(path: Path, directory: Path, process: subprocess.Popen[str], seconds: float | None) -> bool:
-    """Kill the learner so long after its next step, or (None) while it writes a checkpoint; whether one was half written."""
+    """Kill the learner so long after its next step, or (None) while it writes a checkpoint; whether one was half
+    written.
+    """
     seen = steps_trained(directory)
     wait_for(lambda: steps_trained(directory) > seen or process.poll() is not None, "a step")
     learner = process_of_actor(path, "learner.0")

@@ -1,4 +1,6 @@
-"""An actor, or the supervisor, is killed in the middle of a run: it goes on, no group is lost or trained twice, nothing is left."""
+"""An actor, or the supervisor, is killed in the middle of a run: it goes on, no group is lost or trained twice,
+nothing is left.
+"""
 
 from __future__ import annotations
 

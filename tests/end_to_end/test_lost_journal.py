@@ -1,4 +1,6 @@
-"""A real run whose journal is taken away or put back from an older copy, and one that is killed and has its records made again."""
+"""A real run whose journal is taken away or put back from an older copy, and one that is killed and has its records
+made again.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ def test_three_steps_of_gsm8k_close_and_the_summary_says_that_nothing_was_learnt
 
 @pytest.mark.slow
 def test_three_steps_of_a_mix_with_latex_chinese_and_texts_too_long_for_the_model_close(tmp_path: Path) -> None:
-    """The mix of the example, and one source more. Length limit and step size are such that some of the problems cannot fit."""
+    """The mix of the example, and one source more. Length limit and step size are such that some of the problems
+    cannot fit.
+    """
     other = tmp_path / "other.jsonl"
     texts = [f"求 $x$ 使 $\\frac{{x}}{{{number}}} = 7$。" for number in range(2, 40)] + ["How long is this? " * 30] * 8
     lines = [{"id": f"other-{n}", "problem": text, "answer": "\\frac{7}{2}"} for n, text in enumerate(texts)]

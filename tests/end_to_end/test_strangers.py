@@ -1,4 +1,6 @@
-"""A process that does not belong to the run sends rubbish to every socket, also as its nodes: counted, told once, and nothing is lost."""
+"""A process that does not belong to the run sends rubbish to every socket, also as its nodes: counted, told once, and
+nothing is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What an installed wheel does outside a clone: it holds the examples, and no folder of the user's takes the place of ours."""
+"""What an installed wheel does outside a clone: it holds the examples, and no folder of the user's takes the place of
+ours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Problems that even an untrained model solves now and then: for runs in which something can be learned within seconds."""
+"""Problems that even an untrained model solves now and then: for runs in which something can be learned within
+seconds.
+"""
 
 from __future__ import annotations
 

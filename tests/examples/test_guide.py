@@ -1,4 +1,6 @@
-"""The guide to writing an actor does what it says: its files are written, its commands run, their output held against it."""
+"""The guide to writing an actor does what it says: its files are written, its commands run, their output held against
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The word problems of the examples: the files are what their program makes, and a second way finds every answer.
 
-The second way reads the quantities from the text alone. It counts, simulates or tries out where the program has a formula.
+The second way reads the quantities from the text alone. It counts, simulates or tries out where the program has a
+formula.
 """
 
 from __future__ import annotations

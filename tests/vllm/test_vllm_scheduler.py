@@ -33,7 +33,9 @@ class Steps(_Bundling):
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch):
-    """Make a scheduler; call what is returned besides to have it take a step of (name, token, finish reason or None) each."""
+    """Make a scheduler; call what is returned besides to have it take a step of (name, token, finish reason or None)
+    each.
+    """
     monkeypatch.setattr(Scheduler, "update_from_output", lambda _self, outputs: {0: EngineCoreOutputs(outputs=outputs)})
     monkeypatch.setattr(Scheduler, "has_requests", lambda _self: False)
     monkeypatch.setattr(

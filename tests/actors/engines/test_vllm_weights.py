@@ -1,4 +1,6 @@
-"""When vLLM is paused, told to load, given a version's name and resumed: against a stand-in for it, which keeps what it is told."""
+"""When vLLM is paused, told to load, given a version's name and resumed: against a stand-in for it, which keeps what
+it is told.
+"""
 
 from __future__ import annotations
 
