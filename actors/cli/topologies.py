@@ -16,6 +16,8 @@ from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.config.examples import topology_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent_rl.config.source import Files
     from agent_rl.config.topology import Topology
     from agent_rl.observe.live import LiveView
@@ -128,25 +130,37 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
+def _did_anything(directory: Path) -> bool:
+    """Whether the run's journal has a group, a row of metrics.jsonl or a checkpoint."""
+    from agent_rl.records.journal import JournalError
+    from agent_rl.records.opening import read_journal
+    from agent_rl.records.run_records import CHECKPOINT
+
+    try:
+        journal = read_journal(directory)
+    except JournalError:  # the summary is all that is left to show; `agent-rl report` says what is wrong
+        return True
+    try:
+        return bool(journal.counts() or journal.record_count() or journal.fact(CHECKPOINT))
+    finally:
+        journal.close()
+
+
 def _show_results(topology: Topology, host: str | None, before: SummaryFile | None, exit_code: int) -> None:
-    """What the run came to; nothing for one that was refused, or ended before it did anything."""
+    """Print the results of a run, unless it was refused or ended before it did anything."""
     from agent_rl.observe.live import SteadyConsole, summary_table
     from agent_rl.records.run_directory import add_end, read_end, read_summary
 
     summary = read_summary(topology.run.directory, before)
     if summary is not None and exit_code and (reason := read_end(topology.run.directory)):
         summary = add_end(topology.run.directory, summary, reason)
-    done = summary is not None and any(
-        name.startswith("success_") or (value and name in {"steps", "groups_opened", "sft_steps", "checkpoint"})
-        for name, value in summary.items()
-    )
-    if not done and (summary is not None or exit_code == MISTAKE):
+    if exit_code == MISTAKE if summary is None else not _did_anything(topology.run.directory):
         return
     report = exit_code != INTERRUPTED and host in {None, topology.main_host}
-    said = leave_report(topology.run.directory) if report else ""
+    about_report = leave_report(topology.run.directory) if report else ""
     with showing(topology.run.directory / "summary.json"):
-        if said:
-            print(said)
+        if about_report:
+            print(about_report)
         if summary is None:
             return
         SteadyConsole().print(summary_table(summary))

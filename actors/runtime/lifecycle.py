@@ -64,12 +64,8 @@ def _upstream_first(topology: Topology) -> list[str]:
         if role in entered:
             return
         entered.add(role)
-        entry = topology.actors[role]
-        declared: Any = getattr(resolve("actor", entry.class_path), "links", {})
-        for link in entry.links:
-            if link in declared and declared[link].kind != "announce":
-                for target in entry.targets(link):
-                    visit(target)
+        for target in _receivers(topology, role):
+            visit(target)
         visited[role] = None
 
     for role in topology.actors:
@@ -80,13 +76,15 @@ def _upstream_first(topology: Topology) -> list[str]:
 def needed_to_drain(topology: Topology, role: str) -> bool:
     """Whether a role that is stopped earlier has a push or call link to this role, and may need it to finish."""
     order = drain_order(topology)
-    for earlier in order[: order.index(role)]:
-        entry = topology.actors[earlier]
-        declared: Any = getattr(resolve("actor", entry.class_path), "links", {})
-        for link in entry.links:
-            if link in declared and declared[link].kind != "announce" and role in entry.targets(link):
-                return True
-    return False
+    return any(role in _receivers(topology, earlier) for earlier in order[: order.index(role)])
+
+
+def _receivers(topology: Topology, role: str) -> list[str]:
+    """The targets of a role's push and call links."""
+    entry = topology.actors[role]
+    declared: Any = getattr(resolve("actor", entry.class_path), "links", {})
+    names = [name for name in entry.links if name in declared and declared[name].kind != "announce"]
+    return [target for name in names for target in entry.targets(name)]
 
 
 def drain_seconds(role: str, entry: ActorEntry) -> float:

@@ -12,7 +12,7 @@ the successor of a node. Supervisors tell their actors over lifelines, which are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transport import Node
-
-
-class Process(Protocol):
-    """An actor's process, as the roster needs it."""
-
-    def tell(self, incarnations: Mapping[str, int], /) -> None:
-        """Send the incarnations of nodes to the process."""
 
 
 class Roster:
@@ -44,8 +37,8 @@ class Roster:
         self.incarnations = dict.fromkeys([*own, *self._own], first)
         self._nodes: list[Node] = []
         self._announce: list[Callable[[object], None]] = []
-        self.actors: Mapping[str, Process] = {}
-        """The processes to inform of changes."""
+        self.tell_actors: Callable[[Mapping[str, int]], object] = lambda _: None
+        """Sends the incarnations of nodes to the processes of this host's actors."""
 
     def link(self, node: Node) -> None:
         """Add a node of this supervisor, which accepts the roster's incarnations. The first tells the other hosts."""
@@ -73,8 +66,7 @@ class Roster:
         self.incarnations[name] = incarnation
         for node in self._nodes:
             node.expect(name, incarnation)
-        for actor in self.actors.values():
-            actor.tell({name: incarnation})
+        self.tell_actors({name: incarnation})
         return True
 
     def _tell_others(self) -> None:

@@ -122,7 +122,7 @@ class Supervisor:
             for host in hosts
             for name, role in actor_nodes(topology, host)
         }
-        self._roster.actors = self._actors
+        self._roster.tell_actors = self._tell_actors
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
         """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code."""
@@ -297,6 +297,10 @@ class Supervisor:
     def incarnations(self) -> Mapping[str, int]:
         """The known incarnations of all nodes."""
         return self._roster.incarnations
+
+    def _tell_actors(self, changed: Mapping[str, int]) -> None:
+        for actor in self._actors.values():
+            actor.tell(changed)
 
     def say(self, text: str) -> None:
         """Show a notice to the user and log it."""

@@ -71,7 +71,7 @@ def roster(tmp_path: Path) -> Any:
 def test_a_supervisor_tells_of_its_own_actors_and_passes_on_what_others_say(roster: Any) -> None:
     node, actor = StandIn(), StandIn()
     roster.link(node)
-    roster.actors = {"x.0": actor}
+    roster.tell_actors = actor.tell
     assert node.known == {"supervisor.b": 100, "x.0": 100}
     assert node.targets == ["supervisor.a", "supervisor.c"]
     roster.started("x.0", 101)
