@@ -49,7 +49,7 @@ BEGUN = 1
 
 
 def groups_of(version: int, count: int = 2, *, alike: bool = False) -> tuple[TrainingGroup, ...]:
-    """The groups of a step: four rollouts each, of tokens of their own (or ``alike`` in every step), two of them rewarded."""
+    """The groups of a step, each of four rollouts, two of them rewarded; ``alike``: every step has the same tokens."""
     groups = []
     for index in range(count):
         number = 2 * version + index
@@ -177,7 +177,7 @@ class LearnerContract(RoleContract):
             peers.weights = {each.policy.version: read_weights(each) for each in peers.policies}
         return peers
 
-    # The promises ------------------------------------------------------------------------------------------------------------
+    # The promises -----------------------------------------------------------------------------------------------------
 
     def test_the_recipe_is_walked_in_order_to_its_end(self, tmp_path: Path) -> None:
         """Each stage is entered once, the first as a new process; then the state is finished."""
@@ -202,8 +202,8 @@ class LearnerContract(RoleContract):
             versions = [step.version for step in peers.trained]
             assert versions == [BEGUN + step for step in range(STEPS)], f"steps were trained in the order {versions}"
             for step in peers.trained:
-                wanted = tuple(group.group for group in groups_of(step.version))
-                assert step.groups == wanted, f"step {step.version} trained {step.groups}, not {wanted}"
+                expected = tuple(group.group for group in groups_of(step.version))
+                assert step.groups == expected, f"step {step.version} trained {step.groups}, not {expected}"
 
         self.run(main)
 

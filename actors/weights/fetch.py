@@ -124,7 +124,7 @@ class FetchedWeights:
                 raise FetchError(
                     f"{self._directory} has room for {room} of the {published.size - done} bytes of {path.name}"
                 )
-            found = await self._in_thread(checksum_of, partial)
+            checksum = await self._in_thread(checksum_of, partial)
             offsets = deque(range(done, published.size, PART_BYTES))
             asked: deque[_Asked] = deque()
             fault: Exception | None = None
@@ -140,12 +140,12 @@ class FetchedWeights:
                         nursery.cancel_scope.cancel()
                     else:
                         await self._in_thread(file.write, data)
-                        found = zlib.crc32(data, found)
+                        checksum = zlib.crc32(data, checksum)
             if fault is not None:
                 raise fault
-        if found != published.checksum:
+        if checksum != published.checksum:
             partial.unlink()
-            raise FetchError(f"{path.name} was received with checksum {found:08x}, not {published.checksum:08x}")
+            raise FetchError(f"{path.name} was received with checksum {checksum:08x}, not {published.checksum:08x}")
         try:
             partial.replace(path)
         except FileNotFoundError:  # another generator of the host fetches a newer policy, and removed this file

@@ -25,16 +25,11 @@ READ_BYTES = 1 << 20
 
 def checksum_of(path: Path) -> int:
     """CRC-32 of a file."""
-    found = 0
+    checksum = 0
     with path.open("rb") as file:
         while data := file.read(READ_BYTES):
-            found = zlib.crc32(data, found)
-    return found
-
-
-def measured(path: Path) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a complete file."""
-    return path.stat().st_size, checksum_of(path)
+            checksum = zlib.crc32(data, checksum)
+    return checksum
 
 
 def model_directory(topology: Topology, run_directory: Path) -> Path:
@@ -80,13 +75,13 @@ class PublishedWeights:
         self._write = write
         self._fetched = fetched
         sweep_partial(directory)
-        self._held: dict[str, Policy] = {}
+        self._served: dict[str, Policy] = {}
 
     def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
         """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``."""
         path = self.path(policy)
         self._write(weights, path)
-        return path.absolute().as_uri(), *(measured(path) if self._fetched else (0, 0))
+        return path.absolute().as_uri(), *((path.stat().st_size, checksum_of(path)) if self._fetched else (0, 0))
 
     def path(self, policy: Policy) -> Path:
         """The path of the policy's weight file."""
@@ -94,11 +89,11 @@ class PublishedWeights:
 
     def served(self, generator: str, policy: Policy) -> None:
         """An engine reports which policy it serves. The engine no longer needs older files."""
-        self._held[generator] = policy
+        self._served[generator] = policy
 
     def clean(self, newest: Policy) -> None:
         """Delete files older than ``newest`` and every engine's policy. Engines only load newer policies."""
-        oldest = min([newest, *self._held.values()])
+        oldest = min([newest, *self._served.values()])
         keep = self.path(oldest).name
         for path in self._directory.glob("policy-*.safetensors"):
             if path.name < keep:

@@ -103,8 +103,8 @@ class TrainedModel:
         """Run work in torch's only thread, without blocking the event loop."""
         self._began = self._context.now()
         try:
-            done: T = await self._context.in_thread(work, limiter=self._thread)
-            return done
+            result: T = await self._context.in_thread(work, limiter=self._thread)
+            return result
         finally:
             self._busy_seconds += self._context.now() - self._began
             self._began = None
@@ -199,5 +199,5 @@ def _store(context: ActorContext) -> tuple[PublishedWeights | KeptWeights, Claim
     fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
     if settings.weights_in == "run_directory":
         return PublishedWeights(context.directory / "weights", write_weights, fetched=fetched), None
-    directory, held = host_directory("published", run_digest(topology))
-    return PublishedWeights(directory, write_weights, fetched=fetched), held
+    directory, claim = host_directory("published", run_digest(topology))
+    return PublishedWeights(directory, write_weights, fetched=fetched), claim

@@ -35,7 +35,7 @@ class LearnerSettings(Settings):
     """Memory for one block of logits; the peak is three times as much."""
     weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"
     """Where policies are published. ``run_directory``: on disk. ``shared_memory``: in this host's memory, for its own
-    generators and for links. ``nccl``, ``gloo``: the learner sends them to each engine, from GPU to GPU or without one."""
+    generators and for links. ``nccl``, ``gloo``: the learner sends them to each engine, with GPUs or without."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
     record_timeout_seconds: PositiveFloat = 120.0

@@ -21,21 +21,18 @@ def named_advantage(name: str) -> Advantage:
     """The advantage of that name (`agent_rl.config.plugins`); each result is checked. Raises PluginError."""
     advantage: Advantage = resolve("advantage", name)
 
-    def looked_at(rewards: Float32Vector, *, divide_by_std: bool) -> Float32Vector:
+    def checked(rewards: Float32Vector, *, divide_by_std: bool) -> Float32Vector:
         given = f"for the rewards {rewards.tolist()}"
-        made = called(name, lambda: advantage(rewards, divide_by_std=divide_by_std), given, advantage)
-        found = np.asarray(made)
-        if (
-            found.shape != rewards.shape
-            or found.dtype.kind not in "fiu"
-            or (np.isfinite(rewards).all() and not np.isfinite(found).all())
-        ):
+        returned = called(name, lambda: advantage(rewards, divide_by_std=divide_by_std), given, advantage)
+        values = np.asarray(returned)
+        finite = values.dtype.kind in "fiu" and (np.isfinite(values).all() or not np.isfinite(rewards).all())
+        if values.shape != rewards.shape or not finite:
             place = defined_at(advantage)
-            wanted = f"it must return as many finite numbers{f' ({place})' if place else ''}"
-            raise ContractError(f"{name} returned {made!r:.80} {given}; {wanted}")
-        return found.astype(np.float32)
+            remedy = f"it must return as many finite numbers{f' ({place})' if place else ''}"
+            raise ContractError(f"{name} returned {returned!r:.80} {given}; {remedy}")
+        return values.astype(np.float32)
 
-    return looked_at
+    return checked
 
 
 def try_advantage(name: str) -> None:

@@ -77,8 +77,8 @@ class SupervisedBatches(Generic[T]):
                 count += 1
                 yield self._encode(conversation)
 
-        found = islice(fitting(encoded(), self._longest), POOL * self._batch)
-        pool = sorted(found, key=lambda sequence: len(sequence[0]))
+        drawn = islice(fitting(encoded(), self._longest), POOL * self._batch)
+        pool = sorted(drawn, key=lambda sequence: len(sequence[0]))
         self._pool = [pool[start : start + self._batch] for start in range(0, len(pool), self._batch)]
         self._rng.shuffle(self._pool)
         self.drawn.append(count)
@@ -109,13 +109,13 @@ def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        found = next((batch for batch, left in enumerate(room) if left >= lengths[index]), None)
-        if found is None:
+        place = next((batch for batch, left in enumerate(room) if left >= lengths[index]), None)
+        if place is None:
             batches.append([index])
             room.append(max_tokens - lengths[index])
         else:
-            batches[found].append(index)
-            room[found] -= lengths[index]
+            batches[place].append(index)
+            room[place] -= lengths[index]
     return [sorted(batch) for batch in batches]
 
 

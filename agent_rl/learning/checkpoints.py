@@ -3,7 +3,7 @@
 ::
 
     config.json, model*.safetensors, tokenizer   as `from_pretrained` and vLLM load them; adapters merged
-    training/state.json                          position, step counts, the learner's data; every file's size and checksum
+    training/state.json                       position, step counts, the learner's data; size and checksum of every file
     training/adapter.safetensors                 the adapters, of a model trained by adapters
     training/rank-0/optimizer*.safetensors       moments and float32 master weights, in files of at most `SHARD_BYTES`
     training/rank-0/rng.safetensors              states of torch's random generators

@@ -26,7 +26,8 @@ default each library keeps 1,024 products, a gigabyte with the heap's fragmentat
 def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Inputs [..., in_features] times weight [out_features, in_features] transposed, without a gradient."""
     if inputs.device.type == "cpu" and inputs.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")  # noqa: SLF001 - as torch's own compiler does
+        linear = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - torch's own compiler calls it too
+        output: Tensor = linear(inputs, weight, bias, "none", [], "")
         return output
     return functional.linear(inputs, weight, bias)
 
@@ -42,11 +43,11 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         (gradient,) = gradients
         rows = gradient.reshape(-1, gradient.shape[-1])
-        wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
+        inputs_needed, weight_needed, bias_needed = ctx.needs_input_grad
         return (
-            product(gradient, weight.t()) if wants_inputs else None,
-            product(rows.t(), inputs.reshape(-1, inputs.shape[-1]).t()) if wants_weight else None,
-            rows.sum(0) if wants_bias else None,
+            product(gradient, weight.t()) if inputs_needed else None,
+            product(rows.t(), inputs.reshape(-1, inputs.shape[-1]).t()) if weight_needed else None,
+            rows.sum(0) if bias_needed else None,
         )
 
 

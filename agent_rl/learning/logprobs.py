@@ -32,10 +32,10 @@ def chunked_logprobs(
     d] and ``bias`` [v] of the output layer; ``targets`` [n] int64. The temperature must be the rollout's: mu was
     sampled with it, so pi must be evaluated with it.
     """
-    made: tuple[Tensor, Tensor] = _Chunked.apply(
+    pair: tuple[Tensor, Tensor] = _Chunked.apply(
         hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy
     )
-    return made
+    return pair
 
 
 class _Chunked(torch.autograd.Function):
@@ -67,10 +67,10 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy, kept = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        of_hidden = torch.empty_like(hidden) if wants_hidden else None
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        hidden_needed, weight_needed, bias_needed = ctx.needs_input_grad[:3]
+        of_hidden = torch.empty_like(hidden) if hidden_needed else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if weight_needed else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias_needed else None
         for rows in _pieces(len(hidden), ctx.tokens_at_once):
             log_p = _log_softmax(hidden[rows], weight, bias, ctx.temperature) if kept is None else kept
             p = log_p.exp_() if kept is None and of_entropy is None else log_p.exp()
@@ -78,8 +78,8 @@ class _Chunked(torch.autograd.Function):
             if of_entropy is not None:  # d entropy / d logits = -p (log p + entropy)
                 of_logits = (log_p + entropy[rows].unsqueeze(-1)).mul_(p).mul_(-of_entropy[rows].unsqueeze(-1))
             if of_logprobs is not None:  # d log p(target) / d logits = 1 at the target - p
-                given = of_logprobs[rows].unsqueeze(-1)
-                p.mul_(-given).scatter_add_(-1, targets[rows].unsqueeze(-1), given)
+                upstream = of_logprobs[rows].unsqueeze(-1)
+                p.mul_(-upstream).scatter_add_(-1, targets[rows].unsqueeze(-1), upstream)
                 of_logits = p if of_logits is None else of_logits.add_(p)
             assert of_logits is not None  # autograd calls this only with a gradient
             of_logits = of_logits.div_(ctx.temperature).to(hidden.dtype)

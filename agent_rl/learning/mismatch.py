@@ -2,8 +2,8 @@
 
 The gap of a token, log pi_prox - log mu, is the sum of two gaps::
 
-    log pi_v - log mu        pi_v: the learner's answer with the weights v that sampled the token: engine against learner
-    log pi_prox - log pi_v   the same code with newer weights: staleness
+    log pi_v - log mu        engine against learner; pi_v is the learner with the weights v that sampled the token
+    log pi_prox - log pi_v   staleness: the same code with newer weights
 
 For tokens of the present version pi_v is pi_prox. For older tokens the learner evaluates a sample of each step's
 rollouts with the older weights. Host memory holds as many copies of older weights as the staleness budget has versions.
@@ -70,18 +70,18 @@ def measure(
     Forward passes take packed rows of at most ``microbatch_tokens``.
     """
     gaps, moves = [], []
-    for version, found in _by_version(_sample(rollouts, max_tokens)).items():
-        for batch in microbatches([len(rollout.tokens) for rollout, _ in found], max_tokens=microbatch_tokens):
-            parts = [found[index] for index in batch]
+    for version, sampled in _by_version(_sample(rollouts, max_tokens)).items():
+        for batch in microbatches([len(rollout.tokens) for rollout, _ in sampled], max_tokens=microbatch_tokens):
+            parts = [sampled[index] for index in batch]
             proximal = torch.cat([_proximal(rollout)[chosen] for rollout, chosen in parts])
             behaviour = torch.cat([rollout.behaviour[chosen] for rollout, chosen in parts])
             if version == older.version:
                 at_version = proximal
             elif (weights := older.of(version)) is not None:
-                wanted = [torch.cat([torch.zeros(r.prompt, dtype=torch.bool), chosen]) for r, chosen in parts]
+                places = [torch.cat([torch.zeros(r.prompt, dtype=torch.bool), chosen]) for r, chosen in parts]
                 with torch.no_grad(), model.with_weights(weights):
                     logprobs, _ = model.logprobs(
-                        [rollout.tokens for rollout, _ in parts], wanted, temperature=temperature, with_entropy=False
+                        [rollout.tokens for rollout, _ in parts], places, temperature=temperature, with_entropy=False
                     )
                 at_version = logprobs.cpu()
             else:
@@ -103,11 +103,11 @@ def measure(
 
 def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, Tensor]]]:
     """Rollouts by version, each with a mask [n] bool of the response tokens that the version sampled."""
-    found: dict[int, list[tuple[Measured, Tensor]]] = {}
+    versions: dict[int, list[tuple[Measured, Tensor]]] = {}
     for rollout in rollouts:
         for version in rollout.versions[rollout.mask].unique().tolist():
-            found.setdefault(version, []).append((rollout, (rollout.versions == version) & rollout.mask))
-    return found
+            versions.setdefault(version, []).append((rollout, (rollout.versions == version) & rollout.mask))
+    return versions
 
 
 def _proximal(rollout: Measured) -> Tensor:

@@ -67,9 +67,9 @@ def packed_attention(
     is_causal: bool | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it: query [1, heads, n, head_dim], key and value [1, kv_heads, n, head_dim] -> [1, n, heads, head_dim].
+    """Causal attention within each sequence of a packed row, as transformers calls it; returns [1, n, heads, head_dim].
 
-    Raises ValueError for kinds of attention that are not computed here.
+    ``query`` [1, heads, n, head_dim]; ``key``, ``value`` [1, kv_heads, n, head_dim]. Raises ValueError for kinds of attention that are not computed here.
     """
     del module, ignored
     if softcap or attention_mask is not None or is_causal is False:

@@ -84,7 +84,7 @@ class PolicyModel:
         if kinds - LAYERS:
             fault = f"has layers of the kinds {sorted(kinds - LAYERS)}; sequences can only be packed for attention"
         elif not isinstance(head, nn.Linear):
-            fault = f"has a {type(head).__name__} as output layer; log-probabilities are computed in pieces of a plain linear one"
+            fault = f"has a {type(head).__name__} as output layer, and the learner needs a plain linear one"
         elif any(getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")):
             fault = "scales or caps its logits, which the learner does not"
         if fault:

@@ -94,14 +94,14 @@ class Trainer:
         self.model.module.train()
         self.optimizer.zero_grad()
         sequences = [torch.tensor(tokens) for tokens, _ in batch]
-        wanted = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
-        total = max(1, sum(int(each.sum()) for each in wanted))
+        places = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
+        total = max(1, sum(int(each.sum()) for each in places))
         loss_sum = 0.0
         lengths = [len(tokens) for tokens in sequences]
         for indices in microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
             logprobs, _ = self.model.logprobs(
                 [sequences[index] for index in indices],
-                [wanted[index] for index in indices],
+                [places[index] for index in indices],
                 temperature=1.0,
                 with_entropy=False,
             )
@@ -235,9 +235,9 @@ class Trainer:
 
     def _response_logprobs(self, batch: Sequence[_Sequence], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
         """Log-probabilities [rows, longest response], 0 where masked, and entropies of the model's tokens."""
-        wanted = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask]) for s in batch]
+        places = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask]) for s in batch]
         logprobs, entropy = self.model.logprobs(
-            [s.tokens for s in batch], wanted, temperature=self.algorithm.temperature, with_entropy=with_entropy
+            [s.tokens for s in batch], places, temperature=self.algorithm.temperature, with_entropy=with_entropy
         )
         mask = self._stack([s.mask for s in batch])
         return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy
@@ -297,15 +297,15 @@ def _keep_proximal(batch: Sequence[_Sequence], logprobs: Tensor) -> None:
 
 def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
     """Check the log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite."""
-    found = []
+    faults = []
     for sequence in sequences:
         parts = {
             "advantage": torch.tensor(sequence.advantage),
             "log-probabilities by the engine": sequence.behaviour[sequence.mask],
         }
-        found += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
-    if found:
-        raise NotFiniteError(f"not finite: {named(found)}")
+        faults += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
+    if faults:
+        raise NotFiniteError(f"not finite: {named(faults)}")
 
 
 def _cause(batch: Sequence[_Sequence], logprobs: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The device that a setting names: whether this machine can have it at all, and, once torch is loaded, whether it works."""
+"""Whether this machine can have the device that a setting names, found without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU_NODES = ("nvidia[0-9]*", "dxg", "kfd", "nvhost-gpu", "nvgpu")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What can be known of GPUs without loading torch."""
+    """What is known of GPUs without torch."""
 
     built_for: str
     """The accelerator that the installed torch was built for: "cuda", "hip", "" for none, "unknown"."""
@@ -65,6 +65,6 @@ def _built_for() -> str:
             text = (Path(place) / "version.py").read_text(encoding="utf-8")
         except OSError:
             continue
-        found = dict(re.findall(r"^(cuda|hip)\s*(?::[^=]*)?=\s*'([^']+)'", text, re.MULTILINE))
-        return next(iter(found), "")
+        versions = dict(re.findall(r"^(cuda|hip)\s*(?::[^=]*)?=\s*'([^']+)'", text, re.MULTILINE))
+        return next(iter(versions), "")
     return "unknown"

@@ -45,39 +45,39 @@ def metadata(name: str) -> Path:
     return _cached(name, SMALL, ("config.json",)) or _fetched(name, SMALL)
 
 
-def model_files(name: str, told: Callable[[str], object] = lambda _: None) -> Path:
-    """A directory with the whole model; ``told`` is called before a download begins. Raises HubError."""
-    found = _cached(name, SMALL + WEIGHTS, ("config.json", "*.safetensors"))
-    if found is not None:
-        return found
-    found = _fetched(name, SMALL + WEIGHTS, told)
-    if not any(found.glob("*.safetensors")):
+def model_files(name: str, report: Callable[[str], object] = lambda _: None) -> Path:
+    """A directory with the whole model; ``report`` gets a sentence before a download begins. Raises HubError."""
+    directory = _cached(name, SMALL + WEIGHTS, ("config.json", "*.safetensors"))
+    if directory is not None:
+        return directory
+    directory = _fetched(name, SMALL + WEIGHTS, report)
+    if not any(directory.glob("*.safetensors")):
         raise HubError(
             f"{name} has no weights in the safetensors format on the hub; convert it, and name its directory"
         )
-    return found
+    return directory
 
 
 def _cached(name: str, patterns: tuple[str, ...], needed: tuple[str, ...]) -> Path | None:
-    """What the cache holds, when that is all that ``needed`` names."""
+    """The model's directory in the cache; None when a file that ``needed`` names is missing."""
     from huggingface_hub import snapshot_download
 
     try:
-        found = Path(
+        directory = Path(
             snapshot_download(
                 name, local_files_only=True, allow_patterns=list(patterns), ignore_patterns=list(NOT_OURS)
             )
         )
-    except (OSError, ValueError):  # huggingface_hub's errors are both; what is wrong is asked again, and said, below
+    except (OSError, ValueError):  # huggingface_hub raises both; `_fetched` asks again and reports what is wrong
         return None
     try:
-        whole = all(any(found.glob(pattern)) for pattern in needed)
-        return found if whole and not ("*.safetensors" in needed and missing_shards(found)) else None
+        whole = all(any(directory.glob(pattern)) for pattern in needed)
+        return directory if whole and not ("*.safetensors" in needed and missing_shards(directory)) else None
     except Unreadable:
         return None
 
 
-def _fetched(name: str, patterns: tuple[str, ...], told: Callable[[str], object] = lambda _: None) -> Path:
+def _fetched(name: str, patterns: tuple[str, ...], report: Callable[[str], object] = lambda _: None) -> Path:
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -86,8 +86,8 @@ def _fetched(name: str, patterns: tuple[str, ...], told: Callable[[str], object]
         if constants.HF_HUB_OFFLINE:
             raise LocalEntryNotFoundError(name)
         within(ANSWER_SECONDS, lambda: huggingface_hub.HfApi().model_info(name, timeout=ANSWER_SECONDS))
-        told(f"fetching {name} from {constants.ENDPOINT}")
-        found = Path(
+        report(f"fetching {name} from {constants.ENDPOINT}")
+        directory = Path(
             huggingface_hub.snapshot_download(
                 name,
                 allow_patterns=list(patterns),
@@ -95,9 +95,9 @@ def _fetched(name: str, patterns: tuple[str, ...], told: Callable[[str], object]
                 etag_timeout=ANSWER_SECONDS,
             )
         )
-    if not (found / "config.json").is_file():
+    if not (directory / "config.json").is_file():
         raise HubError(f"{name} at {constants.ENDPOINT} has no config.json; it must be a model for transformers")
-    return found
+    return directory
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def _configs(card: Any) -> tuple[Sequence[Mapping[str, Any]], str]:
     return configs, next((str(entry.get("config_name", "")) for entry in configs if entry.get("default")), "")
 
 
-def dataset_file(name: str, path: str, of: HubFiles, told: Callable[[str], object] = lambda _: None) -> Path:
+def dataset_file(name: str, path: str, of: HubFiles, report: Callable[[str], object] = lambda _: None) -> Path:
     """One file of a data set, from the cache or fetched, with the right checksum. Raises HubError.
 
     A file with another checksum is removed from the cache.
@@ -236,27 +236,27 @@ def dataset_file(name: str, path: str, of: HubFiles, told: Callable[[str], objec
 
     with _explained(name, "data set"):
         if of.cached is None:
-            told(f"fetching {path} of {name} from {constants.ENDPOINT}")
-            for wanted in ("README.md", path) if "README.md" in of.digests else (path,):
-                found = Path(
+            report(f"fetching {path} of {name} from {constants.ENDPOINT}")
+            for inside in ("README.md", path) if "README.md" in of.digests else (path,):
+                file = Path(
                     huggingface_hub.hf_hub_download(
-                        name, wanted, repo_type="dataset", revision=of.revision or None, etag_timeout=ANSWER_SECONDS
+                        name, inside, repo_type="dataset", revision=of.revision or None, etag_timeout=ANSWER_SECONDS
                     )
                 )
         else:
-            found = of.cached / path
+            file = of.cached / path
     expected = of.digests[path]
     digest = hashlib.new("sha256" if len(expected) == 64 else "sha1")
     if len(expected) == 40:  # as git names a file
-        digest.update(b"blob %d\0" % found.stat().st_size)
-    with found.open("rb") as file:
-        while block := file.read(1 << 20):
+        digest.update(b"blob %d\0" % file.stat().st_size)
+    with file.open("rb") as opened:
+        while block := opened.read(1 << 20):
             digest.update(block)
     if expected and digest.hexdigest() != expected:
-        found.resolve().unlink()
-        found.unlink(missing_ok=True)
+        file.resolve().unlink()
+        file.unlink(missing_ok=True)
         raise HubError(
             f"{path} of {name} has the checksum {digest.hexdigest()}, but the hub says {expected}: the copy was "
             "removed from the cache; fetch again, and if it stays so, look at the mirror that HF_ENDPOINT names"
         )
-    return found
+    return file

@@ -70,8 +70,8 @@ class ModelFiles:
     @property
     def length(self) -> int | None:
         """Tokens a sequence may have, prompt included; None when config.json does not say."""
-        found = self.config.get("max_position_embeddings")
-        return found if _is_size(found) else None
+        length = self.config.get("max_position_embeddings")
+        return length if _is_size(length) else None
 
     @property
     def dtype(self) -> str:
@@ -93,7 +93,7 @@ class ModelFiles:
 
     def files_missing(self, *, weights: bool = True) -> Iterator[Finding]:
         """Whether there is a tokenizer and, where they are to be here, weights."""
-        if weights and not any(found for pattern in WEIGHT_FILES for found in self.directory.glob(pattern)):
+        if weights and not any(file for pattern in WEIGHT_FILES for file in self.directory.glob(pattern)):
             message = f"{self.directory} has no weights ({' or '.join(WEIGHT_FILES)})"
             yield message, "save the model's weights beside its config.json"
         if not self._has_tokenizer():
@@ -120,8 +120,8 @@ class ModelFiles:
                 yield f"{file}: {name} is {config[name]!r:.60}", "it must be a whole number of at least 1"
         for name in ("vocab_size", "max_position_embeddings"):
             if not _is_size(config.get(name)):
-                said = f"{name} is {config[name]!r:.60}" if name in config else f"{name} is missing"
-                yield f"{file}: {said}", "it must be a whole number of at least 1"
+                fault = f"{name} is {config[name]!r:.60}" if name in config else f"{name} is missing"
+                yield f"{file}: {fault}", "it must be a whole number of at least 1"
         heads, shared, width = (config.get(n) for n in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
         if isinstance(heads, int) and _is_size(shared) and heads % int(shared or 1):
             yield f"{file}: {heads} num_attention_heads do not share {shared} num_key_value_heads evenly", SAVE_AGAIN
@@ -161,7 +161,7 @@ class ModelFiles:
             yield f"the chat template {fault}", "mend it, or name another as chat_template in [model]"
 
     def own_template(self) -> str | None:
-        """The chat template of the tokenizer; of several, the one named default. None without any. Raises Unreadable."""
+        """The tokenizer's chat template; of several, the one named default; or None. Raises Unreadable."""
         file = self.directory / "chat_template.jinja"
         if file.is_file():
             return read_template(file)
@@ -182,9 +182,9 @@ class ModelFiles:
             for file in sorted(self.directory.glob("*.safetensors")):
                 embedding = tensors(file).get(EMBEDDING)
                 shape = embedding.get("shape") if isinstance(embedding, dict) else None
-                wanted = [self.config.get("vocab_size"), self.config.get("hidden_size")]
-                if shape and all(map(_is_size, wanted)) and shape != wanted:
-                    yield f"{file}: {EMBEDDING} has shape {shape}, and config.json says {wanted}", SAVE_AGAIN
+                expected = [self.config.get("vocab_size"), self.config.get("hidden_size")]
+                if shape and all(map(_is_size, expected)) and shape != expected:
+                    yield f"{file}: {EMBEDDING} has shape {shape}, and config.json says {expected}", SAVE_AGAIN
         except Unreadable as error:
             yield str(error), SAVE_AGAIN
 
@@ -216,9 +216,9 @@ def tensors(file: Path) -> dict[str, Any]:
         ends = [int(header[name]["data_offsets"][1]) for name in header if name != "__metadata__"]
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise Unreadable(f"{file} is no safetensors file (its header does not say where the tensors are)") from error
-    wanted, size = 8 + length + max(ends, default=0), file.stat().st_size
-    if size != wanted:
-        raise Unreadable(f"{file} is {size} bytes long, and its header says {wanted}")
+    expected, size = 8 + length + max(ends, default=0), file.stat().st_size
+    if size != expected:
+        raise Unreadable(f"{file} is {size} bytes long, and its header says {expected}")
     return header
 
 
@@ -231,7 +231,7 @@ def read_template(file: Path) -> str:
 
 
 def _largest_token(tokenizer: Mapping[str, Any]) -> int:
-    """The largest number of any token; -1 when none can be told."""
+    """The largest number of any token; -1 when there is none."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     numbers: list[Any] = []
@@ -250,7 +250,7 @@ def _is_size(value: Any) -> bool:
 
 @cache
 def causal_models() -> frozenset[str]:
-    """The model types that the installed transformers has a causal language model for; empty when that cannot be told.
+    """The model types that the installed transformers has a causal language model for; empty when that is unknown.
 
     It is read from transformers' source, which takes milliseconds; importing it takes seconds, and torch with it.
     """

@@ -51,7 +51,7 @@ def template_fault(template: str) -> str:
         return f"cannot be compiled: {error}"
     try:
         ready.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
-    except Exception as error:  # noqa: BLE001 - a template may ask for what transformers alone gives it: the start shows it
+    except Exception as error:  # noqa: BLE001 - a template may need what only transformers has; the start tries it
         refused = type(error) is jinja2.TemplateError
         return f"refuses a conversation of system, user, assistant and user: {error}" if refused else ""
     return ""

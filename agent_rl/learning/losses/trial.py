@@ -25,7 +25,7 @@ def try_loss(algorithm: Algorithm) -> None:
 
 
 def loss_fault(loss: Loss, settings: LossSettings) -> str:
-    """How a loss breaks the contract of `Loss` on a made-up update; empty if it does not. Raises what the loss raises."""
+    """How a loss breaks the contract of `Loss` on a made-up update, or an empty text. Raises what the loss raises."""
     drawn = torch.Generator().manual_seed(0)
     mask = torch.tensor([[1, 1, 0, 1, 0], [1, 0, 0, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.bool)
     turns = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
