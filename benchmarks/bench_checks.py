@@ -15,7 +15,6 @@ in dollar signs, which it reads better.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import statistics
@@ -23,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -121,16 +121,26 @@ def checks_per_s(check: Checker, pairs: Sequence[tuple[str, str]], seconds: floa
     return done / elapsed
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    pairs: Path = DEFAULT_PAIRS
+    """A file of judged pairs, JSON lines."""
+    misses: bool = False
+    """List the pairs that are judged otherwise than expected."""
+    seed: int = 0
+    """Of the generated pairs."""
+    near_misses: int = 2000
+    """How many are generated."""
+    equal_pairs: int = 2000
+    """How many are generated."""
+    quick: bool = False
+    """A tenth of the time and of the generated pairs."""
+
+
+def main(options: Options) -> int:
     """Measure and print. The exit code is 1 if the own checker misjudges one of the short answers."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench checks", description=__doc__)
-    parser.add_argument("--pairs", type=Path, default=DEFAULT_PAIRS, metavar="FILE", help="judged pairs, JSON lines")
-    parser.add_argument("--misses", action="store_true", help="list the pairs judged otherwise than expected")
-    parser.add_argument("--seed", type=int, default=0, help="of the generated pairs (default: 0)")
-    parser.add_argument("--near-misses", type=int, default=2000, metavar="N", help="generated (default: 2000)")
-    parser.add_argument("--equal-pairs", type=int, default=2000, metavar="N", help="generated (default: 2000)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time and of the generated pairs")
-    options = parser.parse_args(arguments)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it says that it sets no alarm
     checkers: dict[str, Checker] = {
         OURS: answers_equal,
@@ -256,7 +266,3 @@ def _generated(equal: Sequence[Pair], misses: Sequence[Pair], figures: dict[str,
 def _prefix(checker: str) -> str:
     """How a checker's figures begin."""
     return "equivalence" if checker == OURS else checker.lower().replace(", ", "_").replace("-", "_")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

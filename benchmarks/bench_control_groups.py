@@ -8,12 +8,11 @@ processes are forked, and half of them moved into a group as a call would have t
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -28,7 +27,7 @@ from benchmarks.tool_snippets import SNIPPETS
 SIDES: tuple[Wanted, ...] = ("off", "required")
 
 
-async def measure(options: argparse.Namespace) -> dict[str, float | str | None]:
+async def measure(options: Options) -> dict[str, float | str | None]:
     """Both parts. Raises (in groups) ControlGroupsError where there are none."""
     draw = random.Random(0)
     sandboxes: dict[Wanted, Sandbox] = {}
@@ -92,12 +91,21 @@ def move_processes(groups: ControlGroups, count: int) -> list[float]:
     return taken
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    rounds: int = 10
+    """Rounds of both sides."""
+    passes: int = 12
+    """Passes over the 40 snippets a round."""
+    callers: int = 8
+    """Calls outstanding at once."""
+    moves: int = 1000
+    """Processes that are moved."""
+
+
+def main(options: Options) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench control_groups", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of both sides (10)")
-    parser.add_argument("--passes", type=int, default=12, help="passes over the 40 snippets a round (12)")
-    parser.add_argument("--callers", type=int, default=8, help="calls outstanding at once (8)")
-    parser.add_argument("--moves", type=int, default=1000, help="processes that are moved (1000)")
-    print_figures(trio.run(measure, parser.parse_args(arguments)))
+    print_figures(trio.run(measure, options))
     return 0

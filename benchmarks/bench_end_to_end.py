@@ -1,32 +1,32 @@
-"""Completions trained a second, end to end, beside another system's trainer with the same model, problems, tools and rewards.
+"""Completions trained a second, end to end, beside another system with the same model, problems, tools and rewards.
 
     agent-rl bench end_to_end --peer trl
     agent-rl bench end_to_end --peer trl --tools isolated --steps 40
 
-The quickstart's model is taught its format once. From there both sides train plain GRPO, one update a step on --groups groups of
---samples completions of at most --max-tokens tokens, in turns, first with tools and answer checks in a process that just runs them, then
-with both in the sandbox. TRL lives in an environment of its own, made by `make bench-trl` or named by --python.
+The quickstart's model is taught its format once. From there both sides train plain GRPO, one update a step on --groups
+groups of --samples completions of at most --max-tokens tokens, in turns: first with tools and answer checks in a
+process that just runs them, then with both in the sandbox. TRL lives in an environment of its own, made by
+`make bench-trl` or named by --python.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
 from agent_rl.groups.statistics import wilson_interval
 from benchmarks.bench_overlap import EXAMPLE, RUN_SECONDS, teach
+from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peers.trl_grpo import Spec, Tools
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running
@@ -34,11 +34,50 @@ from benchmarks.runs import RunFailed, running
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-trl" / "bin" / "python"
 OURS, PEER = "agent_rl", "trl"
+PROBE_SECONDS = 300.0
+"""How long an import of TRL may take."""
 LEARNING_RATE, WARMUP_STEPS, MAX_TURNS, RESPONSE_CHARS = 3e-4, 5, 4, 4096
 EXECUTORS: Mapping[Tools, Sequence[str]] = {
     "in_process": ("actors.tool_executor.class=benchmarks.in_process_tools:InProcessExecutor",),
     "isolated": (),
 }
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options; those of TRL are named for what they set there."""
+
+    peer: Literal["trl"]
+    """The other system."""
+    python: Path = ENVIRONMENT
+    """The interpreter of the peer's environment."""
+    tools: tuple[Tools, ...] = ("in_process", "isolated")
+    """Where tools run."""
+    steps: int = 20
+    """Updates of each run; the first is warm-up."""
+    rounds: int = 3
+    """Runs of each kind."""
+    groups: int = 16
+    """Prompts a step."""
+    samples: int = 16
+    """Completions of each prompt."""
+    max_tokens: int = 100
+    """Tokens of a completion, tool responses included."""
+    micro_batch: int | None = None
+    """TRL's per_device_train_batch_size; left out: a step's completions."""
+    peer_threads: int = 2
+    """TRL's torch threads."""
+    attention: str = "eager"
+    """TRL's attn_implementation."""
+    peer_config: str = "{}"
+    """Further fields of TRL's GRPOConfig, a JSON object."""
+    model: Path | None = None
+    """A taught model of the quickstart, instead of teaching one."""
+    sft_steps: int = 900
+    """Supervised steps before all runs."""
+    seed: int = 0
+    overrides: Overrides = ()
+    """As for agent-rl run, for our side."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +179,7 @@ def read_peer(path: Path, seconds: float) -> Measured:
     return Measured.read(began, [row for row in rows if row["kind"] == "step"], seconds)
 
 
-async def measure(options: argparse.Namespace) -> dict[tuple[Tools, str], list[Measured]]:
+async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     """All runs by tools and side; sides alternate."""
     found: dict[tuple[Tools, str], list[Measured]] = {}
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
@@ -158,14 +197,12 @@ async def measure(options: argparse.Namespace) -> dict[tuple[Tools, str], list[M
                     else:
                         measured = await peer(place, spec, options.python)
                     found.setdefault((tools, side), []).append(measured)
-                    print(
-                        f"round {number + 1}, tools {tools}: {side}: {measured.trained_per_s:.1f} trained completions/s",
-                        flush=True,
-                    )
+                    rate = f"{measured.trained_per_s:.1f} trained completions/s"
+                    print(f"round {number + 1}, tools {tools}: {side}: {rate}", flush=True)
     return found
 
 
-def specification(options: argparse.Namespace, tools: Tools, model: Path, place: Path) -> Spec:
+def specification(options: Options, tools: Tools, model: Path, place: Path) -> Spec:
     """What both sides are told."""
     return Spec(
         model=str(model),
@@ -184,7 +221,7 @@ def specification(options: argparse.Namespace, tools: Tools, model: Path, place:
         micro_batch=options.micro_batch or options.groups * options.samples,
         threads=options.peer_threads,
         attention=options.attention,
-        config=options.peer_config,
+        config=json.loads(options.peer_config),
     )
 
 
@@ -236,68 +273,31 @@ def _median(runs: Sequence[Measured], name: str) -> float:
     return float(statistics.median(getattr(run, name) for run in runs))
 
 
-def without_peer(python: Path) -> str:
-    """What is wrong with the peer's environment, and the remedy; empty when it will do."""
+def require_peer(python: Path) -> None:
+    """Raise WrongOptions unless the peer's environment has what it needs."""
     remedy = (
         "build it with `make bench-trl`, or by hand: `python3 -m venv .venv-trl`, then `.venv-trl/bin/pip install "
         "torch==2.13.0 trl==1.16.0` and `.venv-trl/bin/pip install -e .`; or name another with --python"
     )
     if not python.exists():
-        return f"no environment with TRL: there is no {python}; {remedy}"
-    probe = "import trl, agent_rl"
-    tried = subprocess.run([str(python), "-c", probe], capture_output=True, text=True, check=False)
+        raise WrongOptions(f"no environment with TRL: there is no {python}; {remedy}")
+    probe = [str(python), "-c", "import trl, agent_rl"]
+    tried = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
     if tried.returncode:
-        said = tried.stderr.strip().rpartition("\n")[2]
-        return f"the environment of {python} lacks TRL or agent_rl ({said}); {remedy}"
-    return ""
+        reason = tried.stderr.strip().rpartition("\n")[2]
+        raise WrongOptions(f"the environment of {python} lacks TRL or agent_rl ({reason}); {remedy}")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = argparse.ArgumentParser(
-        "agent-rl bench end_to_end", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--peer", choices=["trl"], required=True, help="the other system")
-    made.add_argument("--python", type=Path, default=ENVIRONMENT, help="the interpreter of the peer's environment")
-    made.add_argument("--tools", nargs="+", choices=list(EXECUTORS), default=list(EXECUTORS), help="where tools run")
-    made.add_argument("--steps", type=int, default=20, help="updates of each run; the first is warm-up")
-    made.add_argument("--rounds", type=int, default=3, help="runs of each kind")
-    made.add_argument("--groups", type=int, default=16, help="prompts a step")
-    made.add_argument("--samples", type=int, default=16, help="completions of each prompt")
-    made.add_argument("--max-tokens", type=int, default=100, help="tokens of a completion, tool responses included")
-    made.add_argument("--micro-batch", type=int, help="TRL's per_device_train_batch_size (a step's completions)")
-    made.add_argument("--peer-threads", type=int, default=2, help="TRL's torch threads")
-    made.add_argument("--attention", default="eager", help="TRL's attn_implementation")
-    made.add_argument(
-        "--peer-config", type=json.loads, default={}, metavar="JSON", help="further fields of TRL's GRPOConfig"
-    )
-    made.add_argument("--model", type=Path, help="a taught model of the quickstart, instead of teaching one")
-    made.add_argument("--sft-steps", type=int, default=900, help="supervised steps before all of them")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run, for our side")
-    return made
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    options = parser().parse_args(arguments)
     completions = options.groups * options.samples
-    wrong = without_peer(options.python)
     if options.steps < 2:
-        wrong = f"--steps {options.steps}: two are the least, since the first is warm-up"
-    elif options.micro_batch and completions % options.micro_batch:
-        wrong = f"--micro-batch {options.micro_batch} does not divide the {completions} completions of a step"
-    if wrong:
-        print(f"agent-rl bench end_to_end: {wrong}", file=sys.stderr)
-        return 2
-    try:
-        found = trio.run(measure, options)
-    except RunFailed as failure:
-        print(f"agent-rl bench end_to_end: {failure}", file=sys.stderr)
-        return 1
+        raise WrongOptions(f"--steps {options.steps}: name at least 2, since the first step is warm-up")
+    if options.micro_batch and completions % options.micro_batch:
+        raise WrongOptions(
+            f"--micro-batch {options.micro_batch} does not divide the {completions} completions of a step"
+        )
+    require_peer(options.python)
+    found = trio.run(measure, options)
     report(found)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

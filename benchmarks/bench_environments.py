@@ -13,7 +13,6 @@ journal.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -24,12 +23,14 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.files.leftovers import claimed_directory, sweep_one
 from benchmarks.bench_journal import compaction
+from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
 
 GAME = EXAMPLES / "doors.toml"
@@ -134,28 +135,31 @@ def loop_shares(rounds: int, rollouts: int, before: str) -> dict[str, float | No
     return {"loop_share_of_engine_before": None, **medians}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench environments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="runs of the game; 0 leaves it out")
-    parser.add_argument("--set", action="append", default=[], help="of the game, as for agent-rl run")
-    parser.add_argument("--rounds", type=int, default=5, help="of the agent loop; 0 leaves it out")
-    parser.add_argument("--rollouts", type=int, default=512, help="of a round")
-    parser.add_argument(
-        "--before", default=BEFORE, help="the commit that the agent loop is compared with; empty for none"
-    )
-    parser.add_argument(
-        "--gigabytes", type=float, default=4.0, help="of journal whose trajectories leave; 0 leaves it out"
-    )
-    parser.add_argument(
-        "--directory", type=Path, default=Path.cwd(), help="where that journal is written, and removed again"
-    )
-    options = parser.parse_args(arguments)
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    seeds: int = 3
+    """Runs of the game; 0 leaves this part out."""
+    overrides: Overrides = ()
+    """Of the game, as for agent-rl run."""
+    rounds: int = 5
+    """Of the agent loop; 0 leaves this part out."""
+    rollouts: int = 512
+    """Of a round."""
+    before: str = BEFORE
+    """The commit that the agent loop is compared with; empty for none."""
+    gigabytes: float = 4.0
+    """Of journal whose trajectories leave; 0 leaves this part out."""
+    directory: Path = Path()
+    """Where that journal is written, and removed again."""
+
+
+def main(options: Options) -> int:
+    """Measure, and print tables and figures."""
     figures: dict[str, float | None] = {}
     if options.seeds:
-        figures |= game(options.seeds, options.set)
+        figures |= game(options.seeds, options.overrides)
     if options.rounds:
         figures |= loop_shares(options.rounds, options.rollouts, options.before)
     if options.gigabytes:

@@ -3,14 +3,13 @@
     pip install zmq-anyio        # to compare; nothing else needs it
     agent-rl bench glue
 
-Two processes on one machine, each with one socket under trio: a DEALER sends, a ROUTER receives and gives credit back, a quarter
-of a window at a time. No codec, no links. The two take turns, round by round. Then the wait for messages is cancelled again and again
-while messages come, and those that are lost are counted.
+Two processes on one machine, each with one socket under trio: a DEALER sends, a ROUTER receives and gives credit back,
+a quarter of a window at a time. No codec, no links. The two take turns, round by round. Then the wait for messages is
+cancelled again and again while messages come, and those that are lost are counted.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import itertools
@@ -23,12 +22,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
 import trio
 import zmq
 
+from benchmarks.command import Hidden
 from benchmarks.reporting import print_figures, print_table
 from transport import keep_freed_memory
 from transport.zeromq import Channel
@@ -149,7 +150,7 @@ async def rate(glue: str, address: str, size: int, seconds: float) -> float:
 @contextmanager
 def receiving(glue: str, address: str) -> Iterator[None]:
     """A receiving process."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.bench_glue", "--receive", glue, address])
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.command", "glue", "--receive", glue, address])
     try:
         yield
     finally:
@@ -212,21 +213,24 @@ async def _read_theirs(socket: Any, numbers: list[int]) -> AsyncIterator[Reader]
         yield read
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    seconds: float = 1.0
+    """Of each measurement of a round."""
+    rounds: int = 5
+    messages: int = 10_000
+    """Sent while the reader is cancelled again and again."""
+    receive: Hidden = ()
+
+
+def main(options: Options) -> int:
     """Measure, and print tables and figures."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench glue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement of a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--messages", type=int, default=10_000, help="sent while the reader is cancelled again and again"
-    )
-    parser.add_argument("--receive", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
     keep_freed_memory()
     if options.receive:
-        trio.run(receive, *options.receive)
+        glue, address = options.receive
+        trio.run(receive, glue, address)
         return 0
     glues = ["ours"]
     if importlib.util.find_spec("zmq_anyio") is None:
@@ -259,7 +263,3 @@ def main(arguments: Sequence[str]) -> int:
     figures = {f"{glue}_per_s_{size}": median(found) for (glue, size), found in rates.items()}
     print_figures(figures | {f"{glue}_lost": float(count) for glue, (count, _) in lost.items()})
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -3,14 +3,14 @@
     agent-rl bench hostile
     agent-rl bench hostile --only spin-32 sessions
 
-Two parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for every attack on what calls
-share, 8 hostile calls at once go on, on 2 interpreters of 8 children, while 4 honest callers run plain snippets: how long these take, beside
-how long they take when nobody else is there. The exit code is 1 if an attack succeeded, a neighbour timed out, or an answer was wrong.
+Two parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
+every attack on what calls share, 8 hostile calls at once run on 2 interpreters of 8 children, while 4 honest callers
+run plain snippets: how long these take, beside how long they take alone. The exit code is 1 if an attack succeeded, a
+neighbour timed out, or an answer was wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import pkgutil
 import statistics
@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import trio
 
@@ -43,6 +44,31 @@ WORST_RATIO = 10.0
 QUICK = ("spin-32", "orphans")
 QUICK_REACHING = 4
 LIMITS = ExecutionLimits(output_bytes=65536, processes=ToolExecutorSettings().processes)
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    seconds: float = 3.0
+    """How long neighbours run beside each class."""
+    hostile: int = 8
+    """Hostile calls at once."""
+    callers: int = 4
+    """Honest callers."""
+    interpreters: int = 2
+    """Warm interpreters."""
+    children: int = 8
+    """Calls running at once, times interpreters."""
+    memory_mib: int = 5120
+    """Memory of all calls together."""
+    groups: Literal["host", "required", "off"] = "host"
+    """Control groups."""
+    isolation: Literal["host", "strong", "filtered", "limits"] = "host"
+    only: tuple[str, ...] = ()
+    """These attacks alone, by name."""
+    quick: bool = False
+    """A few attacks, briefly: shows that the benchmark runs."""
 
 
 @dataclass
@@ -95,7 +121,7 @@ class Neighbours:
 
 @asynccontextmanager
 async def hostile_calls(sandbox: Sandbox, attack: Attack, count: int, ended: Counter[str]) -> AsyncIterator[None]:
-    """So many calls of an attack at once, each begun again when it ends; they are gone afterwards. Counts their outcomes."""
+    """So many calls of an attack at once, each begun again when it ends, until the block ends. Counts their outcomes."""
 
     async def go_on(number: int) -> None:
         while True:
@@ -113,7 +139,7 @@ async def hostile_calls(sandbox: Sandbox, attack: Attack, count: int, ended: Cou
 class Bench:
     """Both parts, on one sandbox."""
 
-    def __init__(self, sandbox: Sandbox, options: argparse.Namespace) -> None:
+    def __init__(self, sandbox: Sandbox, options: Options) -> None:
         self.sandbox, self.options = sandbox, options
         self.neighbours = Neighbours(sandbox, options.callers)
         self.quiet: list[float] = []
@@ -162,7 +188,7 @@ def reaching() -> list[Attack]:
     return [attack for module in modules if module is not shares for attack in getattr(module, "ATTACKS", ())]
 
 
-async def reach(level: Level, attacks: Sequence[Attack], options: argparse.Namespace) -> list[str]:
+async def reach(level: Level, attacks: Sequence[Attack], options: Options) -> list[str]:
     """Run each of the attacks that the level is to hold against; the names of those that got through."""
     sandbox = Sandbox(isolation=level, control_groups=options.groups)
     broken = []
@@ -176,7 +202,7 @@ async def reach(level: Level, attacks: Sequence[Attack], options: argparse.Names
     return broken
 
 
-async def measure(options: argparse.Namespace) -> dict[str, float | str | None]:
+async def measure(options: Options) -> dict[str, float | str | None]:
     """Both parts. Raises (in groups) ControlGroupsError, IsolationError."""
     taking, there = (
         [a for a in part if not options.only or a.name in options.only] for part in (shares.ATTACKS, reaching())
@@ -213,19 +239,8 @@ async def measure(options: argparse.Namespace) -> dict[str, float | str | None]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench hostile", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long neighbours run beside each class (3)")
-    parser.add_argument("--hostile", type=int, default=8, help="hostile calls at once (8)")
-    parser.add_argument("--callers", type=int, default=4, help="honest callers (4)")
-    parser.add_argument("--interpreters", type=int, default=2, help="warm interpreters (2)")
-    parser.add_argument("--children", type=int, default=8, help="calls running at once, times interpreters (8)")
-    parser.add_argument("--memory-mib", type=int, default=5120, help="memory of all calls together (5120)")
-    parser.add_argument("--groups", choices=("host", "required", "off"), default="host", help="control groups (host)")
-    parser.add_argument("--isolation", choices=("host", "strong", "filtered", "limits"), default="host")
-    parser.add_argument("--only", nargs="+", default=[], metavar="CLASS", help="these attacks alone")
-    parser.add_argument("--quick", action="store_true", help="a few attacks, briefly: does it run at all")
-    figures = trio.run(measure, parser.parse_args(arguments))
+    figures = trio.run(measure, options)
     print_figures(figures)
     return 1 if figures["broken"] else 0

@@ -1,26 +1,26 @@
-"""The journal: bytes of a trajectory before and after packing, and the filter's time while the trajectories of old steps leave.
+"""The journal: bytes of a trajectory before and after packing, and the filter's time while old trajectories leave.
 
     agent-rl bench journal --gigabytes 2
     agent-rl bench journal --gigabytes 5 20 --directory /disk/with/room
 
-Steps of the paper's size, 512 groups of 32 rollouts of 10,000 tokens, are written as the filter writes them, and then leave by the
-filter's own compaction task. Counted is the time that task holds the filter's event loop; files are removed in a thread. In
-comparison: how long SQLite takes to delete as many bytes of payload on the thread that asks, with and without secure_delete.
+Steps of the paper's size, 512 groups of 32 rollouts of 10,000 tokens, are written as the filter writes them, and then
+leave by the filter's own compaction task. Counted is the time that the task holds the filter's event loop; files are
+removed in a thread. In comparison: how long SQLite takes to delete as many bytes of payload on the calling thread, with
+and without secure_delete.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json as json_module
 import os
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Judgement, Trajectory
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.testing import opened, trajectory
+from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from transport import encode
 
@@ -45,14 +46,14 @@ ROOM = 1.2
 
 
 def long_trajectory() -> Trajectory:
-    """A rollout of `TOKENS` tokens with a tool's tokens in it: ids by Zipf's law, text from the standard library, two policies."""
+    """A rollout of `TOKENS` tokens, some of them a tool's: ids by Zipf's law, text from the standard library."""
     draw = np.random.default_rng(0)
     logprobs = -np.abs(draw.normal(0, 0.6, TOKENS)).astype(np.float32)
     logprobs[draw.random(TOKENS) < 0.5] *= 1e-4  # half of the tokens are nearly certain
     mask = np.ones(TOKENS, dtype=np.uint8)
     mask[3_000:3_500] = 0
     logprobs[mask == 0] = 0.0
-    text = (inspect.getsource(argparse) + inspect.getsource(json_module) + inspect.getsource(textwrap))[
+    text = (inspect.getsource(subprocess) + inspect.getsource(json_module) + inspect.getsource(textwrap))[
         : TOKENS * TEXT_PER_TOKEN
     ]
     made = trajectory(opened(0), 0, answer=text, tokens=TOKENS)
@@ -84,8 +85,8 @@ def packing() -> dict[str, float]:
     }
 
 
-class Held(trio.abc.Instrument):
-    """How long one task held the event loop, in all and at once, in seconds."""
+class LoopTime(trio.abc.Instrument):
+    """How long one task ran in the event loop, in all and at once, in seconds."""
 
     def __init__(self) -> None:
         self.task: trio.lowlevel.Task | None = None
@@ -128,7 +129,7 @@ def compaction(gigabytes: float, directory: Path) -> dict[str, float]:
     steps = max(3, round(gigabytes * GIGABYTE / (len(payload) * GROUPS * SAMPLES)))
     size = steps * len(payload) * GROUPS * SAMPLES
     if shutil.disk_usage(directory).free < ROOM * size:
-        raise SystemExit(
+        raise WrongOptions(
             f"{directory} has no room for {size / GIGABYTE:.1f} GB: name another --directory, or fewer --gigabytes"
         )
     with tempfile.TemporaryDirectory(dir=directory) as folder:
@@ -138,14 +139,14 @@ def compaction(gigabytes: float, directory: Path) -> dict[str, float]:
         written = time.perf_counter() - began
         journal.keep_from(steps)
         journal.commit()
-        held = Held()
+        loop = LoopTime()
 
         async def leave() -> None:
-            held.task = trio.lowlevel.current_task()
+            loop.task = trio.lowlevel.current_task()
             await Compaction(journal, "replay", journal.commit, trio.to_thread.run_sync).once()
 
         began = time.perf_counter()
-        trio.run(leave, instruments=[held])
+        trio.run(leave, instruments=[loop])
         wall = time.perf_counter() - began
         left = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         journal.close()
@@ -154,8 +155,8 @@ def compaction(gigabytes: float, directory: Path) -> dict[str, float]:
         "steps": float(steps),
         "left_gb": left / GIGABYTE,
         "write_s_per_step": written / steps,
-        "compaction_s_per_step": held.seconds / steps,
-        "compaction_longest_s": held.longest,
+        "compaction_s_per_step": loop.seconds / steps,
+        "compaction_longest_s": loop.longest,
         "compaction_wall_s_per_step": wall / steps,
     }
 
@@ -178,14 +179,18 @@ def deleting_in_sqlite(directory: Path, *, secure: bool) -> float:
     return seconds * GIGABYTE / WRITTEN_INTO_SQLITE
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Entry point of ``agent-rl bench journal``."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench journal", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, nargs="+", default=[4.0], help="of payload, one compaction each")
-    parser.add_argument(
-        "--directory", type=Path, default=Path.cwd(), help="where the journals are written, and removed again"
-    )
-    options = parser.parse_args(arguments)
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    gigabytes: tuple[float, ...] = (4.0,)
+    """Of payload, one compaction each."""
+    directory: Path = Path()
+    """Where the journals are written, and removed again."""
+
+
+def main(options: Options) -> int:
+    """Measure and print."""
     packed = packing()
     print_table("A trajectory of 10,000 tokens", list(packed), [list(packed.values())])
     found = [compaction(size, options.directory) for size in options.gigabytes]

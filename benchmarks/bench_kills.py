@@ -4,18 +4,16 @@
     agent-rl bench kills --full          # the whole quickstart, twice
     agent-rl bench kills --without-twin  # the run with kills alone
 
-Every actor is killed in turn during reinforcement learning, a fixed number of steps apart, then the supervisor, whose run the next
-`agent-rl run` continues. Time lost is read from the run's timeline: from SIGKILL until the role's own work goes on. Prints a table
-and, as its last line, one JSON object; documented in benchmarks/README.md.
+Every actor is killed in turn during reinforcement learning, a fixed number of steps apart, then the supervisor, whose
+run the next `agent-rl run` continues. Time lost is read from the run's timeline: from SIGKILL until the role's own work
+goes on. benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +28,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.files.leftovers import PREFIX
 from agent_rl.records.audit import audit
 from agent_rl.records.opening import read_journal
+from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, RunFailed, running, stage_rows
 
@@ -57,6 +56,18 @@ SUPERVISOR = "supervisor"
 BLUR_SECONDS = 1.5
 """A row of the timeline may hold, so long after a kill, what the killed process said before it."""
 SHARES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    full: bool = False
+    """The whole quickstart."""
+    without_twin: bool = False
+    """Leave out the run without kills."""
+    overrides: Overrides = ()
+    """As for agent-rl run."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,7 @@ def intervals_meet(one: Mapping[str, Any], other: Mapping[str, Any], share: str)
     return bool(one[f"{share}_low"] <= other[f"{share}_high"] and other[f"{share}_low"] <= one[f"{share}_high"])
 
 
-async def measure(options: argparse.Namespace) -> tuple[Outcome, Outcome | None]:
+async def measure(options: Options) -> tuple[Outcome, Outcome | None]:
     """The run with kills, and its twin."""
     overrides = [*(() if options.full else SHORTENED), *options.overrides]
     stage = load_topology(EXAMPLE, overrides).stages[RL_STAGE]
@@ -212,21 +223,10 @@ def figures_of(killed: Outcome, twin: Outcome | None, left_behind: int) -> dict[
     return figures
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--full", action="store_true", help="the whole quickstart")
-    parser.add_argument("--without-twin", action="store_true", help="leave the run without kills out")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
-    options = parser.parse_args(arguments)
     before = kept_outside()
-    try:
-        killed, twin = trio.run(measure, options)
-    except RunFailed as failure:
-        print(f"agent-rl bench kills: {failure}", file=sys.stderr)
-        return 1
+    killed, twin = trio.run(measure, options)
     rows = [
         (role, "-" if lost is None else lost, killed.restarted.get(role, "-")) for role, lost in killed.lost.items()
     ]
@@ -245,7 +245,3 @@ def _interval(summary: Mapping[str, Any], share: str) -> str:
 
 def _title(share: str) -> str:
     return share.removeprefix("success_").replace("_", ", ")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -5,18 +5,19 @@
     agent-rl bench learner --growth 300
     agent-rl bench learner --quick
 
-Tokens a second of a whole update: forward, backward, clipped AdamW. Plain transformers (SDPA attention, the model's own loss) takes rows in
-batches of each of --batches, in the order they come and sorted by length, and is compared by its best batch size. Ours
-computes more, the policy loss with entropies and figures. Sides alternate, ratios are taken within a round, figures are medians over
-rounds. Peak memory is that of a process of its own for each side, weights, gradients and moments included.
+Tokens a second of a whole update: forward, backward, clipped AdamW. Plain transformers (SDPA attention, the model's own
+loss) takes rows in batches of each of --batches, in the order they come and sorted by length, and is compared by its
+best batch size. Ours computes more, the policy loss with entropies and figures. Sides alternate, ratios are taken
+within a round, figures are medians over rounds. Peak memory is that of a process of its own for each side, weights,
+gradients and moments included.
 
-With --growth: by how much the resident memory of a process of ours grows from update 50 to the given one, each of other lengths, and how much when oneDNN
-keeps as many compiled products as of its own accord; and the ratio of the processor time of an update. Processes of both kinds alternate.
+With --growth: by how much the resident memory of a process of ours grows from update 50 to the given one, each of other
+lengths, and how much when oneDNN keeps as many compiled products as it does by default; and the ratio of the processor
+time of an update. Processes of both kinds alternate.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,8 +26,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
@@ -34,6 +36,7 @@ import transformers
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.linear import CACHES
 from agent_rl.learning.tiny import initialise_model
+from benchmarks.command import Hidden, WrongOptions
 from benchmarks.learner_sides import Ours, Padded, Setting, Side
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
@@ -70,7 +73,7 @@ def side(name: str, setting: Setting) -> Side:
 def peak_mib(name: str, setting: Setting) -> float:
     """The most memory that a process of its own holds during its second update."""
     arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
-    command = [sys.executable, "-m", "benchmarks.bench_learner", "--peak", name, arguments]
+    command = [sys.executable, "-m", "benchmarks.command", "learner", "--peak", name, arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
@@ -119,7 +122,7 @@ def print_growth(arguments: str, updates: str) -> None:
 def grown(setting: Setting, updates: int, *, bounded: bool) -> tuple[float, float, float]:
     """What `print_growth` prints."""
     arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
-    command = [sys.executable, "-m", "benchmarks.bench_learner", "--grow", arguments, str(updates)]
+    command = [sys.executable, "-m", "benchmarks.command", "learner", "--grow", arguments, str(updates)]
     environment = {name: value for name, value in os.environ.items() if name not in CACHES}
     environment |= {} if bounded else dict.fromkeys(CACHES, OF_THEIR_OWN)
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -186,32 +189,42 @@ def measure(
     ]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure."""
-    if arguments[:1] == ["--peak"]:
-        print_peak(*arguments[1:])
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    models: tuple[Literal["quickstart", "larger"], ...] = ("quickstart", "larger")
+    """The quickstart's has 0.3M parameters, the larger one 11M."""
+    sequences: int = 32
+    batches: tuple[int, ...] = (4, 8, 16)
+    """Rows at once of plain transformers; the best counts."""
+    microbatch_tokens: int = 1024
+    """Tokens at once of ours."""
+    rounds: int = 3
+    threads: int = 1
+    """Torch's threads, for both sides."""
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    growth: int = 0
+    """Measure the growth of memory over so many updates, and nothing else."""
+    quick: bool = False
+    """A few seconds: shows that the benchmark runs, and measures little."""
+    peak: Hidden = ()
+    grow: Hidden = ()
+
+
+def main(options: Options) -> int:
+    """Measure, and print the table and the figures."""
+    if options.peak:
+        print_peak(*options.peak)
         return 0
-    if arguments[:1] == ["--grow"]:
-        print_growth(*arguments[1:])
+    if options.grow:
+        print_growth(*options.grow)
         return 0
-    parser = argparse.ArgumentParser(
-        "agent-rl bench learner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", default="quickstart,larger", help="which of quickstart (0.3M) and larger (11M)")
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--batches", default="4,8,16", help="rows at once of plain transformers; the best counts")
-    parser.add_argument("--microbatch-tokens", type=int, default=1024, help="tokens at once of ours")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--growth", type=int, metavar="UPDATES", help="measure growth of memory, and nothing else")
-    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works, measures little")
-    options = parser.parse_args(arguments)
     transformers.logging.disable_progress_bar()
     figures: dict[str, float] = {}
     rows = []
-    for name in ["quickstart"] if options.quick else options.models.split(","):
+    for name in ["quickstart"] if options.quick else options.models:
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(
                 model=Path(folder) / "model",
@@ -226,12 +239,12 @@ def main(arguments: Sequence[str]) -> int:
             save_model(name, setting.model)
             if options.growth:
                 if options.growth <= WARM:
-                    parser.error(f"--growth {options.growth}: name more than {WARM} updates")
+                    raise WrongOptions(f"--growth {options.growth}: name more than {WARM} updates")
                 print_figures(
                     {k: round(v, 4) for k, v in measure_growth(setting, options.growth, options.rounds).items()}
                 )
                 return 0
-            batches = [8] if options.quick else [int(batch) for batch in options.batches.split(",")]
+            batches = [8] if options.quick else options.batches
             rows.append(measure(name, setting, batches, 1 if options.quick else options.rounds, figures))
     header = [
         "model",
@@ -247,7 +260,3 @@ def main(arguments: Sequence[str]) -> int:
     print_table("tokens a second of an update, and peak memory of the process", header, rows)
     print_figures({name: round(value, 4) for name, value in figures.items()})
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -3,18 +3,16 @@
     agent-rl bench overlap
     agent-rl bench overlap --steps 40 --rounds 3
 
-The quickstart's model is taught its format once; then the quickstart's reinforcement learning runs from there for --steps steps,
-asynchronously (staleness at most --staleness) and synchronously (staleness 0) in turns, with the tools as they are and with
-tools that sleep 0.3 s in the sandbox (staleness at most --slow-staleness). What is compared is trained tokens a second, from the
-stage's beginning to its last step, so that steps of unlike size count for what they hold. A second table says what a step costs
-in processor time, by actor, and so how far overlapping can go on the cores there are.
+The quickstart's model is taught its format once. Then the quickstart's reinforcement learning runs from there for
+--steps steps, asynchronously (staleness at most --staleness) and synchronously (staleness 0) in turns, with the tools
+as they are and with tools that sleep 0.3 s in the sandbox (staleness at most --slow-staleness). The modes are compared
+by trained tokens a second, from the stage's beginning to its last step. A second table says what a step costs in
+processor time, by actor, and so how far overlapping can go on the cores there are.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +23,9 @@ import trio
 
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.groups.statistics import wilson_interval
+from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import Run, RunFailed, running, stage_rows, window
+from benchmarks.runs import Run, running, stage_rows, window
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 RUN_SECONDS = 1800.0
@@ -36,7 +35,27 @@ SLOW_TOOLS = (
     "actors.rollout_generator.settings.max_rollouts=512",
     "actors.rollout_generator.settings.tool_calls_outstanding=512",
 )
-"""With room for as many rollouts as two steps have, in both modes: a rollout waits most of its time, and takes none of the engine's."""
+"""Room for as many rollouts as two steps have, in both modes: a rollout that waits takes none of the engine's time."""
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    steps: int = 20
+    """Steps of reinforcement learning in each run."""
+    rounds: int = 3
+    """Runs of each kind."""
+    staleness: int = 1
+    """max_staleness of the asynchronous runs."""
+    slow_staleness: int = 2
+    """The same with tools that sleep."""
+    sft_steps: int = 900
+    """Supervised steps before all runs."""
+    model: Path | None = None
+    """A model taught before, instead of teaching one."""
+    overrides: Overrides = ()
+    """As for agent-rl run."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +113,7 @@ async def teach(folder: Path, steps: int) -> Path:
 
 
 async def one(
-    folder: Path, model: Path, mode: str, options: argparse.Namespace, staleness: int, overrides: Sequence[str]
+    folder: Path, model: Path, mode: str, options: Options, staleness: int, overrides: Sequence[str]
 ) -> Measured:
     """One run of reinforcement learning from the taught model."""
     stage = (
@@ -112,7 +131,7 @@ async def one(
         return read(run)
 
 
-async def measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
+async def measure(options: Options) -> dict[str, list[Measured]]:
     """All runs, by ``mode`` or ``mode, slow tools``; modes alternate within each round."""
     found: dict[str, list[Measured]] = {}
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
@@ -140,24 +159,9 @@ def ratio(found: dict[str, list[Measured]], tools: str) -> float:
     return statistics.median(ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench overlap", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=20, help="steps of reinforcement learning in each run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
-    parser.add_argument("--staleness", type=int, default=1, help="max_staleness of the asynchronous runs")
-    parser.add_argument("--slow-staleness", type=int, default=2, help="the same with tools that sleep")
-    parser.add_argument("--sft-steps", type=int, default=900, help="supervised steps before all of them")
-    parser.add_argument("--model", type=Path, help="a model taught before, instead of teaching one")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
-    options = parser.parse_args(arguments)
-    try:
-        found = trio.run(measure, options)
-    except RunFailed as failure:
-        print(f"agent-rl bench overlap: {failure}", file=sys.stderr)
-        return 1
+    found = trio.run(measure, options)
     report(found)
     return 0
 
@@ -239,7 +243,3 @@ def print_budget(found: Mapping[str, Sequence[Measured]]) -> None:
 
 def _median(runs: Sequence[Measured], name: str) -> float:
     return float(statistics.median(getattr(run, name) for run in runs))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

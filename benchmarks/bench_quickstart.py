@@ -3,26 +3,27 @@
     agent-rl bench quickstart --seeds 5
     agent-rl bench quickstart --seeds 1 --mode synchronous
 
-Every run is `agent-rl run examples/quickstart.toml` with its seed, in a directory of its own. Prints a table and, as its last
-line, one JSON object; documented in benchmarks/README.md.
+Every run is `agent-rl run examples/quickstart.toml` with its seed, in a directory of its own. benchmarks/README.md
+explains the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from actors.filter.stored import decode_stored
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.environments.arithmetic.problems import overlap
 from agent_rl.records.opening import read_journal
+from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
@@ -30,7 +31,18 @@ FIGURES = ("success_before_sampled", "success_before_greedy", "success_after_sam
 RUN_SECONDS = 3600
 
 
-def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str, Any]:
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    seeds: int = 5
+    first_seed: int = 0
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    overrides: Overrides = ()
+    """As for agent-rl run."""
+
+
+def run(seed: int, mode: str, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """One run; its summary."""
     settings = [f"run.directory={directory}", f"run.seed={seed}", f"run.mode={mode}", *overrides]
     command = [sys.executable, "-P", "-m", "actors.cli", "run", str(EXAMPLE)]
@@ -38,7 +50,7 @@ def run(seed: int, mode: str, directory: Path, overrides: list[str]) -> dict[str
         command += ["--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"seed {seed}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise Failure(f"seed {seed}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
@@ -58,25 +70,17 @@ def held_out_overlap(directory: Path) -> set[tuple[int, ...]]:
         ids[group.purpose == "train"].append(group.problem.id)
     journal.close()
     if not ids[True] or not ids[False]:
-        raise SystemExit(f"{directory}: nothing was trained or nothing evaluated")
+        raise Failure(f"{directory}: nothing was trained or nothing evaluated")
     return overlap(ids[True], ids[False])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Run the seeds one after the other."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--mode", choices=["asynchronous", "synchronous"], default="asynchronous")
-    parser.add_argument("--set", action="append", default=[], help="as for agent-rl run")
-    options = parser.parse_args(arguments)
     summaries = []
     print("seed  after SFT: sampled / greedy   after RL: sampled / greedy   minutes (RL)   staleness mean / max")
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            summary = run(seed, options.mode, Path(folder) / str(seed), options.set)
+            summary = run(seed, options.mode, Path(folder) / str(seed), options.overrides)
             summaries.append(summary)
             shares = [
                 f"{100 * summary[name]:5.1f} [{100 * summary[f'{name}_low']:.1f}, {100 * summary[f'{name}_high']:.1f}]"
@@ -94,17 +98,9 @@ def main(arguments: Sequence[str]) -> int:
             )
     reached = sum(s["success_after_sampled"] >= 0.8 and s["success_after_greedy"] >= 0.9 for s in summaries)
     honest = sum(s["success_before_sampled"] <= 0.3 and s["success_before_greedy"] <= 0.3 for s in summaries)
-    figures: dict[str, Any] = {
-        "seeds": len(summaries),
-        "seeds_at_goal": reached,
-        "seeds_honest": honest,
-    }
+    figures: dict[str, Any] = {"seeds": len(summaries), "seeds_at_goal": reached, "seeds_honest": honest}
     for name in (*FIGURES, "minutes", "rl_minutes", "mean_staleness"):
         values = [summary[name] for summary in summaries]
         figures[f"{name}_median"] = None if None in values else round(statistics.median(values), 4)
     print_figures(figures)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -3,34 +3,37 @@
     agent-rl bench roc --seeds 5 --out runs/roc
     agent-rl bench roc --seeds 1 --modes paper none --steps 40
 
-The quickstart's task family, with demonstrations in which calls often fail to run and are tried again, so that correct rollouts
-hold tool errors which the outcome reward does not see. For each seed the model is taught once; reinforcement learning runs from
-there with each resampling: ``paper``, ``release``, and ``none`` (as many rollouts kept, drawn uniformly). Runs go one after the
-other into --out; a run that is there is not made again, so a sweep that was stopped goes on.
+The quickstart's task family, with demonstrations in which calls often fail to run and are tried again, so that correct
+rollouts hold tool errors which the outcome reward does not see. For each seed the model is taught once; reinforcement
+learning runs from there with each resampling: ``paper``, ``release``, and ``none`` (as many rollouts kept, drawn
+uniformly). Runs go one after the other into --out. A run that is there is not made again, so a stopped sweep continues.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
 from agent_rl.config.examples import EXAMPLES
+from benchmarks.command import Overrides
 from benchmarks.panels import Panel, draw
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 RUN_SECONDS = 3600.0
-TASK = "environments.0.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, max_calls = 4}"
+TASK = (
+    "environments.0.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, "
+    "max_calls = 4}"
+)
 LENGTHS = "max_response_tokens=200, max_turns=5"
 NAMES = {"paper": "RoC (paper)", "release": "RoC (release)", "none": "without RoC"}
 FIGURES = {"paper": "roc", "release": "roc_release", "none": "no_roc"}
@@ -40,6 +43,25 @@ LATE = 0.2
 """The last share of the steps is what a run is said to have reached."""
 
 Curves = dict[str, list[float]]
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    seeds: int = 5
+    first_seed: int = 0
+    modes: tuple[Literal["paper", "release", "none"], ...] = ("paper", "release", "none")
+    steps: int = 110
+    """Steps of reinforcement learning in each run."""
+    sft_steps: int = 900
+    """Supervised steps of each seed."""
+    problems: int = 500
+    """Held-out problems at the end of each run."""
+    out: Path = Path("runs/roc")
+    """Where the runs and roc.svg go."""
+    overrides: Overrides = ()
+    """As for agent-rl run."""
 
 
 def curves(steps: Sequence[Mapping[str, Any]]) -> Curves:
@@ -58,7 +80,10 @@ def reached(values: Sequence[float]) -> float:
 
 
 def make(folder: Path, overrides: Sequence[str]) -> None:
-    """Make a run and wait for its end, unless it is there already. Raises RunFailed, also for one that was made otherwise."""
+    """Make a run and wait for its end, unless it is there already.
+
+    Raises RunFailed, also for a run that was made with other settings.
+    """
     done = folder / "done.json"
     if done.exists():
         if json.loads(done.read_text()) != list(overrides):
@@ -74,7 +99,7 @@ async def _until_its_end(folder: Path, overrides: Sequence[str]) -> None:
         await run.wait(RUN_SECONDS)
 
 
-def one_seed(options: argparse.Namespace, seed: int) -> dict[str, Curves]:
+def one_seed(options: Options, seed: int) -> dict[str, Curves]:
     """The curves of each resampling, from one taught model."""
     folder = options.out.absolute() / f"seed-{seed}"
     settings = [f"run.seed={seed}", TASK, *options.overrides]
@@ -83,7 +108,7 @@ def one_seed(options: argparse.Namespace, seed: int) -> dict[str, Curves]:
     model = max((folder / "taught" / "run" / "checkpoints").glob("version-*"))
     rl = f'{{kind="rl", steps={options.steps}, learning_rate=3e-4, warmup_steps=5, schedule="cosine", {LENGTHS}}}'
     evaluation = f'{{kind="evaluate", name="after", problems={options.problems}, {LENGTHS}}}'
-    found = {}
+    found: dict[str, Curves] = {}
     for mode in options.modes:
         began = time.monotonic()
         stages = f"stages=[{rl}, {evaluation}]"
@@ -95,11 +120,6 @@ def one_seed(options: argparse.Namespace, seed: int) -> dict[str, Curves]:
         minutes = (time.monotonic() - began) / 60
         print(f"seed {seed}, {mode}: tool errors in correct rollouts {share:.1f} % ({minutes:.1f} min)", flush=True)
     return found
-
-
-def sweep(options: argparse.Namespace) -> list[dict[str, Curves]]:
-    """All runs, by seed."""
-    return [one_seed(options, seed) for seed in range(options.first_seed, options.first_seed + options.seeds)]
 
 
 def report(found: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
@@ -133,28 +153,9 @@ def report(found: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: 
     print_figures(figures)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure, draw, and print what was measured."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench roc", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--modes", nargs="+", choices=list(NAMES), default=list(NAMES))
-    parser.add_argument("--steps", type=int, default=110, help="steps of reinforcement learning in each run")
-    parser.add_argument("--sft-steps", type=int, default=900, help="supervised steps of each seed")
-    parser.add_argument("--problems", type=int, default=500, help="held-out problems at the end of each run")
-    parser.add_argument("--out", type=Path, default=Path("runs/roc"), help="where runs and roc.svg go")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
-    options = parser.parse_args(arguments)
-    try:
-        found = sweep(options)
-    except RunFailed as failure:
-        print(f"agent-rl bench roc: {failure}", file=sys.stderr)
-        return 1
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    found = [one_seed(options, seed) for seed in seeds]
     report(found, options.modes, options.out / "roc.svg")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -16,17 +16,14 @@ prompts and lengths anew.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import logging
 import statistics
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import structlog
 import transformers
@@ -36,6 +33,7 @@ from actors.engines.torch.engine import TorchEngine
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import Policy
+from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
 from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample, turns
@@ -47,17 +45,30 @@ EPISODES = {"generator": (60.0, 0.0), "agent_loop": (16.0, 0.6)}
 """Mean letters of a turn, and how likely it ends in a tool call: without tools, and with (2.2 turns of 25 tokens)."""
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Options:
-    """How much is measured."""
+    """The options."""
 
-    prompts: int
-    batches: tuple[int, ...]
-    rounds: int
-    threads: int
-    seed: int
-    rollouts: int
-    scale: float
+    engine: Literal["torch", "vllm"] = "torch"
+    """What the generator runs on."""
+    models: tuple[Literal["quickstart", "larger"], ...] = ("quickstart", "larger")
+    """The quickstart's has 0.3M parameters, the larger one 25M."""
+    prompts: int = 64
+    batches: tuple[int, ...] = (64, 16)
+    """Batch sizes of generate; the best counts."""
+    rounds: int = 5
+    threads: int = 1
+    """Torch's threads, for both sides."""
+    rollouts: int = 768
+    """Episodes of a round."""
+    seed: int = 0
+    quick: bool = False
+    """A few seconds: shows that the benchmark runs, and measures little."""
+
+    @property
+    def scale(self) -> float:
+        """By what response lengths are multiplied."""
+        return 0.1 if self.quick else 1.0
 
 
 @dataclass
@@ -201,52 +212,25 @@ async def measure(name: str, spec: InitialiseModel, folder: Path, options: Optio
 def against_vllm(options: Options, figures: Figures) -> int:
     """The second comparison on vLLM."""
     if importlib.util.find_spec("vllm") is None:
-        print(
-            "agent-rl bench rollout: vLLM is not installed; make test-vllm builds .venv-vllm with it", file=sys.stderr
-        )
-        return 2
+        raise WrongOptions("vLLM is not installed: `make test-vllm` builds .venv-vllm with it")
     with tempfile.TemporaryDirectory() as folder:
         trio.run(compare_vllm, quickstart_model(), Path(folder), options, figures)
     print_figures({name: round(figures.median(name), 4) for name in figures.values})
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench rollout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--engine", choices=["torch", "vllm"], default="torch", help="what the generator runs on")
-    parser.add_argument("--models", default="quickstart,larger", help="which of quickstart (0.3M) and larger (25M)")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--batches", default="64,16", help="batch sizes of generate; the best counts")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
-    parser.add_argument("--rollouts", type=int, default=768, help="episodes of a round")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it works, measures little")
-    options = parser.parse_args(arguments)
-    chosen = Options(
-        prompts=8 if options.quick else options.prompts,
-        batches=(8,) if options.quick else tuple(int(batch) for batch in options.batches.split(",")),
-        rounds=1 if options.quick else options.rounds,
-        threads=options.threads,
-        seed=options.seed,
-        rollouts=32 if options.quick else options.rollouts,
-        scale=0.1 if options.quick else 1.0,
-    )
+def main(options: Options) -> int:
+    """Measure, and print tables and figures."""
+    if options.quick:
+        options = replace(options, models=("quickstart",), prompts=8, batches=(8,), rounds=1, rollouts=32)
     transformers.logging.disable_progress_bar()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     figures = Figures()
     if options.engine == "vllm":
-        return against_vllm(chosen, figures)
-    for name in ["quickstart"] if options.quick else options.models.split(","):
+        return against_vllm(options, figures)
+    for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
-            trio.run(measure, name, MODELS[name](), Path(folder), chosen, figures)
+            trio.run(measure, name, MODELS[name](), Path(folder), options, figures)
     wanted = ("_share_of_engine", "engine_", "generate_")
     print_figures({name: round(figures.median(name), 4) for name in figures.values if any(w in name for w in wanted)})
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

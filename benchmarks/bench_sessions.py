@@ -1,20 +1,21 @@
-"""Sessions of the notebook tool: what a cell costs, and what it costs to have the state before a cell that ends its process.
+"""Sessions of the notebook tool: what a cell costs, and what restoring the state of a lost session costs.
 
     agent-rl bench sessions
 
-Two ways to have it are compared, in the sandbox as it isolates here. *Replay* runs the earlier cells again in a new process,
-when it is needed: the time of a cell in a session that is lost, less that in one that lives. A *snapshot* would be a fork of
-the session's process before each cell, kept until the cell has ended well: the time of a cell with such a fork around it, less
-that without, both taken in the session itself, in turn. Medians. The break-even is the share of cells that must end their process
-for a snapshot before each cell to cost less; replay then restores half of the session's cells on average.
+Two ways to restore the state are compared, in the sandbox as it isolates here. *Replay* runs the earlier cells again in
+a new process: it costs the time of a cell in a lost session less that in a live one. A *snapshot* would be a fork of
+the session's process before each cell, kept until the cell has ended: it costs the time of a cell with such a fork less
+that without, both taken in the session itself, in turn. Figures are medians. The break-even is the share of cells that
+must end their process for a snapshot before each cell to cost less; replay then restores half of the session's cells on
+average.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
@@ -120,7 +121,7 @@ async def measure(sandbox: Sandbox, name: str, kind: Kind, rounds: int) -> Times
     code = f"[(timed({kind.next_cell!r}, False), timed({kind.next_cell!r}, True)) for _ in range({rounds})]"
     pairs: Sequence[tuple[float, float]] = ast.literal_eval((await run(code)).value)
     cell = statistics.median(live)
-    snapshot = statistics.median(held - bare for bare, held in pairs)
+    snapshot = statistics.median(forked - bare for bare, forked in pairs)
     return Times(cell, statistics.median(lost) - cell, snapshot)
 
 
@@ -150,11 +151,16 @@ async def measure_all(rounds: int) -> tuple[str, dict[str, Times]]:
     return str(sandbox.level), times
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench sessions", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=31, help="times each time is taken (31)")
-    options = parser.parse_args(arguments)
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    rounds: int = 31
+    """How often each time is taken."""
+
+
+def main(options: Options) -> int:
+    """Measure, and print the table and the figures."""
     level, times = trio.run(measure_all, options.rounds)
     print_table(
         f"sessions of {len(KINDS['plain'].cells)} cells, isolation {level}",
@@ -168,7 +174,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for figure, value in {**each._asdict(), "break_even": each.break_even}.items()
         }
     )
-
-
-if __name__ == "__main__":
-    main()
+    return 0

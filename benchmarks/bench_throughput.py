@@ -2,18 +2,18 @@
 
     agent-rl bench throughput FILE --seconds 60
 
-The topology runs as `agent-rl run` would run it, in a directory of its own. Once the stage to be measured (the first of kind rl,
-or else evaluate; or --stage NAME) has done --warm-steps steps, what the actors do is measured for --seconds; then the run is
-interrupted. Stages before the measured one run first: name a trained model by --set to skip them.
+The topology runs as `agent-rl run` would run it, in a directory of its own. Once the stage to be measured (the first of
+kind rl, or else evaluate; or --stage NAME) has done --warm-steps steps, what the actors do is measured for --seconds;
+then the run is interrupted. Stages before the measured one run first: name a trained model by --set to skip them.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import trio
@@ -23,12 +23,30 @@ from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Stage
+from benchmarks.command import Overrides, WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import LOOK_SECONDS, RunFailed, Window, running, stage_rows, window
 
 SATURATED = 0.9
 """A share of the time, or of the cores, from which on something is held to be the limit."""
 LONGEST_WARM_UP = 3600.0
+
+
+@dataclass
+class Options:
+    """The options."""
+
+    file: str
+    """The topology file, or the name of an example."""
+    _: KW_ONLY
+    seconds: float = 60.0
+    """How long to measure."""
+    stage: str | None = None
+    """The stage's name."""
+    warm_steps: int = 2
+    """Steps of the stage that come before."""
+    overrides: Overrides = ()
+    """As for agent-rl run."""
 
 
 def limit(measured: Window, cores: int) -> str:
@@ -71,38 +89,25 @@ async def measure(file: Path, overrides: Sequence[str], stage: int, warm_steps: 
     return window([row for row in rows if row["wall"] - first <= seconds + LOOK_SECONDS])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure one topology."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=topology_file, metavar="FILE", help="the topology file, or the name of an example")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
-    parser.add_argument("--stage", help="the stage's name")
-    parser.add_argument("--warm-steps", type=int, default=2, help="steps of the stage that come before")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for agent-rl run")
-    options = parser.parse_args(arguments)
+    file = topology_file(options.file)
     try:
-        topology = load_topology(options.file, options.overrides)
-        faults = check_topology(topology, options.file, options.overrides)
+        topology = load_topology(file, options.overrides)
+        faults = check_topology(topology, file, options.overrides)
     except TopologyError as error:
         faults = error.faults
     if faults:
-        print("\n".join(fault.render(options.file) for fault in faults), file=sys.stderr)
+        print("\n".join(fault.render(file) for fault in faults), file=sys.stderr)
         return 2
     stage = stage_to_measure(topology.stages, options.stage)
     if stage is None:
         names = ", ".join(spec.name for spec in topology.stages)
-        print(
-            f"{options.file}: no stage to measure among {names}; one of kind rl or evaluate is needed", file=sys.stderr
+        raise WrongOptions(
+            f"{file} has no stage to measure among {names}: name one of kind rl or evaluate with --stage"
         )
-        return 2
     warm_steps = options.warm_steps if topology.stages[stage].kind == "rl" else 0
-    try:
-        measured = trio.run(measure, options.file, options.overrides, stage, warm_steps, options.seconds)
-    except RunFailed as failure:
-        print(f"agent-rl bench throughput: {failure}", file=sys.stderr)
-        return 1
+    measured = trio.run(measure, file, options.overrides, stage, warm_steps, options.seconds)
     report(measured, topology.stages[stage].name)
     return 0
 
@@ -139,7 +144,3 @@ def report(measured: Window, stage: str) -> None:
             "limited_by": limited_by,
         }
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -4,20 +4,19 @@
     agent-rl bench tools --endurance 200000
     agent-rl bench tools --list
 
-The mix is 40 snippets: 45 % plain Python, 30 % sympy, 10 % numpy, 15 % failing (``--list`` prints them). Rounds go through all
-sides in turn: ``python3 -c`` for each call; the floor (the same warm interpreters, fork and ``exec()``, nothing else); the sandbox at its
-levels of isolation at full load; and the sandbox at half of that load, where calls come at random times. Then 45,000
-calls are outstanding at once, and 1,024 children are alive at once. Figures: benchmarks/README.md.
+The mix is 40 snippets: 45 % plain Python, 30 % sympy, 10 % numpy, 15 % failing (``--list`` prints them). Rounds go
+through all sides in turn: ``python3 -c`` for each call; the floor (the same warm interpreters, fork and ``exec()``,
+nothing else); the sandbox at its levels of isolation at full load; and the sandbox at half of that load, where calls
+come at random times. Then 45,000 calls are outstanding at once, and 1,024 children are alive at once.
+benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,10 +40,39 @@ FRESH, FLOOR = "python3 -c", "floor"
 NOTHING = (0.0,) * 5
 
 
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    rounds: int = 5
+    """Rounds through all sides."""
+    passes: int = 12
+    """Passes over the 40 snippets a round."""
+    fresh_passes: int = 1
+    """The same with fresh interpreters."""
+    interpreters: int = 2
+    """Warm interpreters of each weight."""
+    children: int = 4
+    """Calls running at once, times interpreters."""
+    callers: int = 8
+    """Calls outstanding at full load."""
+    outstanding: int = 45_000
+    """Trivial calls outstanding at once; 0 leaves this part out."""
+    alive: int = 1024
+    """Children alive at once; 0 leaves this part out."""
+    endurance: int = 0
+    """So many calls in one executor."""
+    steps: bool = False
+    """The weaker levels of isolation beside the strongest."""
+    seed: int = 0
+    list: bool = False
+    """Print the snippets and end."""
+
+
 @dataclass
 class Side:
-    """What one side took: calls a second of each round; in all, processor seconds of caller, interpreters and children, and page
-    faults of the last two.
+    """What one side took: calls a second of each round; of all calls, processor seconds of caller, interpreters and
+    children, and page faults of the last two.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -80,7 +108,7 @@ def loaded(code: str) -> tuple[str, ...]:
 
 
 def spent(pids: Sequence[int]) -> tuple[float, ...]:
-    """Processor seconds: this process', the interpreters', those of children they have reaped; page faults of the last two."""
+    """Processor seconds of this process, the interpreters and the children they reaped; page faults of these two."""
     return time.process_time(), *(sum(part) for part in zip(*map(used_by, pids), strict=True))
 
 
@@ -132,7 +160,7 @@ async def open_load(
 class Bench:
     """The rounds that go through all sides in turn."""
 
-    def __init__(self, options: argparse.Namespace, floor: Floor, sandboxes: dict[Level, Sandbox]) -> None:
+    def __init__(self, options: Options, floor: Floor, sandboxes: dict[Level, Sandbox]) -> None:
         self.options, self.floor, self.sandboxes = options, floor, sandboxes
         self.draw = random.Random(options.seed)
         self.sides: dict[str, Side] = {}
@@ -215,7 +243,7 @@ class Bench:
         }
 
 
-async def measure_mix(options: argparse.Namespace, levels: Sequence[Level]) -> dict[str, float | str | None]:
+async def measure_mix(options: Options, levels: Sequence[Level]) -> dict[str, float | str | None]:
     """The part that alternates."""
     pids: dict[Level, list[int]] = {level: [] for level in levels}
     with Floor(sorted({loaded(code) for code in SNIPPETS}), CORES) as floor:
@@ -244,22 +272,8 @@ async def strongest_level() -> Level:
     return sandbox.level
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(options: Options) -> int:
     """Measure and print. The exit code is 1 if a call was lost, answered twice or not answered."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench tools", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds through all sides (5)")
-    parser.add_argument("--passes", type=int, default=12, help="passes over the 40 snippets a round (12)")
-    parser.add_argument("--fresh-passes", type=int, default=1, help="the same with fresh interpreters (1)")
-    parser.add_argument("--interpreters", type=int, default=2, help="warm interpreters of each weight (2)")
-    parser.add_argument("--children", type=int, default=4, help="calls running at once, times interpreters (4)")
-    parser.add_argument("--callers", type=int, default=8, help="calls outstanding at full load (8)")
-    parser.add_argument("--outstanding", type=int, default=45000, help="trivial calls outstanding at once; 0: left out")
-    parser.add_argument("--alive", type=int, default=1024, help="children alive at once; 0: left out")
-    parser.add_argument("--endurance", type=int, default=0, metavar="CALLS", help="so many calls in one executor")
-    parser.add_argument("--steps", action="store_true", help="the weaker levels of isolation beside the strongest")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--list", action="store_true", help="print the snippets and end")
-    options = parser.parse_args(arguments)
     if options.list:
         print("\n\n# ---\n".join(SNIPPETS))
         return 0
@@ -268,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if complete else 1
 
 
-async def measure(options: argparse.Namespace) -> tuple[dict[str, float | str | None], bool]:
+async def measure(options: Options) -> tuple[dict[str, float | str | None], bool]:
     """All parts that are wanted; whether every call of theirs was answered once."""
     strongest = await strongest_level()
     levels = LEVELS[LEVELS.index(strongest) :] if options.steps else (strongest,)
@@ -288,7 +302,3 @@ async def measure(options: argparse.Namespace) -> tuple[dict[str, float | str | 
         "endurance_lost": 0,
     }
     return figures, all(figures[name] == value for name, value in whole.items() if name in figures)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,15 +3,14 @@
     agent-rl bench transport
     agent-rl bench transport --quick
 
-Two processes on one machine. A push is encoded, sent, received, validated, handed to `handle`, credited and acknowledged;
-bare pyzmq PUSH/PULL carries the same bytes and does nothing else. The two alternate, round by round, and medians are told.
-Messages are trajectories of random numbers and calls of random text, so that nothing is compressible or constant. Prints tables
-and, as its last line, one JSON object; documented in benchmarks/README.md.
+Two processes on one machine. A push is encoded, sent, received, validated, handed to `handle`, credited and
+acknowledged. Bare pyzmq PUSH/PULL carries the same bytes and does nothing else. The two alternate, round by round;
+figures are medians. Messages are trajectories of random numbers and calls of random text, so that nothing is
+compressible or constant. benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import random
@@ -22,6 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,7 @@ import trio
 import zmq
 
 from agent_rl.messages import ToolCall, ToolResult, Trajectory
+from benchmarks.command import Hidden
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.transport_messages import (
     COPY_BELOW,
@@ -48,7 +49,7 @@ from transport import Delivery, Limits, Node, ZmqNetwork, decode, encode, keep_f
 
 LIMITS = Limits(silent_after=60.0)
 LOAD = 0.1
-"""Share of the throughput at which latency is measured: nothing queues then, so what is seen is what coalescing costs."""
+"""Share of the throughput at which latency is measured: nothing queues, so latency shows what coalescing costs."""
 CALLS_AT_ONCE = 64
 
 
@@ -110,7 +111,7 @@ def receive_bare(directory: Path, size: Size) -> None:
 @contextmanager
 def receiving(*arguments: object) -> Iterator[None]:
     """A receiving process."""
-    command = [sys.executable, "-m", "benchmarks.bench_transport", "--receive", *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.command", "transport", "--receive", *map(str, arguments)]
     process = subprocess.Popen(command)
     try:
         yield
@@ -126,7 +127,8 @@ def receiving(*arguments: object) -> Iterator[None]:
 def bare_sender(size: Size, directory: Path) -> Iterator[Callable[[float], float]]:
     """PUSH over ipc. What is yielded sends for so many seconds and returns messages a second, counted on arrival.
 
-    Each message is one frame of the bytes that the encoded trajectory has, handed to pyzmq in the way that is faster at its size.
+    Each message is one frame of the bytes that the encoded trajectory has. pyzmq copies or shares the frame, whichever
+    is faster at its size.
     """
     with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as replies:
         push.set_hwm(size.bare_window)
@@ -207,7 +209,7 @@ async def push_latencies(directory: Path, size: Size, per_second: float, seconds
 
 
 async def call_times(directory: Path, at_once: int, seconds: float) -> tuple[float, list[float]]:
-    """Round trips a second with so many callers, each of which calls again once it is answered, and how long each took."""
+    """Round trips a second with so many callers, each of which calls again once it is answered, and their seconds."""
     took: list[float] = []
     async with sending(directory) as node:
         call = node.call("tools", ["receiver"], outstanding=at_once, timeout=60.0)
@@ -244,7 +246,7 @@ def codec_rates(size: Size, seconds: float) -> tuple[float, float]:
 
 
 class Rates(NamedTuple):
-    """Messages a second, medians over rounds: bare pyzmq's, a push link's, and of one round the latter by the former."""
+    """Messages a second, medians over rounds: bare pyzmq's, a push link's, and their ratio within a round."""
 
     bare: float
     ours: float
@@ -272,7 +274,7 @@ def measure_pushes(size: Size, rounds: int, seconds: float) -> Rates:
 
 
 def measure_times(per_second: float, rounds: int, seconds: float) -> tuple[list[float], float, float, list[float]]:
-    """Latencies of pushes at ``per_second``; calls a second, many at once and one at a time; latencies of the latter."""
+    """Latencies of pushes at ``per_second``; calls a second, many at once and one at a time; latencies of these."""
     latencies: list[float] = []
     at_once: list[float] = []
     alone: list[float] = []
@@ -297,16 +299,20 @@ def _ms(seconds: Sequence[float] | None, share: float) -> float:
     return 1000 * sorted(seconds)[max(0, math.ceil(share * len(seconds)) - 1)]
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    seconds: float = 1.5
+    """Of each measurement of a round."""
+    rounds: int = 5
+    quick: bool = False
+    """One round of short measurements: shows that the benchmark runs, and measures little."""
+    receive: Hidden = ()
+
+
+def main(options: Options) -> int:
     """Measure, and print tables and figures."""
-    parser = argparse.ArgumentParser(
-        "agent-rl bench transport", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement of a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round of short measurements: does it run at all?")
-    parser.add_argument("--receive", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
     keep_freed_memory()  # as actors do; bare pyzmq's processes as well
     if options.receive:
         role, directory, size_bytes = options.receive
@@ -333,7 +339,7 @@ def main(arguments: Sequence[str]) -> int:
         ("call, one at a time", calls_alone, call_latencies),
     ]
     print_table(
-        "latency; a push's from before send to the start of handle",
+        "latency; of a push, from before send to the start of handle",
         ["what", "/s", "median ms", "p99 ms"],
         [[what, rate, *(_ms(times, share) for share in (0.5, 0.99))] for what, rate, times in rows],
     )
@@ -359,7 +365,3 @@ def main(arguments: Sequence[str]) -> int:
         }
     )
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

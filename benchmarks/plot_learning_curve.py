@@ -6,11 +6,13 @@ before and after, with circles for sampled and squares for greedy answers.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import cyclopts
 
 from agent_rl.observe.charts.lines import Line, Measurement, Plot
 from benchmarks.panels import smooth, standalone
@@ -26,7 +28,7 @@ def read(run: Path) -> tuple[list[float], dict[str, float]]:
     return [row["success"] for row in rows if row["kind"] == "step"], results
 
 
-def draw(runs: list[Path]) -> str:
+def draw(runs: Sequence[Path]) -> str:
     """The SVG text."""
     data = [read(run) for run in runs]
     last = max(len(steps) for steps, _ in data)
@@ -50,14 +52,10 @@ def draw(runs: list[Path]) -> str:
     return standalone([plot], [(run.name, colour) for colour, run in enumerate(runs, 1)], notes)
 
 
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    options = parser.parse_args()
-    options.output.write_text(draw(options.runs))
+def main(*runs: Path, output: Annotated[Path, cyclopts.Parameter(name=("--output", "-o"))]) -> None:
+    """Draw the runs in one file."""
+    output.write_text(draw(runs))
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -17,13 +17,14 @@ from typing import Any
 import trio
 
 from agent_rl.records.timeline import read_timeline
+from benchmarks.command import Failure
 
 LOOK_SECONDS = 0.5
 """How often a run's timeline is looked at; its rows are a second long."""
 ENDING_SECONDS = 180.0
 
 
-class RunFailed(Exception):  # noqa: N818  (named for what it is)
+class RunFailed(Failure):
     """A run that a benchmark needs ended badly; the text is its last output."""
 
 
@@ -74,34 +75,34 @@ def window(rows: Sequence[Mapping[str, Any]]) -> Window:
     cpu: dict[str, float] = {}
     waits: dict[str, dict[str, float]] = {}
     for index, row in enumerate(rows):
-        for actor, said in row["actors"].items():
-            for total in TOTALS.keys() & said["figures"].keys():
-                value = said["figures"][total]
+        for actor, status in row["actors"].items():
+            for total in TOTALS.keys() & status["figures"].keys():
+                value = status["figures"][total]
                 before = latest.get((actor, total), value if index == 0 else 0.0)
                 growth[total] += value - before if value >= before else value
                 latest[actor, total] = value
             if index:
                 share = row["seconds"] / max(1e-9, seconds)
-                busy[actor] = busy.get(actor, 0.0) + said["busy"] * share
-                cpu[actor] = cpu.get(actor, 0.0) + said["cpu"] * share
-                if said["waiting_for"]:
-                    what = re.sub(r"\s*\d+", "", said["waiting_for"])
+                busy[actor] = busy.get(actor, 0.0) + status["busy"] * share
+                cpu[actor] = cpu.get(actor, 0.0) + status["cpu"] * share
+                if status["waiting_for"]:
+                    what = re.sub(r"\s*\d+", "", status["waiting_for"])
                     of = waits.setdefault(actor, {})
-                    of[what] = of.get(what, 0.0) + said["waited"] * share
+                    of[what] = of.get(what, 0.0) + status["waited"] * share
     rates = {rate: growth[total] / max(1e-9, seconds) for total, rate in TOTALS.items()}
     return Window(seconds=seconds, busy=busy, cpu=cpu, waits=waits, **rates)
 
 
 def stage_rows(rows: Sequence[dict[str, Any]], stage: int, *, after_step: int = 0) -> list[dict[str, Any]]:
     """The rows in which the learner was in the stage, with at least so many of its steps done."""
-    found = []
+    chosen = []
     for row in rows:
-        for said in row["actors"].values():
-            figures = said["figures"]
+        for status in row["actors"].values():
+            figures = status["figures"]
             if figures.get("stage") == stage and figures.get("step", 0.0) >= after_step and "stages" in figures:
-                found.append(row)
+                chosen.append(row)
                 break
-    return found
+    return chosen
 
 
 class Run:

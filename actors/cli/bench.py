@@ -36,7 +36,7 @@ def bench(
         return 0
     if subject not in subjects:
         raise Mistake(f"there is no benchmark {subject!r}; there are {', '.join(subjects)}")
-    return int(importlib.import_module(f"benchmarks.{PREFIX}{subject}").main(arguments))
+    return int(importlib.import_module("benchmarks.command").call(subject, arguments))
 
 
 def _first_line(subject: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.answer_pairs import Pair
-from benchmarks.bench_checks import RIGHT, accuracy, judge, main
+from benchmarks.bench_checks import RIGHT, accuracy, judge
+from benchmarks.command import call
 
 PAIRS = [
     {"gold": "1/2", "pred": "0.5", "equal": True},
@@ -22,7 +23,7 @@ def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS), encoding="utf-8")
     generated = ["--near-misses", "200", "--equal-pairs", "100", "--seed", "5"]
-    assert main(["--quick", "--pairs", str(pairs), "--misses", *generated]) == 0
+    assert call("checks", ["--quick", "--pairs", str(pairs), "--misses", *generated]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["equivalence_right"] == 0.5
     assert figures["equivalence_false_positives"] == 1
@@ -36,7 +37,7 @@ def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 def test_without_pairs_accuracy_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quick", "--pairs", str(tmp_path / "none.jsonl")]) == 0
+    assert call("checks", ["--quick", "--pairs", str(tmp_path / "none.jsonl")]) == 0
     output = capsys.readouterr().out
     assert "accuracy is not measured" in output
     assert json.loads(output.splitlines()[-1])["equivalence_right"] is None

@@ -20,7 +20,7 @@ from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer, initialise_model
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.testing import tool_call, wanted
-from benchmarks.bench_end_to_end import Measured, parser, read_peer, report, specification
+from benchmarks.bench_end_to_end import Measured, Options, read_peer, report, specification
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.peers.trl_grpo import (
     CHAT_TEMPLATE,
@@ -80,9 +80,7 @@ def test_what_the_peer_left_is_read(tmp_path: Path) -> None:
 
 
 def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
-    options = parser().parse_args(
-        ["--peer", "trl", "--steps", "3", "--peer-config", '{"cache_implementation": "static"}']
-    )
+    options = Options(peer="trl", steps=3, peer_config='{"cache_implementation": "static"}')
     spec = specification(options, "isolated", Path("/m"), tmp_path)
     spec.write(tmp_path / "spec.json")
     assert Spec.read(tmp_path / "spec.json") == spec
@@ -95,7 +93,7 @@ def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
     [
         (["--python", "nowhere/python"], "no environment with TRL: there is no nowhere/python"),
         (["--python", "/bin/false"], "the environment of /bin/false lacks TRL or agent_rl"),
-        (["--python", "/bin/true", "--steps", "1"], "--steps 1: two are the least"),
+        (["--python", "/bin/true", "--steps", "1"], "--steps 1: name at least 2"),
         (["--python", "/bin/true", "--micro-batch", "48"], "--micro-batch 48 does not divide the 256"),
     ],
 )

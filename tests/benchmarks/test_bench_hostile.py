@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.bench_hostile import WORST_RATIO, Heard, main, reaching
+from benchmarks.bench_hostile import WORST_RATIO, Heard, reaching
+from benchmarks.command import call
 from benchmarks.hostile import shares
 from tests.actors.sandbox.running import groups_or_skip, require
 
@@ -29,7 +30,7 @@ def test_the_p95_of_few_calls():
 @pytest.mark.slow
 def test_a_few_attacks_briefly(capsys):
     require("strong")
-    code = main(["--quick"])
+    code = call("hostile", ["--quick"])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures.keys() >= FIGURES
     assert figures["attacks"] >= 2
@@ -42,7 +43,7 @@ def test_a_few_attacks_briefly(capsys):
 def test_many_processes_or_sessions_do_not_starve_neighbours(capsys):
     require("strong")
     groups_or_skip("cpu")
-    main(["--only", "spin-32", "sessions", "threads", "--seconds", "1.5"])
+    call("hostile", ["--only", "spin-32", "sessions", "threads", "--seconds", "1.5"])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (figures["neighbour_timeouts"], figures["neighbours_harmed"]) == (0, 0)
     assert figures["neighbour_p95_ratio"] < 2 * WORST_RATIO

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench_journal
+from benchmarks.command import WrongOptions, call
 
 
 def test_a_small_compaction_is_measured(
@@ -15,7 +16,7 @@ def test_a_small_compaction_is_measured(
 ) -> None:
     for name, value in (("GROUPS", 8), ("SAMPLES", 4), ("WRITTEN_INTO_SQLITE", 2e6)):
         monkeypatch.setattr(bench_journal, name, value)
-    assert bench_journal.main(["--gigabytes", "0.01", "--directory", str(tmp_path)]) == 0
+    assert call("journal", ["--gigabytes", "0.01", "--directory", str(tmp_path)]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["bytes_per_token"] < 0.4 * figures["bytes_per_token_before"]
     assert (figures["steps"], figures["journal_gb"] > 0.005) == (5.0, True)
@@ -25,5 +26,5 @@ def test_a_small_compaction_is_measured(
 
 
 def test_a_disk_without_room_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"has no room for .* GB: name another --directory, or fewer --gigabytes"):
+    with pytest.raises(WrongOptions, match=r"has no room for .* GB: name another --directory, or fewer --gigabytes"):
         bench_journal.compaction(1e9, tmp_path)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.bench_learner import main
+from benchmarks.command import call
 from benchmarks.learner_sides import _pad
 
 FIGURES = {
@@ -21,7 +21,7 @@ FIGURES = {
 
 @pytest.mark.slow
 def test_a_quick_measurement_ends_with_its_figures(capfd):
-    assert main(["--quick"]) == 0
+    assert call("learner", ["--quick"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert figures.keys() >= FIGURES
     assert all(value > 0 for value in figures.values())
@@ -30,7 +30,7 @@ def test_a_quick_measurement_ends_with_its_figures(capfd):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_lengths_that_are_ever_new(capfd):
-    assert main(["--quick", "--growth", "100", "--rounds", "1"]) == 0
+    assert call("learner", ["--quick", "--growth", "100", "--rounds", "1"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert figures["learner_rss_growth_mib"] < 30
     assert figures["learner_rss_growth_unbounded_mib"] > 80

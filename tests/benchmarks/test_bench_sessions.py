@@ -8,11 +8,12 @@ import pytest
 import trio
 
 from actors.sandbox.owner.client import Sandbox
-from benchmarks.bench_sessions import KINDS, Kind, main, measure
+from benchmarks.bench_sessions import KINDS, Kind, measure
+from benchmarks.command import call
 
 
 def test_figures_are_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--rounds", "2"])
+    call("sessions", ["--rounds", "2"])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(figures) == {f"{k}_{n}" for k in KINDS for n in ("cell_ms", "replay_ms", "snapshot_ms", "break_even")}
     assert all(figures[f"{kind}_cell_ms"] > 0 for kind in KINDS)

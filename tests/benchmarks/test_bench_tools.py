@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import tool_load
-from benchmarks.bench_tools import main
+from benchmarks.command import call
 from benchmarks.tool_processes import Floor
 from benchmarks.tool_snippets import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY
 
@@ -50,7 +50,7 @@ def test_the_mix_has_its_shares():
 @pytest.mark.slow
 def test_a_tiny_measurement_loses_no_call_and_ends_with_its_figures(capfd, monkeypatch):
     monkeypatch.setattr(tool_load, "SAMPLE", 20)
-    assert main(TINY) == 0
+    assert call("tools", TINY) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert all(figures[name] > 0 for name in POSITIVE), figures
     lost = ("outstanding_lost", "outstanding_duplicated", "endurance_lost", "endurance_zombies", "endurance_files")
@@ -69,5 +69,5 @@ def test_the_floor_runs_what_it_is_given_and_tells_what_failed():
 
 
 def test_snippets_are_listed(capsys):
-    assert main(["--list"]) == 0
+    assert call("tools", ["--list"]) == 0
     assert all(code in capsys.readouterr().out for code in SNIPPETS[:1])

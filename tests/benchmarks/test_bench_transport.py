@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.bench_transport import main
+from benchmarks.command import call
 from benchmarks.transport_messages import SIZES, trajectories
 from transport import encode
 from transport.codec import size_of
@@ -22,7 +22,7 @@ FIGURES = {
 
 
 def test_a_quick_measurement_ends_with_its_figures(capfd):
-    assert main(["--quick"]) == 0
+    assert call("transport", ["--quick"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert figures.keys() == FIGURES
     assert all(value > 0 for value in figures.values())

@@ -10,7 +10,7 @@ import pytest
 
 from agent_rl.rollout.parsing import ParsedCall, parse_turn
 from agent_rl.testing import opened, trajectory
-from benchmarks.bench_rollout import main
+from benchmarks.command import call
 from benchmarks.rollout_loop import turns
 from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
 
@@ -25,7 +25,7 @@ FIGURES = {
 
 @pytest.mark.slow
 def test_a_quick_measurement_ends_with_its_figures(capfd):
-    assert main(["--quick"]) == 0
+    assert call("rollout", ["--quick"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert figures.keys() >= FIGURES
     assert all(value > 0 for value in figures.values())
