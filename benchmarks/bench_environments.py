@@ -14,7 +14,6 @@ journal.
 from __future__ import annotations
 
 import io
-import json
 import os
 import statistics
 import subprocess
@@ -32,26 +31,19 @@ from agent_rl.files.leftovers import claimed_directory, sweep_one
 from benchmarks.bench_journal import compaction
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
+from benchmarks.runs import summary_of
 
 GAME = EXAMPLES / "doors.toml"
-RUN_SECONDS = 1800
 ROOT = Path(__file__).parent.parent
 BEFORE = "b7eb41b"
 """The last commit before there were environments: the agent loop then knew one task and one tool."""
 SUCCESS = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
 
 
-def play(seed: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The summary of one run of the game. Raises SystemExit when the run fails."""
+def play(seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """The summary of one run of the game. Raises RunFailed when the run fails."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "actors.cli", "run", str(GAME)]
-        for setting in (f"run.directory={directory}/run", f"run.seed={seed}", *overrides):
-            command += ["--set", setting]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"seed {seed}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return summary
+        return summary_of(GAME, Path(directory) / "run", [f"run.seed={seed}", *overrides])
 
 
 def game(seeds: int, overrides: Sequence[str]) -> dict[str, float]:

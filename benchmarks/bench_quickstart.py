@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +23,10 @@ from agent_rl.environments.arithmetic.problems import overlap
 from agent_rl.records.opening import read_journal
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures
+from benchmarks.runs import summary_of
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 FIGURES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
-RUN_SECONDS = 3600
 
 
 @dataclass(kw_only=True)
@@ -43,15 +41,8 @@ class Options:
 
 
 def run(seed: int, mode: str, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """One run; its summary."""
-    settings = [f"run.directory={directory}", f"run.seed={seed}", f"run.mode={mode}", *overrides]
-    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(EXAMPLE)]
-    for setting in settings:
-        command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
-    if done.returncode != 0:
-        raise Failure(f"seed {seed}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    """The summary of one run. Raises RunFailed when the run fails."""
+    summary = summary_of(EXAMPLE, directory, [f"run.seed={seed}", f"run.mode={mode}", *overrides])
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
     summary["overlap"] = len(held_out_overlap(directory))

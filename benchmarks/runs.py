@@ -22,6 +22,7 @@ from benchmarks.command import Failure
 LOOK_SECONDS = 0.5
 """How often a run's timeline is looked at; its rows are a second long."""
 ENDING_SECONDS = 180.0
+RUN_SECONDS = 3600.0
 
 
 class RunFailed(Failure):
@@ -143,13 +144,29 @@ class Run:
         return [row for row in rows if row["kind"] == kind]
 
 
+def _command(file: Path, directory: Path, overrides: Sequence[str]) -> list[str]:
+    settings = [part for setting in (f"run.directory={directory}", *overrides) for part in ("--set", setting)]
+    return [sys.executable, "-P", "-m", "actors.cli", "run", str(file), *settings]
+
+
+def summary_of(file: Path, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Run ``agent-rl run FILE`` to its end; returns its summary. Raises RunFailed."""
+    command = _command(file, directory, overrides)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed(f"the run did not end within {RUN_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        raise RunFailed(f"the run ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return summary
+
+
 @asynccontextmanager
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
     directory, output = folder / "run", folder / "output"
-    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(file), "--set", f"run.directory={directory}"]
-    for override in overrides:
-        command += ["--set", override]
+    command = _command(file, directory, overrides)
     with output.open("wb") as out:
         process = await trio.lowlevel.open_process(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True

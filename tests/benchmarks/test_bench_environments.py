@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_environments
-from benchmarks.bench_environments import BEFORE, ROOT, SUCCESS, files_of, loop_shares, main
+from benchmarks.bench_environments import BEFORE, ROOT, SUCCESS, files_of, loop_shares
+from benchmarks.command import call
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,11 +46,11 @@ def test_a_game_has_the_figures_of_its_median_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def play(seed: int, overrides: Any) -> dict[str, float]:
-        assert overrides == ["run.name=short"]
+        assert overrides == ("run.name=short",)
         return {**{name: 0.1 * number + seed for number, name in enumerate(SUCCESS)}, "minutes": 2.0 + seed}
 
     monkeypatch.setattr(bench_environments, "play", play)
-    assert main(["--rounds", "0", "--gigabytes", "0", "--set", "run.name=short"]) == 0
+    assert call("environments", ["--rounds", "0", "--gigabytes", "0", "--set", "run.name=short"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
         "game.success_before": 1.0,
         "game.success_before_greedy": 1.1,
