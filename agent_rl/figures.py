@@ -1,7 +1,7 @@
 """Every figure that is measured, with its unit: of rollouts, steps, evaluations, and of actors while they work.
 
-A figure there was nothing to compute from is None. Shares are in [0, 1], lengths in response tokens, times in seconds. `numbers`
-and `row` give the figures names, for files and for people; nothing is decided by such a name.
+A figure is None where there was nothing to compute it from. Shares are in [0, 1], lengths in response tokens, times in
+seconds. `numbers` and `row` give the figures names, for files and for people; no decision reads such a name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-# Rollouts ----------------------------------------------------------------------------------------------------------------
+# Rollouts -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
     yield from ((f"part_{part}", "", value) for part, value in shown.parts.items())
 
 
-# The learner's work ------------------------------------------------------------------------------------------------------
+# The learner's work ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class StageFigures:
     supervised: SupervisedFigures | None = None
 
 
-# Actors while they work --------------------------------------------------------------------------------------------------
+# Actors while they work -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ class ActorFigures:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-# Names -------------------------------------------------------------------------------------------------------------------
+# Names ----------------------------------------------------------------------------------------------------------------
 
 
 def numbers(figures: Any) -> dict[str, float]:

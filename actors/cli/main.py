@@ -1,9 +1,9 @@
 """The command line, ``agent-rl``.
 
-A command is a function in a module of this package, and one row of `COMMANDS`. The function's parameters are the command's:
-those before ``/`` are positional, those after ``*`` are options; `actors.cli.parameters` has those that several commands share.
-The function returns the exit code, or None for 0. It raises `Mistake` for what the user did wrong, which ends with one clear
-message on stderr and exit code 2, never with a traceback. The module is imported when its command is called and no earlier.
+A command is a function in a module of this package, and one row of `COMMANDS`. Parameters of the function before ``/``
+are positional, those after ``*`` are options; `actors.cli.parameters` has those that several commands share. The
+function returns the exit code, or None for 0. It raises `Mistake` for a mistake of the user, which becomes one message
+on stderr and exit code 2, without a traceback. The module is imported when its command is called.
 """
 
 from __future__ import annotations

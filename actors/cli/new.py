@@ -44,7 +44,7 @@ max_turns = 1
 """
 
 ENVIRONMENT = '''\
-"""Which of three digits is the largest? Demonstrations show the form of an answer; which one is right, rewards teach."""
+"""Which of three digits is the largest? Demonstrations show the form of an answer; rewards teach the right one."""
 
 import random
 
@@ -126,6 +126,6 @@ def new(
         raise Mistake(f"there is a Python module {name!r} already; take another name")
     folder.mkdir(parents=True)
     for file, text in (("topology.toml", TOPOLOGY), (f"{name}.py", ENVIRONMENT), (f"test_{name}.py", TEST)):
-        told = text if text is ENVIRONMENT else text.replace("{folder}", str(folder)).replace("{name}", name)
-        (folder / file).write_text(told, encoding="utf-8")
+        content = text if text is ENVIRONMENT else text.replace("{folder}", str(folder)).replace("{name}", name)
+        (folder / file).write_text(content, encoding="utf-8")
     print(f"wrote {folder}: agent-rl run {folder / 'topology.toml'} trains, pytest {folder} tests the environment")

@@ -1,4 +1,4 @@
-"""The standard files of the command line, whose other ends may go at any time: a pipe's reader, a terminal, a disk's room."""
+"""The standard files of the command line. Writing may fail at any time: a closed pipe or terminal, a full disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MISTAKE = 2
 
 
 class Mistake(Exception):  # noqa: N818 - the user's, not an error of the program
-    """Something the user did wrong: `actors.cli.main` tells it on stderr, and the exit code is `MISTAKE`.
+    """A mistake of the user: `actors.cli.main` prints the message on stderr, and the exit code is `MISTAKE`.
 
-    ``lines`` take the place of the message where there are several faults; each names its file.
+    ``lines`` replace the message where there are several faults; each line names its file.
     """
 
     def __init__(self, message: str = "", *, lines: Sequence[str] = ()) -> None:
@@ -24,7 +24,7 @@ class Mistake(Exception):  # noqa: N818 - the user's, not an error of the progra
 
 
 def hold_standard_files() -> None:
-    """Open /dev/null where standard input, output or errors are closed, or the next file opened would take their place."""
+    """Open /dev/null in place of closed standard files. Otherwise the next file to be opened would take their place."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -33,20 +33,20 @@ def hold_standard_files() -> None:
 
 
 def drop_output() -> None:
-    """Nobody can read our output: what is left of it goes nowhere, or the interpreter would fail on it at its end."""
+    """Discard the remaining output, which nobody can read. Otherwise the interpreter would fail when it ends."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:
-    """Say what is wrong on stderr, if anybody can read that: a closed terminal changes no exit code."""
+    """Print a message on stderr. A closed terminal changes no exit code."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def showing(where: Path) -> Iterator[None]:
-    """Print results that are in ``where`` too: output that fails is told on stderr, and changes no exit code."""
+    """Print results, which ``where`` holds too. Output that fails is reported on stderr and changes no exit code."""
     try:
         yield
         print(end="", flush=True)  # what could not be shown, also earlier, fails here

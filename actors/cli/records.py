@@ -46,7 +46,7 @@ def leave_report(directory: Path) -> str:
 
     try:
         return f"report: {write_report(directory, decode_stored)}"
-    except Exception as error:  # noqa: BLE001 - said, with what to do; the run's results are not the report's to lose
+    except Exception as error:  # noqa: BLE001 - reported with the remedy; the run's results count
         reason = f"{type(error).__name__}: {error}"
         complain(f"agent-rl: no report was written ({reason}); agent-rl report {directory} tries again")
         return ""

@@ -133,8 +133,8 @@ class ActorProcess:
             return False
         if not self._budget.spend(trio.current_time(), early=self._died_early(status)):
             budget = f"{self.entry.restarts} restarts {self._budget.within} are spent"
-            said = [f"it said: {self.failure}"] if self.failure else []
-            lines = [f"{ended}, and its {budget}", *said, *last_words, f"more in {child.stderr}"]
+            failure = [f"it said: {self.failure}"] if self.failure else []
+            lines = [f"{ended}, and its {budget}", *failure, *last_words, f"more in {child.stderr}"]
             self._reports.fail("\n  ".join(lines), 1)
             return False
         self.incarnation += 1

@@ -159,8 +159,8 @@ def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[s
     with writing(stderr):
         file = stderr.open("ab")
     message = _memory_file()
-    lifeline, held = os.pipe()
-    os.set_blocking(held, False)
+    lifeline, writing_end = os.pipe()
+    os.set_blocking(writing_end, False)
     command = [sys.executable, "-P", LIFELINE, str(os.getpid()), module]
     command += [*arguments, "--lifeline", str(lifeline)]
     with file, os.fdopen(lifeline, "rb"):
@@ -174,7 +174,7 @@ def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[s
             pass_fds=(lifeline, message.fileno()),
             env={**environment, MESSAGE_VARIABLE: str(message.fileno())},
         )
-    return ActorChild(process, stderr, start, message, os.fdopen(held, "wb", buffering=0))
+    return ActorChild(process, stderr, start, message, os.fdopen(writing_end, "wb", buffering=0))
 
 
 def _memory_file() -> BinaryIO:

@@ -54,9 +54,9 @@ class Roster:
         if self._set(actor, incarnation):
             self._tell_others()
 
-    def heard(self, sender: str, said: Incarnations) -> None:
+    def heard(self, sender: str, message: Incarnations) -> None:
         """Another supervisor announces the incarnations of its actors. Entries for other actors are ignored."""
-        for name, incarnation in said.incarnations.items():
+        for name, incarnation in message.incarnations.items():
             if self._supervisor.get(name) == sender and sender in self._others:
                 self._set(name, incarnation)
 

@@ -49,7 +49,8 @@ OWN_FIGURES = (
 @dataclass
 class _ActorLine:
     process: str = "starting"
-    said: str = ""
+    state: str = ""
+    """What the actor says of itself; empty before its first status."""
     detail: str = ""
     restarts: int = 0
     heard_at: float | None = None
@@ -70,7 +71,7 @@ class LiveView:
     def observe(self, status: ActorStatus, now: float) -> None:
         """Take in a status. Actors of other hosts appear with their first status."""
         line = self._actors.setdefault(status.actor, _ActorLine())
-        line.said, line.detail, line.heard_at, line.figures = status.state, status.detail, now, status.figures
+        line.state, line.detail, line.heard_at, line.figures = status.state, status.detail, now, status.figures
 
     def process(self, actor: str, state: str) -> None:
         """The supervisor reports the state of an actor's process: starting, restarting, stopping, stopped, ..."""
@@ -79,7 +80,7 @@ class LiveView:
         if state == "restarting":
             line.restarts += 1
         if state in {"starting", "restarting"}:
-            line.said, line.heard_at, line.figures = "", None, ActorFigures()
+            line.state, line.heard_at, line.figures = "", None, ActorFigures()
 
     def milestone(self) -> int | None:
         """The stage. A plain line is due when it changes."""
@@ -131,16 +132,16 @@ class LiveView:
 
     def _row(self, actor: str, line: _ActorLine, now: float) -> ActorRow:
         state = self.silences.get(actor) or _state(line)
-        word, mark, said = state.partition("; " if actor in self.silences else ": ")
+        word, mark, explanation = state.partition("; " if actor in self.silences else ": ")
         known = numbers(line.figures)
         own = {name: name.replace("_", " ") for name in line.figures.extra} | dict(OWN_FIGURES)
         figures = [f"{label} {_number(known[name])}" for name, label in own.items() if name in known]
-        if line.detail and line.said != "failed":  # for a failed actor the state shows the detail
+        if line.detail and line.state != "failed":  # for a failed actor the state shows the detail
             figures.insert(0, line.detail)
         ago = None if line.heard_at is None else now - line.heard_at
         heard = DASH if ago is None else f"{ago:.0f} s ago"
         late = ago is not None and ago >= LATE_SECONDS
-        return ActorRow(actor, word, said if mark else "", heard, line.restarts, figures or [DASH], late=late)
+        return ActorRow(actor, word, explanation if mark else "", heard, line.restarts, figures or [DASH], late=late)
 
     def unusual(self) -> list[tuple[str, str]]:
         """Actors in another state than running."""
@@ -181,7 +182,7 @@ class SteadyConsole(Console):
 
 
 class Display:
-    """Shows the run: on a terminal a table, redrawn in place; elsewhere a line at every new stage and every few seconds.
+    """Shows the run: on a terminal a table, redrawn in place; elsewhere a line at each new stage and every few seconds.
 
     ``refresh`` draws; there is no thread. When output fails (full disk, closed pipe), the display shows nothing more,
     the run continues, and ``on_failure`` is called once with the error.
@@ -273,8 +274,8 @@ def _figure(value: object) -> str:
 
 def _state(line: _ActorLine) -> str:
     """The process' state before the first status and while it is being stopped; else the actor's own state."""
-    state = line.said if line.said and line.process in {"starting", "restarting"} else line.process
-    return f"{state}: {line.detail}" if line.said == "failed" and line.detail else state
+    state = line.state if line.state and line.process in {"starting", "restarting"} else line.process
+    return f"{state}: {line.detail}" if line.state == "failed" and line.detail else state
 
 
 def _sum(values: Iterable[float]) -> float | None:

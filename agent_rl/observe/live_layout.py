@@ -28,11 +28,11 @@ FIGURE_LINES = 2
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
-    """The cells of an actor. ``said`` is prose that explains the state; ``figures`` come most important first."""
+    """The cells of an actor. ``explanation`` is prose about the state; ``figures`` come most important first."""
 
     name: str
     state: str
-    said: str
+    explanation: str
     heard: str
     restarts: int
     figures: Sequence[str]
@@ -101,11 +101,11 @@ def actor_lines(actors: Sequence[ActorRow], width: int) -> list[Text]:
         figures = flow(actor.figures, ", ", rest)
         if width < WIDE and len(figures) > FIGURE_LINES:
             figures = [*figures[: FIGURE_LINES - 1], figures[FIGURE_LINES - 1].removesuffix(",")]
-        told = (flow([actor.said], " ", rest) if actor.said else []) + figures
+        prose = (flow([actor.explanation], " ", rest) if actor.explanation else []) + figures
         style = "" if actor.state.startswith("running") else "bold"
         lines += [
-            _line(cells, widths, told, index, style)
-            for index in range(max(1, len(told), *(len(cell) for cell in cells)))
+            _line(cells, widths, prose, index, style)
+            for index in range(max(1, len(prose), *(len(cell) for cell in cells)))
         ]
     return lines
 

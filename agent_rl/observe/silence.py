@@ -150,13 +150,13 @@ class Silence:
         """The actors that report waiting for this actor, then those that wait for these, nearest first."""
         role = actor.rpartition(".")[0]
         found, roles = [], [role]
-        for wanted in roles:
+        for awaited in roles:
             for waiting, what in sorted(self._waiting_for.items()):
                 its_role = waiting.rpartition(".")[0]
                 target, _, thing = what.partition(": ")
-                if target != wanted or its_role == role or self._watched[waiting].unheard >= SILENT_SECONDS:
+                if target != awaited or its_role == role or self._watched[waiting].unheard >= SILENT_SECONDS:
                     continue
-                found.append(f"{waiting} waits for {'it' if wanted == role else wanted}: {thing}")
+                found.append(f"{waiting} waits for {'it' if awaited == role else awaited}: {thing}")
                 if its_role not in roles:
                     roles.append(its_role)
         return list(dict.fromkeys(found))
@@ -236,8 +236,8 @@ class Movement:
 
     def describe(self, now: float) -> str:
         """How long nothing has moved, and what each actor waits for."""
-        said = [f"{actor} {_says(seen.status)}" for actor, seen in sorted(self._seen.items())]
-        return f"nothing has moved for {_minutes(now - (self._moved or now))}: {'; '.join(said)}"
+        actors = [f"{actor} {_says(seen.status)}" for actor, seen in sorted(self._seen.items())]
+        return f"nothing has moved for {_minutes(now - (self._moved or now))}: {'; '.join(actors)}"
 
 
 def _moves(before: _Heard, status: ActorStatus, now: float) -> bool:

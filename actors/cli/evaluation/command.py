@@ -1,7 +1,7 @@
 """``agent-rl eval``: asks a model problems and tells what came of it, or compares two results.
 
-The evaluation is a run like any other, with a directory, a journal and a topology file of its own in it; it goes on where it
-stopped. The figures are made from the journal.
+The evaluation is a run like any other. Its directory has a journal and a topology file. The same command continues an
+evaluation that stopped. The figures are made from the journal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def evaluate(
     model: Annotated[
         str | None,
         Parameter(
-            help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub, as in organisation/name"
+            help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub (organisation/name)"
         ),
     ] = None,
     /,
@@ -94,13 +94,13 @@ def evaluate(
             raise Mistake("name a MODEL and --data FILE..., or two results: --compare A B")
         for override in overrides:
             if override.startswith(OPTIONS):
-                raise Mistake(f"--set {override}: what is asked, and how, is said by the command's own options")
+                raise Mistake(f"--set {override}: an evaluation sets this key itself; use the command's own options")
         path, name, prompt_of_run = model_of(model, lambda text: print(text, file=sys.stderr))
         base = (topology_file(str(topology[0])), *topology[1:]) if topology else None
         if base is not None:
             _find_modules_beside(base[0])
-        told = prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2"
-        chosen = chosen_problems(data, base, problems, prompt=told, seed=seed)
+        prompt_name = prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2"
+        chosen = chosen_problems(data, base, problems, prompt=prompt_name, seed=seed)
         asked = Asked(
             model=path,
             environments=chosen.environments,
@@ -175,7 +175,7 @@ def _settings(tables: Mapping[str, Any], content: Mapping[str, Any], overrides: 
 
 
 def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
-    """Make or find the evaluation's directory; the topology file in it. Raises EvaluationError when it is of another one."""
+    """Make or find the evaluation's directory; return its topology file. Raises EvaluationError for another one."""
     asked, topology = directory / ASKED, directory / TOPOLOGY
     try:
         before = read_json(asked) if asked.exists() else None
@@ -216,7 +216,7 @@ def _finished(directory: Path) -> bool:
 
 
 def _find_modules_beside(file: Path) -> None:
-    """The evaluation's own file lies elsewhere: actors find the modules beside the given one as if they were installed."""
+    """Let actors import the modules beside ``file``. The evaluation's own topology file is in another folder."""
     import os
 
     from agent_rl.config.user_modules import look_beside

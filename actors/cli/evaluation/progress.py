@@ -24,11 +24,11 @@ class EvaluationView(LiveView):
     def line(self, now: float) -> str:
         """The evaluation in one line."""
         done, total = self.progress()
-        said = "starting" if done is None or total is None else f"{done:,.0f} of {total:,.0f} rollouts judged"
+        text = "starting" if done is None or total is None else f"{done:,.0f} of {total:,.0f} rollouts judged"
         left = self._left(now)
         unusual = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
         return (
-            f"[{clock(now - self.started)}] {said}"
+            f"[{clock(now - self.started)}] {text}"
             + (f", {clock(left)} left" if left is not None else "")
             + (f"  ({unusual})" if unusual and done is not None else "")
         )
@@ -36,14 +36,14 @@ class EvaluationView(LiveView):
     def render(self, now: float, width: int) -> RenderableType:
         """The same with a bar: beside it, or above it where they do not fit side by side."""
         done, total = self.progress()
-        said = self.line(now)
+        text = self.line(now)
         bar = ProgressBar(total=total or 1.0, completed=done or 0.0, width=max(1, min(BAR_WIDTH, width)))
         table = Table.grid(padding=(0, 1))
-        if cell_len(said) + BAR_WIDTH + 2 > width:
+        if cell_len(text) + BAR_WIDTH + 2 > width:
             table.add_row(bar)
-            table.add_row(Text("\n").join(map(Text, flow([said], " ", max(width - 2, 1)))))
+            table.add_row(Text("\n").join(map(Text, flow([text], " ", max(width - 2, 1)))))
         else:
-            table.add_row(bar, said)
+            table.add_row(bar, text)
         return table
 
     def _left(self, now: float) -> float | None:

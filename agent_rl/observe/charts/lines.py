@@ -111,17 +111,17 @@ def line_chart(plot: Plot, size: Canvas = SMALL) -> Markup:
 
 def describe(plot: Plot) -> str:
     """The chart in words."""
-    said = []
+    sentences = []
     for line in plot.lines:
         known = [(end, value) for end, value in zip(plot.ends, line.values, strict=True) if math.isfinite(value)]
         if not known:
-            said.append(f"{line.label}: no figures")
+            sentences.append(f"{line.label}: no figures")
             continue
         values = [value for _, value in known]
         words = [_words(value, plot) for value in (values[0], values[-1], min(values), max(values))]
-        said.append(f"{line.label}: from {words[0]} to {words[1]}, lowest {words[2]}, highest {words[3]}")
-    said += [mark.title for mark in plot.marks]
-    return f"{plot.name}, by {plot.x_label}. " + "; ".join(said) + "."
+        sentences.append(f"{line.label}: from {words[0]} to {words[1]}, lowest {words[2]}, highest {words[3]}")
+    sentences += [mark.title for mark in plot.marks]
+    return f"{plot.name}, by {plot.x_label}. " + "; ".join(sentences) + "."
 
 
 def svg(content: Markup, size: Canvas, label: str) -> Markup:
@@ -168,8 +168,8 @@ def _frame(plot: Plot, size: Canvas) -> _Frame:
         at = y(mark)
         parts.append(tag("line", x1=left, x2=x.end, y1=at, y2=at, class_="grid" if mark else "axis"))
         parts.append(tag("text", label, x=left - 6, y=at + 4, class_="end"))
-    wanted = max(2, int((x.end - x.start) / 70))
-    x_marks = [mark for mark in ticks(x.low, x.high, wanted) if mark == int(mark)]
+    count = max(2, int((x.end - x.start) / 70))
+    x_marks = [mark for mark in ticks(x.low, x.high, count) if mark == int(mark)]
     x_labels = axis_labels(x_marks, share=False)
     for mark, label in zip(x_marks, x_labels, strict=True):
         class_ = "end" if x(mark) > x.end - 8 else "middle"

@@ -122,6 +122,6 @@ def clock(seconds: float) -> str:
 def time_ticks(seconds: float, count: int) -> list[float]:
     """Round times from 0 to ``seconds``: multiples of seconds, minutes, hours or days as on a clock."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-    wanted = seconds / max(1, count)
-    step = next((step for step in steps if step >= wanted), math.ceil(wanted / 86400) * 86400)
+    least = seconds / max(1, count)
+    step = next((step for step in steps if step >= least), math.ceil(least / 86400) * 86400)
     return [float(mark) for mark in range(0, int(seconds) + 1, step)]

@@ -28,7 +28,7 @@ class TimeUse:
     cpu: float = 0.0
     waiting: dict[str, float] = field(default_factory=dict)
     words: dict[str, float] = field(default_factory=dict)
-    """Waiting by what the actor said it waits for, without numbers."""
+    """Waiting by what the actor waits for, without numbers."""
 
     @property
     def waiting_in_all(self) -> float:
@@ -94,9 +94,9 @@ def activity(rows: Sequence[Row]) -> Activity:
         if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # negative: the clock was set back
             gaps.append(at)
         actors: dict[str, list[TimeUse]] = {}
-        for name, said in row["actors"].items():
-            if isinstance(said, dict):
-                actors.setdefault(_role(name) if by_role else name, []).append(_share(said))
+        for name, report in row["actors"].items():
+            if isinstance(report, dict):
+                actors.setdefault(_role(name) if by_role else name, []).append(_share(report))
         spans.append(
             Span(at, at + seconds, {name: _mean([(share, 1.0) for share in of]) for name, of in actors.items()})
         )
@@ -156,8 +156,8 @@ def supervised_losses(rows: Sequence[Row], stage: int) -> list[tuple[float, floa
 
 def _figures(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
-        for said in row["actors"].values():
-            if isinstance(said, dict) and isinstance(figures := said.get("figures"), dict):
+        for report in row["actors"].values():
+            if isinstance(report, dict) and isinstance(figures := report.get("figures"), dict):
                 yield figures
 
 
@@ -171,12 +171,12 @@ def _role(actor: str) -> str:
     return actor.rpartition(".")[0] or actor
 
 
-def _share(said: Row) -> TimeUse:
-    busy = _between(figure(said, "busy"))
-    cpu = figure(said, "cpu")
+def _share(report: Row) -> TimeUse:
+    busy = _between(figure(report, "busy"))
+    cpu = figure(report, "cpu")
     share = TimeUse(busy, cpu if math.isfinite(cpu) else 0.0)
-    what = said.get("waiting_for")
-    waited = min(_between(figure(said, "waited")), 1.0 - busy)
+    what = report.get("waiting_for")
+    waited = min(_between(figure(report, "waited")), 1.0 - busy)
     if isinstance(what, str) and what and waited > 0:
         role, _, words = what.partition(":")
         share.waiting[role] = waited

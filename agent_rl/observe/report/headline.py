@@ -144,10 +144,10 @@ def _work(records: Records) -> list[str]:
     rollouts = [figure(row, "rollouts") for row in records.steps]
     known = sum(int(count) for count in rollouts if math.isfinite(count))
     skipped = sum(figure(row, "skipped_updates") > 0 for row in records.steps)
-    said = f"{len(records.steps):,} RL steps on {known:,} rollouts"
+    work = f"{len(records.steps):,} RL steps on {known:,} rollouts"
     if records.audit is not None:
-        said += f" of {records.audit.opened:,} groups"
-    return [said + (f"; {skipped} steps held an update that was skipped as not finite." if skipped else ".")]
+        work += f" of {records.audit.opened:,} groups"
+    return [work + (f"; {skipped} steps held an update that was skipped as not finite." if skipped else ".")]
 
 
 def _load(activity: Activity) -> list[str]:

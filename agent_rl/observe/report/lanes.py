@@ -54,9 +54,9 @@ def lane_chart(activity: Activity, stages: Sequence[StageSpan], size: Canvas) ->
     return svg(join(*parts, columns), size, _describe(activity, shares))
 
 
-def _ground(name: str, said: str, x: Scale, base: float) -> Markup:
+def _ground(name: str, words: str, x: Scale, base: float) -> Markup:
     """A lane's words and its empty ground."""
-    label = tag("text", tag("tspan", name, class_="strong"), "  ", said, x=x.start, y=base - LANE - 5, class_="lane")
+    label = tag("text", tag("tspan", name, class_="strong"), "  ", words, x=x.start, y=base - LANE - 5, class_="lane")
     return join(label, tag("rect", x=x.start, y=base - LANE, width=x.end - x.start, height=LANE, class_="lane-ground"))
 
 
@@ -88,8 +88,8 @@ def _processor(activity: Activity, spans: Sequence[Span], x: Scale, base: float)
     y = Scale(0.0, full, base, base - LANE)
     mean = load(activity.spans)
     of = f" of {activity.cores}" if activity.cores else ""
-    said = f"{mean:.2f}{of} cores on average" if math.isfinite(mean) else "not recorded"
-    ground = _ground("all processors", said, x, base)
+    words = f"{mean:.2f}{of} cores on average" if math.isfinite(mean) else "not recorded"
+    ground = _ground("all processors", words, x, base)
     boxes = [
         _box(x(span.start), x(span.end), base, y(value)) for span, value in zip(spans, spent, strict=True) if value > 0
     ]
@@ -114,26 +114,26 @@ def _stage_strip(stages: Sequence[StageSpan], x: Scale) -> Markup:
 
 
 def _title(span: Span, lanes: Sequence[str], stages: Sequence[StageSpan]) -> str:
-    said = []
+    words = []
     middle = (span.start + span.end) / 2
     within = next((f", stage {stage.name}" for stage in stages if stage.start <= middle < stage.end), "")
     for name in lanes:
         share = span.actors.get(name)
         if share is None:
-            said.append(f"{name}: not heard")
+            words.append(f"{name}: not heard")
             continue
         waits = ", ".join(f"waiting for {role} {percent(part)}" for role, part in sorted(share.waiting.items()))
-        said.append(f"{name}: busy {percent(share.busy)}" + (f", {waits}" if waits else ""))
+        words.append(f"{name}: busy {percent(share.busy)}" + (f", {waits}" if waits else ""))
     cores = sum(share.cpu for share in span.actors.values())
-    return "\n".join([f"{clock(span.start)} to {clock(span.end)}{within}, {cores:.2f} cores", *said])
+    return "\n".join([f"{clock(span.start)} to {clock(span.end)}{within}, {cores:.2f} cores", *words])
 
 
 def _describe(activity: Activity, shares: dict[str, TimeUse]) -> str:
-    said = []
+    words = []
     for name, share in shares.items():
         waits = ", ".join(f"{percent(part)} for {role}" for role, part in sorted(share.waiting.items()))
-        said.append(f"{name} busy {percent(share.busy)}, waiting {waits or 'for nobody'}")
-    return f"Timeline of {clock(activity.seconds)} minutes. " + "; ".join(said) + "."
+        words.append(f"{name} busy {percent(share.busy)}, waiting {waits or 'for nobody'}")
+    return f"Timeline of {clock(activity.seconds)} minutes. " + "; ".join(words) + "."
 
 
 def _box(left: float, right: float, bottom: float, top: float) -> str:

@@ -70,7 +70,7 @@ class Figure(NamedTuple):
     title: str
     legend: Sequence[tuple[str, int, str]]
     drawing: Markup
-    said: str
+    words: str
     """The text below the chart while no place is pointed at."""
     note: str
 
@@ -206,7 +206,7 @@ def _timeline(records: Records, active: Activity) -> Figure | None:
             *((f"waiting for {role}", role_number(role), "waiting") for role in awaited),
         ],
         drawing=join(*(lane_chart(active, _stage_spans(records, active), size) for size in WIDTHS)),
-        said="Point at the timeline to read what happened when.",
+        words="Point at the timeline to read what happened when.",
         note="Filled: at work in its role. Striped: idle, in the colour of the role it waits for. The rest is neither. "
         f"Below, processor time of all actors with their children.{gaps}",
     )

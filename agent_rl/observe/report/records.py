@@ -191,8 +191,8 @@ def _read_settings(directory: Path, records: Records) -> None:
         records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
         return
     records.settings = settings
-    while isinstance(said := settings.get(f"stages.{len(records.stages)}"), str):
-        kind, _, name = said.partition(" stage named ")
+    while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
+        kind, _, name = words.partition(" stage named ")
         records.stages.append(RecipeStage(kind, name))
 
 

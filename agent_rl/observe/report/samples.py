@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Rollout:
         return [record for record in self.calls if record.turn == turns] if ended else []
 
     def parts(self) -> Iterator[tuple[Piece, Sequence[Any]]]:
-        """Every piece with its parts: for the model texts and `WrittenCall`s, else (response, record of its call or None)."""
+        """Every piece with its parts: text and `WrittenCall`s of the model, else (response, record of its call)."""
         turn = 0
         records: list[ToolCallRecord] = []
         for piece in self.pieces:
@@ -82,8 +82,8 @@ class Rollout:
                 records = [record for record in self.calls if record.turn == turn]
                 yield piece, calls_in(piece.text)
             else:
-                told = responses(piece.text)
-                yield piece, list(zip(told, [*records[: len(told)], *[None] * len(told)], strict=False))
+                texts = responses(piece.text)
+                yield piece, list(zip_longest(texts, records[: len(texts)]))
                 records = []
 
 
@@ -301,9 +301,9 @@ def split(trajectory: Trajectory, to_text: TokensToText) -> tuple[Piece, ...]:
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 
 
-def responses(told: str) -> list[str]:
+def responses(text: str) -> list[str]:
     """The tool responses in a text between two turns; the whole text when it is not framed as expected."""
-    return _RESPONSE.findall(told) or [told.strip()]
+    return _RESPONSE.findall(text) or [text.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +342,8 @@ def _call(content: str) -> WrittenCall | None:
     arguments = value["arguments"]
     if not isinstance(arguments, dict):
         return None
-    said = {
+    by_name = {
         name: part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
         for name, part in arguments.items()
     }
-    return WrittenCall(value["name"], said)
+    return WrittenCall(value["name"], by_name)

@@ -25,7 +25,7 @@ class TrackerContract(ABC):
         return self.tracker(directory=directory, run="demo", identity="0123456789abcdef")
 
     def test_each_figure_is_kept_at_its_step(self, tmp_path: Path) -> None:
-        """Versions may have gaps, and an evaluation's may lie before the last step. Supervised steps are no versions."""
+        """Steps may have gaps, and an evaluation's version may be before the last step's."""
         tracker = self.make(tmp_path)
         tracker.record(20, {"supervised/begin/loss": 0.75})
         tracker.record(1, {"train/success": 0.25, "train/loss": -1.5})
