@@ -1,39 +1,26 @@
-"""Builders of messages for tests of actors and deciders: every argument has a default, a test names what it is
-about.
-"""
+"""Builders of messages for tests of actors and deciders; every argument has a default."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage
+from agent_rl.config.topology import Algorithm, RlStage
 from agent_rl.environments.base import Environment
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.figures import (
-    ActorFigures,
     AnswerFigures,
     EvaluationFigures,
-    ExecutorFigures,
-    Fates,
-    FilterFigures,
-    GeneratorFigures,
-    LearnerFigures,
     RolloutMeans,
-    SchedulerFigures,
 )
 from agent_rl.messages import (
-    ActorStatus,
     EngineLoad,
     Evaluation,
     GroupOpened,
-    JudgementWanted,
-    Metric,
     Policy,
     PolicyPublished,
     Problem,
@@ -67,12 +54,6 @@ def rl_stage(**changes: Any) -> RlStage:
     return RlStage(**{"kind": "rl", "steps": 10, "max_response_tokens": 20, "max_turns": 4, **changes})
 
 
-def evaluate_stage(**changes: Any) -> EvaluateStage:
-    """Three problems."""
-    defaults = {"kind": "evaluate", "name": "after", "problems": 3, "max_response_tokens": 20, "max_turns": 4}
-    return EvaluateStage(**{**defaults, **changes})
-
-
 def opened(
     number: int = 0, *, stage: int = 0, samples: int = 4, version: int = 0, purpose: Any = "train"
 ) -> GroupOpened:
@@ -85,12 +66,6 @@ def opened(
 def call(outcome: Any = "success", turn: int = 1) -> ToolCallRecord:
     """The record of a tool call."""
     return ToolCallRecord(turn, "python_code_with_standard_io", outcome, 0.001, 0.002)
-
-
-def wanted(gold: str, prediction: str, rollout: str = "check") -> JudgementWanted:
-    """A filter's question whether an answer is right."""
-    transcript = Transcript((f"<answer>\\boxed{{{prediction}}}</answer>",))
-    return JudgementWanted(rollout, problem(answer=gold), transcript)
 
 
 def tool_call(
@@ -203,43 +178,3 @@ def evaluated(success: float, name: str = "after") -> EvaluationFigures:
         answered=RolloutMeans(rollouts=4, success=success),
     )
     return EvaluationFigures(name=name, sampled=answers)
-
-
-ROLES: dict[str, tuple[str, Any]] = {
-    "learner": ("learner", LearnerFigures),
-    "kv_scheduler": ("scheduler", SchedulerFigures),
-    "roc_filter": ("filter", FilterFigures),
-    "rollout_generator": ("generator", GeneratorFigures),
-    "tool_executor": ("executor", ExecutorFigures),
-}
-
-
-def live_figures(role: str, **given: Any) -> ActorFigures:
-    """An actor's figures: its role's, with 0 for those it must have and that are not given; what the role lacks is
-    ``extra``.
-    """
-    own = {name: given.pop(name) for name in ("rejected_frames",) if name in given}
-    field, kind = ROLES.get(role, ("", None))
-    known = {each.name for each in fields(kind)} if kind else set()
-    if kind is None or not given.keys() & {*known, *(each.name for each in fields(Fates))}:
-        return ActorFigures(extra=given, **own)
-    wanted = {each.name: 0 for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
-    if "fates" in wanted:
-        wanted["fates"] = Fates(**{each.name: given.pop(each.name) for each in fields(Fates) if each.name in given})  # type: ignore[assignment]
-    wanted |= {each.name: given.pop(each.name) for each in fields(kind) if each.name in given}
-    return ActorFigures(extra=given, **{field: kind(**wanted)}, **own)
-
-
-def status(
-    actor: str,
-    *metrics: Metric,
-    state: str = "running",
-    detail: str = "",
-    waiting_for: str = "",
-    busy: float = 0.0,
-    cpu: float = 0.0,
-    **figures: Any,
-) -> ActorStatus:
-    """What an actor announces of itself; ``figures`` as of `live_figures`."""
-    role = actor.rpartition(".")[0]
-    return ActorStatus(actor, role, state, detail, live_figures(role, **figures), waiting_for, busy, cpu, metrics)

@@ -44,9 +44,7 @@ def calculator(expression: Annotated[str, Field(max_length=500)]) -> float:
 
 
 def evaluate(node: ast.AST) -> Any:
-    """The value of an expression. Raises ValueError or ArithmeticError for what is no arithmetic: the model reads
-    it.
-    """
+    """The value of an expression. Raises ValueError or ArithmeticError, which the model reads."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value

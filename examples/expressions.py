@@ -1,6 +1,4 @@
-"""A loop of one's own: the model writes an expression, the loop has Python work it out, and shows what is wrong with
-it.
-"""
+"""A loop of one's own: the model writes an expression, Python computes it, and the loop reports errors."""
 
 from __future__ import annotations
 

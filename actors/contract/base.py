@@ -116,9 +116,7 @@ def trio_test(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def derived_links(role: str, classes: Mapping[str, type[Actor]]) -> dict[str, tuple[str, ...]]:
-    """The role's links, each to the roles that receive its messages. Raises AssertionError for a link without a
-    receiver.
-    """
+    """The role's links, each to the roles that receive its messages. Raises AssertionError when a link has none."""
     links = {}
     for name, declared in classes[role].links.items():
         targets = tuple(other for other in classes if other != role and _receives(classes[other], declared))

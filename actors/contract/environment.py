@@ -1,6 +1,4 @@
-"""What every environment promises: the same problems, prompts and judgements whoever asks, and judgements that can be
-used.
-"""
+"""What every environment promises: the same problems, prompts and judgements in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that a class can be an actor: by its declarations, and by a trial: the actor is made and called, but not started."""
+"""Check that a class can be an actor: by its declarations, and by a trial without a start."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _nothing(*_: object) -> list[str]:
 
 
 def _trial(cls: Any, topology: Any, settings: BaseModel) -> Iterator[str]:
-    """Make the actor and call its methods. Raises ContractError for what fails, unless for want of what ``start`` makes."""
+    """What fails when the actor is made and called, unless an attribute is missing that ``start`` makes."""
     if not hasattr(cls, "on_trial"):
         return
     actor = called(cls.__name__, lambda: cls.on_trial(topology, settings), "with a context", cls)

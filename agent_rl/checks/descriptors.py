@@ -10,8 +10,7 @@ from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 
 OWN = 512
-"""Beside its peers: files, libraries, an engine or interpreters, and the 128 strangers that an inbox on TCP takes
-(transport/gate.py)."""
+"""Files, libraries, engine or interpreters, and the 128 strangers that an inbox on TCP takes (transport/gate.py)."""
 EACH_CHILD = 4
 """Of a supervisor: a process, a pipe, a file in memory, and a log while it starts."""
 
@@ -53,9 +52,7 @@ class Need:
 
 
 def descriptor_needs(topology: Topology, host: str) -> Iterator[tuple[str, Need]]:
-    """The needs of a host's processes as (role, need), one process for each role; first the supervisor's, with an empty
-    role.
-    """
+    """The needs of one process of each role of a host, as (role, need); first the supervisor's, with an empty role."""
     elsewhere = len(topology.hosts_in_use) - 1
     here = len(list(actor_nodes(topology, host)))
     heard = len(list(actor_nodes(topology))) if host == topology.main_host else here

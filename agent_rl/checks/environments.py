@@ -1,6 +1,4 @@
-"""Whether the environments of a topology can be made, have the problems that its stages ask for, and keep their
-promises.
-"""
+"""Whether the environments of a topology can be made, have enough problems, and keep their promises."""
 
 from __future__ import annotations
 

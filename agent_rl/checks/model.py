@@ -80,7 +80,10 @@ def _length_faults(topology: Topology, length: int, where: str, source: Source) 
     """The first stage whose responses are longer than any sequence of the model."""
     for index, stage in enumerate(topology.stages):
         if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens > length:
-            message = f"asks for {stage.max_response_tokens} tokens of a response, and a sequence has {length}, its prompt included"
+            message = (
+                f"asks for {stage.max_response_tokens} tokens of a response, and a sequence has {length}, "
+                f"its prompt included ({where})"
+            )
             key = ("stages", index, "max_response_tokens")
-            yield source.fault(key, f"{message} ({where})", "lower it, or take a model with longer sequences")
+            yield source.fault(key, message, "lower it, or take a model with longer sequences")
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 from typing import TypeAlias
@@ -21,10 +22,10 @@ from agent_rl.messages import Problem
 from agent_rl.models.hub import is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
+from agent_rl.rollout.prompts import ChatFormat
 
 TRIED = 16
-"""Problems of each kind that are put into prompts: of lists those with the shortest texts, else the first ones
-drawn."""
+"""Problems of each kind that are put into prompts: the shortest texts of lists, else the first ones drawn."""
 
 Limit: TypeAlias = tuple[PlainTokenizer | None, int | None, KeyPath, str]
 """The tokenizer, the tokens of a sequence, the key that says how many, and the remedy."""
@@ -33,9 +34,7 @@ Limit: TypeAlias = tuple[PlainTokenizer | None, int | None, KeyPath, str]
 def prompt_faults(
     topology: Topology, base: Path, source: Source, environments: Environments, tasks: MixedTasks
 ) -> Iterator[Fault]:
-    """One fault for all environments of which no prompt leaves room for a response. Raises TaskError for faulty
-    prompts.
-    """
+    """One fault for all environments whose prompts leave no room for a response. Raises TaskError."""
     response = max(
         (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
     )
@@ -44,7 +43,7 @@ def prompt_faults(
         if tokenizer is None or length is None or not response:
             return
         chat = chat_format(topology, tokenizer, environments)
-    except Exception:  # noqa: BLE001 - tokenizer, template or format need transformers: the generator's start shows the fault
+    except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
         return
     long: dict[str, list[int]] = {}
     for name, problems in tasks.sources.items():
@@ -52,13 +51,18 @@ def prompt_faults(
             continue  # a loop of the user's own makes its prompts itself
         for tried in _tried(topology, problems):
             named = [replace(problem, environment=name) for problem in tried]
-            sizes = asked(name, "its prompt", lambda: sorted(len(chat.prompt_tokens(each)) for each in named))  # noqa: B023
+            sizes = asked(name, "its prompt", partial(_sizes, chat, named))
             if sizes and sizes[0] >= length:
                 long[name] = sorted([*long.get(name, ()), *sizes])
     if long:
         found = ", ".join(f"{sizes[0]} to {sizes[-1]} tokens in {name}" for name, sizes in long.items())
         message = f"a sequence has {length} tokens, and prompts with the descriptions of their tools need more: {found}"
         yield source.fault(key, message, remedy.format(needed=max(max(sizes) for sizes in long.values()) + response))
+
+
+def _sizes(chat: ChatFormat, problems: Sequence[Problem]) -> list[int]:
+    """The tokens of each prompt, in order of size."""
+    return sorted(len(chat.prompt_tokens(problem)) for problem in problems)
 
 
 def _limit(topology: Topology, base: Path) -> Limit:

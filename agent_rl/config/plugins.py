@@ -234,9 +234,7 @@ def defined_at(code: object) -> str:
 
 
 def needs_start(error: BaseException, actor: object) -> bool:
-    """Whether code fails for want of an attribute of ``actor``: its ``start`` makes it, and a trial before cannot say
-    more.
-    """
+    """Whether code fails because an attribute of ``actor`` is missing, which its ``start`` would make."""
     cause = error.__cause__
     return isinstance(cause, AttributeError) and cause.obj is actor
 
@@ -249,9 +247,7 @@ def described(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """``file, line n`` of the innermost frame that is neither this package's nor a library's; empty when there is
-    none.
-    """
+    """``file, line n`` of the innermost frame in the user's own code; empty when there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}, line {error.lineno}"
     return place_in(traceback.extract_tb(error.__traceback__))

@@ -1,6 +1,4 @@
-"""The tables ``[run]``, ``[hosts]``, ``[security]`` and ``[actors]`` of a topology: the processes, and where they
-run.
-"""
+"""The tables ``[run]``, ``[hosts]``, ``[security]`` and ``[actors]`` of a topology."""
 
 from __future__ import annotations
 
@@ -43,15 +41,13 @@ class Run(Part):
     that a restart from the oldest checkpoint may need, and samples; a number: also those of so many last steps.
     Trajectories of evaluate stages always stay."""
     log_mib: PositiveFloat = 16.0
-    """The size at which a log or stderr file is renamed to ``.1``, which replaces the ``.1`` before. The files of an
-    actor take at most four times as much."""
+    """The size at which a log is renamed to ``.1``; an actor's logs take at most four times as much."""
     timeline_mib: PositiveFloat = 64.0
     """The size at which ``timeline.jsonl`` is renamed in the same way; both files take at most twice as much."""
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without progress, the run prints which actor waits for what, and goes on."""
     trackers: tuple[str, ...] = ()
-    """Where the rows of ``metrics.jsonl`` also go: ``tensorboard``, ``wandb``, or ``module:Name`` of a tracker of your
-    own."""
+    """Where the rows of ``metrics.jsonl`` also go: ``tensorboard``, ``wandb``, or ``module:Name`` of your own."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """The port at which the learner's host answers ``GET /metrics`` with the metrics of all actors, for Prometheus."""
     metrics_address: str = "127.0.0.1"
@@ -90,8 +86,7 @@ class ActorEntry(Part):
     links: dict[str, str | tuple[str, ...]] = {}
     """The role or roles that each link of the class leads to, by the name of the link."""
     restarts: NonNegativeInt = 3
-    """How many restarts are allowed within ``restart_window_seconds``, and in a row of a process that ends before it
-    did anything."""
+    """Restarts within ``restart_window_seconds``, and in a row of a process that ends before it did anything."""
     restart_window_seconds: PositiveFloat = 60.0
     """The time in which ``restarts`` are counted."""
     silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)

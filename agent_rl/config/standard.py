@@ -21,9 +21,7 @@ Entries = dict[str, dict[str, Any]]
 
 
 def completed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a topology file with all actors and links. What is of the wrong type stays as it is, for validation
-    to name.
-    """
+    """The tables of a file with all actors and links. A value of the wrong type stays, and validation names it."""
     actors = data.get("actors", {})
     if not isinstance(actors, dict) or not all(isinstance(entry, dict) for entry in actors.values()):
         return dict(data)
@@ -66,9 +64,7 @@ def _declaring(path: Any) -> Any:
 
 
 def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
-    """Standard roles that the file does not name and a role of it needs; actors of the user's own need some where they
-    are alone.
-    """
+    """Standard roles that a role of the file needs and the file does not name."""
     absent = [role for role in STANDARD if role not in entries]
     if not absent:
         return []

@@ -69,9 +69,7 @@ class InitialiseModel(Part):
 
 
 class Lora(Part):
-    """Low-rank adapters (peft) that are trained instead of all weights; published and saved weights have them
-    merged.
-    """
+    """Low-rank adapters (peft), trained instead of all weights. Published and saved weights have them merged."""
 
     rank: PositiveInt = 16
     """The rank of the adapters."""
@@ -93,8 +91,7 @@ class Model(Part):
     lora: Lora | None = None
     """Low-rank adapters; None: all weights are trained."""
     chat_template: str | None = None
-    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: the template of the
-    tokenizer."""
+    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: the tokenizer's."""
 
 
 class EnvironmentEntry(Part):
@@ -109,13 +106,11 @@ class EnvironmentEntry(Part):
     settings: dict[str, Any] = Field(default={})
     """Keyword arguments of the constructor, besides ``seed`` and ``base``."""
     base: Path = Path()
-    """The folder from which relative paths of the settings start; itself relative to the folder of the topology
-    file."""
+    """The folder from which relative paths of the settings start, relative to the folder of the topology file."""
     tools: tuple[str, ...] = ()
     """Tools besides those of the environment, each as ``module:name`` or a short name."""
     rollout: str | None = None
-    """``module:function`` of a loop of your own in place of the agent loop:
-    ``async def rollout(problem, model, tools)``."""
+    """A loop in place of the agent loop: ``module:function``, ``async def rollout(problem, model, tools)``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -137,8 +132,7 @@ class SftStage(Part):
     batch: PositiveInt = 64
     """Demonstrations in a step."""
     data: tuple[str, ...] = ()
-    """Files (or globs) of conversations, relative to the topology file (see docs/data.md); without them, the
-    demonstrations of the environments."""
+    """Files (or globs) of conversations (docs/data.md), relative to the topology file; none: demonstrations."""
     learning_rate: PositiveFloat = 3e-3
     """The rate after the warm-up."""
     warmup_steps: NonNegativeInt = 10
@@ -184,8 +178,7 @@ class TaskFilter(Part):
     max_problem_chars: PositiveInt | None = None
     """Problems of more characters are left out."""
     ids: Path | None = None
-    """A text file of the ids of problems, one on a line, as `agent-rl data difficulty --ids` writes it; relative to the
-    topology file."""
+    """A text file of ids, as `agent-rl data difficulty --ids` writes it, relative to the topology file."""
 
 
 class Collapse(Part):
@@ -287,8 +280,7 @@ class Algorithm(Part):
     """The rule that selects the rollouts to train on: ``paper``, ``release`` (of the authors' code), ``none`` (a
     uniform draw), or ``module:function`` (`agent_rl.groups.resampling.Selection`)."""
     advantage: AdvantageName = "group"
-    """How the rewards of a group become advantages: ``group`` (less their mean), or ``module:function``
-    (`agent_rl.learning.advantages.Advantage`)."""
+    """How rewards become advantages: ``group`` (less their mean), or an `agent_rl.learning.advantages.Advantage`."""
     loss: LossName = "grpo"
     """The loss: ``grpo`` (the paper's surrogate), or ``module:function`` (`agent_rl.learning.losses.base.Loss`)."""
     temperature: PositiveFloat = 1.0
@@ -300,8 +292,7 @@ class Algorithm(Part):
     updates_per_step: PositiveInt = 1
     """Mini-batches of a step."""
     microbatch_tokens: PositiveInt = 16384
-    """Tokens that are computed at once, prompts included, packed without padding. A longer sequence is computed
-    alone."""
+    """Tokens that are computed at once, packed, prompts included. A longer sequence is computed alone."""
     gradient_clip: PositiveFloat = 1.0
     """The largest norm of a gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -323,8 +314,7 @@ class Algorithm(Part):
     max_staleness: NonNegativeInt = 1
     """Steps that the oldest policy of a group may be behind the policy that is trained."""
     on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
-    """What happens to a group that would be older: training waits for it, it is dropped, or it is trained with the
-    correction."""
+    """What happens to an older group: training waits for it, it is dropped, or it is trained with the correction."""
     refill: bool = False
     """Whether groups with equal rewards are replaced by others, so that the batch does not shrink."""
     max_refill: PositiveInt = 3

@@ -40,8 +40,7 @@ ROLES = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-"""What OpenAI's form (``messages``, ``role``, ``content``) and ShareGPT's (``conversations``, ``from``, ``value``) call
-the roles."""
+"""Roles by their names in OpenAI's form (``messages``, ``role``) and ShareGPT's (``conversations``, ``from``)."""
 
 CALLS = frozenset({"function_call", "tool_call"})
 FOLLOWERS = {

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
+from agent_rl.environments.maths.rewards import is_integer
 from agent_rl.messages import Problem
 
 KEPT = ""
@@ -80,6 +81,14 @@ class Deduplicate:
         if first is answer:
             return KEPT
         return "duplicate" if first == answer else "duplicate_with_another_answer"
+
+
+class Integers:
+    """Keeps problems whose answer is an integer, as the paper's RL data are."""
+
+    def reason(self, problem: Problem) -> str:
+        """By the problem's answer."""
+        return KEPT if is_integer(problem.answer) else "answer_is_no_integer"
 
 
 class Difficulty:

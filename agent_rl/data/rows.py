@@ -46,29 +46,28 @@ def writer(path: Path) -> Iterator[Write]:
         raise DataError(f"{path} exists: remove it, or name another --out")
     if not path.name.endswith(FORMATS):
         raise DataError(f"{path}: name an --out that ends in one of {', '.join(FORMATS)}")
-    make = _parquet if path.suffix == ".parquet" else _json
-    with whole(path) as partial, make(partial, gzipped=path.suffix == ".gz", name=str(path)) as write:
+    parquet = path.suffix == ".parquet"
+    with whole(path) as partial, _parquet(partial, str(path)) if parquet else _json(partial, path) as write:
         yield write
 
 
 @contextmanager
-def _json(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
+def _json(partial: Path, path: Path) -> Iterator[Write]:
     # mtime 0: the same rows make the same bytes
     with (
         partial.open("wb") as raw,
-        cast("Any", gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if gzipped else raw) as out,
+        cast("Any", gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw) as out,
     ):
 
         def write(row: Row) -> None:
-            out.write(json_line(row, name))
+            out.write(json_line(row, str(path)))
 
         yield write
 
 
 @contextmanager
-def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
+def _parquet(partial: Path, name: str) -> Iterator[Write]:
     """Rows are kept as JSON until all columns and their types are known: later rows may have more of them."""
-    del gzipped
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -100,9 +99,7 @@ def _parquet(partial: Path, *, gzipped: bool, name: str) -> Iterator[Write]:
 
 
 def json_line(row: Row, name: str) -> bytes:
-    """The row as one line of JSONL. Raises DataError, which blames the file ``name``, for a row that JSON cannot
-    hold.
-    """
+    """The row as one line of JSONL. Raises DataError, which names the file ``name``, when JSON cannot hold it."""
     try:
         try:
             line = json.dumps(dict(row), ensure_ascii=False, allow_nan=False)

@@ -4,9 +4,9 @@ call.
 ::
 
     TaskSource --Problem--> Environment.prompt --messages--> the model's turns
-                                                               |  tool calls --> Tool.call --ToolOutput--> Tool.render --text--+
-                                                               |  no call    --> Environment.observe --Observation------------+--> next turn
-                                                               `  the end    --> judge_at_once, or judge in an executor --> Judgement
+      |  a turn calls a tool --> Tool.call --ToolOutput--> Tool.render --text--> next turn
+      |  a turn calls none   --> Environment.observe --Observation--> next turn
+      `  the rollout ends    --> judge_at_once, or judge in an executor --> Judgement
 
 An environment is made in scheduler, generators, executors and learner alike, without side effects; ``seed`` and
 ``base`` (the topology file's folder) and its settings are keywords of its constructor. Nothing of it may depend on the
@@ -114,9 +114,7 @@ class Context(Protocol):
         """Run untrusted Python in a fresh child of the sandbox."""
 
     async def run_cell(self, code: str, earlier: Sequence[str], *, seconds: float | None = None) -> ToolOutput:
-        """Run untrusted Python on top of the cells ``earlier``, whose variables it finds; ``kept`` says whether it
-        became one of them.
-        """
+        """Run untrusted Python after the cells ``earlier``; ``kept`` says whether it became one of them."""
 
     async def call(self, function: str, *arguments: str) -> ToolOutput:
         """Call ``module:name`` with texts in a fresh child of the sandbox, which sees that module of the user's and
@@ -130,9 +128,7 @@ class Context(Protocol):
         """
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what blocks in one of the executor's threads. One that goes on beyond the deadline keeps its thread until
-        it ends.
-        """
+        """Run blocking work in a thread of the executor. Work that goes on beyond the deadline keeps its thread."""
 
 
 class CheckError(Exception):
@@ -143,9 +139,7 @@ class CheckError(Exception):
 
 
 class CheckUnavailableError(Exception):
-    """There was no checker to run a check, or it died of something else: the check says nothing, and may be tried
-    again.
-    """
+    """There was no checker, or it died of something other than the text: the check may be tried again."""
 
 
 class BlockedError(BaseException):
@@ -251,9 +245,7 @@ class Environment(Protocol):
         """The conversation that the model's first turn continues; the chat format adds the tools."""
 
     def judge_at_once(self, problem: Problem, transcript: Transcript) -> Judgement | None:
-        """Judge where the rollout ends, in the generator: pure, bounded, in microseconds. None leaves it to
-        ``judge``.
-        """
+        """Judge where the rollout ends, in the generator: pure, within microseconds. None leaves it to ``judge``."""
         del problem, transcript
         return None
 
@@ -270,7 +262,5 @@ class Environment(Protocol):
         return None
 
     def control(self) -> tuple[Problem, Transcript] | None:
-        """A rollout that ``judge`` must find successful, to try the checkers with; None where there is nothing to
-        try.
-        """
+        """A rollout that ``judge`` must find successful, to test the checkers with; None where there is none."""
         return None

@@ -15,9 +15,7 @@ LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"
 
 
 def judged_at_once(environments: Mapping[str, Environment], problem: Problem, trajectory: Trajectory) -> Trajectory:
-    """The trajectory with its judgement, where the environment judges at once; with the status of a fault where it
-    fails.
-    """
+    """The trajectory with its judgement, or with the status of a fault; unchanged where ``judge`` is needed."""
     if trajectory.status in LOST:
         return trajectory
     environment = environments[problem.environment]
@@ -25,7 +23,7 @@ def judged_at_once(environments: Mapping[str, Environment], problem: Problem, tr
         judgement = environment.judge_at_once(problem, trajectory.transcript)
         if judgement is not None:
             judgement = sound_judgement(judgement)
-    except (Exception, BlockedError) as error:  # noqa: BLE001 - of the user's code; the rollout's reason says what it raised
+    except (Exception, BlockedError) as error:  # noqa: BLE001 - the rollout's reason says what the user's code raised
         fault = fault_of(environment, "judge_at_once", error)
         return replace(trajectory, transcript=replace(trajectory.transcript, status="environment_failed"), reason=fault)
     return replace(trajectory, judgement=judgement)

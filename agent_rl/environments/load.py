@@ -128,8 +128,8 @@ def _source(environment: Environment) -> TaskSource:
         name for name in ("problem", "evaluation", "evaluation_count", "demonstrations") if not hasattr(found, name)
     ]:
         raise TaskError(
-            f"{_placed('problems', environment.problems)} returned {found!r:.100}, which has no {', '.join(lacking)}; return a "
-            "ListedTasks or DrawnTasks of agent_rl.environments.tasks"
+            f"{_placed('problems', environment.problems)} returned {found!r:.100}, which has no {', '.join(lacking)}; "
+            "return a ListedTasks or DrawnTasks of agent_rl.environments.tasks"
         )
     return found
 
@@ -206,7 +206,7 @@ def _form_fault(what: str, method: Any, form: str) -> str:
     try:
         inspect.signature(method).bind(*arguments)
     except TypeError as error:
-        return f"{_placed(what, method)} cannot be called with {', '.join(arguments) or 'nothing'}: {error}; write it as `{form}`"
+        return f"{_placed(what, method)} cannot be called with {', '.join(arguments)}: {error}; write it as `{form}`"
     return ""
 
 
@@ -246,7 +246,7 @@ def sound_prompt(environment: Environment, problem: Problem) -> list[dict[str, s
     )
     if not messages or not sound or messages[-1]["role"] != "user":
         raise ContractError(
-            f"{name} returned {found!r:.200} for the problem {problem.id!r}; it must return messages of role and content, the "
-            "last one of the user's"
+            f"{name} returned {found!r:.200} for the problem {problem.id!r}; "
+            "it must return messages of role and content, the last one of the user's"
         )
     return messages

@@ -15,9 +15,7 @@ SHOWN = 60
 
 
 def observation(answer: object, turn: int, state: bytes) -> TurnObserved:
-    """The answer to turn ``turn``, where ``state`` was the snapshot before. Raises ContractError for what cannot be
-    used.
-    """
+    """The answer to turn ``turn`` after the snapshot ``state``. Raises ContractError for an unusable answer."""
     if answer is None:
         return TurnObserved(state=state, done=True)
     if not isinstance(answer, Observation):
@@ -32,7 +30,8 @@ def observation(answer: object, turn: int, state: bytes) -> TurnObserved:
         given = []
     if not given and not answer.done:
         raise ContractError(
-            f"the messages of an Observation are {answer.messages!r:.{SHOWN}}; give at least one, or done=True, or return None"
+            f"the messages of an Observation are {answer.messages!r:.{SHOWN}}; "
+            "give at least one, or done=True, or return None"
         )
     messages = tuple(EnvironmentMessage(turn, role, content) for role, content in given)
     return TurnObserved(messages, kept, bool(answer.done))

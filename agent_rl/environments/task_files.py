@@ -61,8 +61,8 @@ def _problems_of(files: Sequence[tuple[str, Path]], key: tuple[str, int], places
                 if places[problem.id] == where:
                     raise TaskError(f"{name} is named a second time: each of its problems would be there twice", key)
                 raise TaskError(
-                    f"{where} has the id {problem.id!r:.80}, and {places[problem.id]} has it too; give each problem an id of "
-                    "its own, or remove one of them",
+                    f"{where} has the id {problem.id!r:.80}, and {places[problem.id]} has it too; "
+                    "give each problem an id of its own, or remove one of them",
                     key,
                 )
             places[problem.id] = where
@@ -72,9 +72,7 @@ def _problems_of(files: Sequence[tuple[str, Path]], key: tuple[str, int], places
 
 
 def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> Iterator[tuple[str, Path]]:
-    """Name and path of each file that a path or glob, relative to ``base``, names. Raises TaskError when there is
-    none.
-    """
+    """Name and path of each file of a path or glob, relative to ``base``. Raises TaskError when there is none."""
     matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 Path.glob refuses absolute patterns
     names = [pattern] if (base / pattern).is_file() else sorted(matches)
     if not names:
@@ -86,9 +84,7 @@ def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> 
 
 
 def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Where each row of a file stands (``name:line``, or the row's number in parquet) and what it holds; one at a
-    time.
-    """
+    """The place of each row of a file (``name:line``; in parquet, the number of the row) and the row, one at a time."""
     return _parquet_rows(name, path) if path.suffix == ".parquet" else _json_rows(name, path)
 
 
@@ -167,9 +163,7 @@ def text_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def _user_text(messages: list[Any], where: str) -> str:
-    """The one user message; a system message is left out, since the environment's ``prompt`` says what the system text
-    is.
-    """
+    """The content of the one user message. A system message is left out: the environment writes the system text."""
     turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]

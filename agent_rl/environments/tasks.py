@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from agent_rl.config.topology import TaskFilter
 
 _DRAWS = 1000
-"""Draws from a source without end before a filter is taken to let nothing pass: one in a hundred passes with near
-certainty."""
+"""Draws from an endless source after which a filter counts as passing nothing."""
+_NO_DEMONSTRATIONS = "there are no demonstrations: give the sft stage files of its own (`data`), or leave it out"
 
 
 class Restriction:
@@ -67,9 +67,7 @@ class Restriction:
 
 
 class _Redrawn:
-    """A source whose training problems are drawn again, under further numbers, until the stage's filter lets one
-    pass.
-    """
+    """A source whose training problems are drawn again, under further numbers, until one passes the stage's filter."""
 
     def __init__(self, source: TaskSource, restrictions: Mapping[int, Restriction]) -> None:
         self._source = source
@@ -121,9 +119,7 @@ class DrawnTasks:
     def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
         """Demonstrations without end. Raises TaskError when there are none."""
         if self._show is None:
-            raise TaskError(
-                "there are no demonstrations: give the sft stage files of its own (`data`), or leave it out"
-            )
+            raise TaskError(_NO_DEMONSTRATIONS)
         return map(self._show, repeat(rng))
 
     def _drawn(self, name: str, seed: str) -> Problem:
@@ -183,7 +179,8 @@ class ListedTasks:
                 if not allowed:
                     whose = f" of {self._names[index]}" if len(self._parts) > 1 and self._names else ""
                     raise TaskError(
-                        f"stage {stage}: none of {len(part)} problems{whose} passes the filter ({restriction}); relax it"
+                        f"stage {stage}: none of {len(part)} problems{whose} passes the filter ({restriction}); "
+                        "relax it"
                     )
 
     def problem(self, stage: int, number: int) -> Problem:
@@ -217,9 +214,7 @@ class ListedTasks:
     def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
         """Demonstrations in random order, without end. Raises TaskError when there are none."""
         if not self._demonstrations:
-            raise TaskError(
-                "there are no demonstrations: give the sft stage files of its own (`data`), or leave it out"
-            )
+            raise TaskError(_NO_DEMONSTRATIONS)
         return (rng.choice(self._demonstrations) for _ in count())
 
 

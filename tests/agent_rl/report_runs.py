@@ -32,8 +32,7 @@ from agent_rl.records.run_records import RunRecords
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
-from agent_rl.testing import status
-from tests.builders import evaluate_stage
+from tests.builders import evaluate_stage, status
 from tests.end_to_end.topologies import write_micro
 
 SFT, BEFORE, RL, AFTER = range(4)

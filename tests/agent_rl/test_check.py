@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.checks.describe import describe
+from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, describe, needs, size_text, steps_kept
 from agent_rl.checks.files import file_system
-from agent_rl.checks.needs import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.checks.topology import check_topology, find_cycle
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology

@@ -11,7 +11,7 @@ from agent_rl.figures import RolloutMeans
 from agent_rl.observe.live import Display, LiveView, SteadyConsole, summary_table
 from agent_rl.observe.live_layout import flow
 from agent_rl.observe.logs import open_log
-from agent_rl.testing import status
+from tests.builders import status
 
 ACTORS = ("kv_scheduler.0", "rollout_generator.0", "rollout_generator.1", "learner.0")
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_rl import testing
 from agent_rl.figures import RolloutMeans
 from agent_rl.messages import Metric
 from agent_rl.observe.metrics import Histogram, MetricsBoard, counter, gauge
+from tests import builders
 
 
 def status(*metrics, actor="tool_executor.0", **figures):
-    return testing.status(actor, *metrics, busy=3.5, cpu=4.5, **figures)
+    return builders.status(actor, *metrics, busy=3.5, cpu=4.5, **figures)
 
 
 def read(*statuses, now=0.0):

@@ -17,7 +17,7 @@ from agent_rl.observe.silence import (
     Silence,
     final_words,
 )
-from agent_rl.testing import status
+from tests.builders import status
 
 TICK = 0.5
 

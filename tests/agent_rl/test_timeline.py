@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl import testing
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.report.records import METRICS, read_records
 from agent_rl.records.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
+from tests import builders
 from tests.full_disk import no_file_longer_than
 
 
 def status(busy: float, cpu: float, waiting_for: str = "", actor: str = "learner.0") -> ActorStatus:
-    return testing.status(actor, busy=busy, cpu=cpu, waiting_for=waiting_for, stages=2, step=3, success=math.nan)
+    return builders.status(actor, busy=busy, cpu=cpu, waiting_for=waiting_for, stages=2, step=3, success=math.nan)
 
 
 def test_shares_are_of_the_time_between_the_statuses_heard() -> None:

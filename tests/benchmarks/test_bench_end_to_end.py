@@ -19,7 +19,7 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer, initialise_model
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.testing import tool_call, wanted
+from agent_rl.testing import tool_call
 from benchmarks.bench_end_to_end import Measured, Options, read_peer, report, specification
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.peers.trl_grpo import (
@@ -33,6 +33,7 @@ from benchmarks.peers.trl_grpo import (
     told,
 )
 from tests.actors.topologies import micro
+from tests.builders import wanted
 
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(1+2)", "input": ""}}</tool_call>'

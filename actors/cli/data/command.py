@@ -20,12 +20,11 @@ from actors.cli.parameters import Positive, Share, several
 from agent_rl.data.conversations import NoConversation, chat_format_of, conversation
 from agent_rl.data.fetch import Request
 from agent_rl.data.fetch import fetch as fetch_dataset
-from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Tally
+from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
 from agent_rl.data.review import Review, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths import Maths
-from agent_rl.environments.maths.filters import Integers
 from agent_rl.environments.task_files import problem_of
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.results import load_results

@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from actors.cli.main import main
+from agent_rl.data.filters import Integers
 from agent_rl.data.rows import rows_of, writer
-from agent_rl.environments.maths.filters import Integers
 from agent_rl.environments.task_files import problem_of
 from agent_rl.evaluation.results import write_results
 from tests.agent_rl.evaluation.test_results import result

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.data.filters import KEPT, Decontaminate, Deduplicate, Difficulty, Tally, words
-from agent_rl.environments.maths.filters import Integers
+from agent_rl.data.filters import KEPT, Decontaminate, Deduplicate, Difficulty, Integers, Tally, words
 from agent_rl.environments.maths.rewards import exactly_equal, is_integer
 from agent_rl.messages import Problem
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from actors.cli.evaluation.progress import EvaluationView
-from agent_rl.testing import status
+from tests.builders import status
 
 
 def heard(view: EvaluationView, now: float, done: int, total: int = 200) -> None:
