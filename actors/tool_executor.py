@@ -40,7 +40,6 @@ from agent_rl.messages import (
     JudgementWanted,
     Metric,
     ObserveTurn,
-    Problem,
     ToolCall,
     ToolOutcome,
     ToolResult,
@@ -215,14 +214,8 @@ class ToolExecutor(Actor):
 
     async def _observe(self, asked: ObserveTurn) -> TurnObserved:
         turn = len(asked.transcript.texts)
-        context = self.make_context(
-            asked.problem,
-            asked.rollout,
-            asked.seed,
-            seconds=self.context.settings.observe_seconds,
-            name="observe",
-            key=f"{asked.rollout}/{turn}",
-        )
+        seconds = self.context.settings.observe_seconds
+        context = self._context(asked, seconds, name="observe", key=f"{asked.rollout}/{turn}")
         answer = await observed(self._environments[asked.problem.environment], asked, context)
         if answer.fault:
             context.log.error("an environment did not answer a turn", why=answer.fault, turn=turn)
@@ -238,14 +231,7 @@ class ToolExecutor(Actor):
             return refused(call, "unknown_tool", f"there is no tool {call.tool!r:.100}; {there}")
         if len(json.dumps(call.arguments, ensure_ascii=False).encode()) > settings.code_bytes:
             return refused(call, "malformed", f"the arguments are larger than {settings.code_bytes} bytes")
-        context = self.make_context(
-            call.problem,
-            call.rollout,
-            call.seed,
-            seconds=tool.seconds or settings.wall_seconds,
-            name=tool.name,
-            key=call.call,
-        )
+        context = self._context(call, tool.seconds or settings.wall_seconds, name=tool.name, key=call.call)
         began = self.context.now()
         output = await run_tool(tool, call, context, self._threads, settings.output_bytes)
         seconds = self.context.now() - began
@@ -262,28 +248,17 @@ class ToolExecutor(Actor):
             note=output.note,
         )
 
-    def make_context(
-        self, problem: Problem, rollout: str, seed: int, *, seconds: float, name: str, key: str
+    def _context(
+        self, asked: ToolCall | ObserveTurn | JudgementWanted, seconds: float, *, name: str, key: str
     ) -> ExecutorContext:
-        """What code of the environment called ``name`` is offered; it must be run within ``context.enforced()``.
-
-        ``seconds`` is its deadline. Under the same ``key`` a cell runs once.
-        """
-        log = self.log.bind(code=name, rollout=rollout)
-        return ExecutorContext(
-            self._services, rollout=rollout, problem=problem, seed=seed, seconds=seconds, log=log, name=name, key=key
-        )
+        """What code of users, called ``name`` in messages, is offered for ``seconds``."""
+        log = self.log.bind(code=name, rollout=asked.rollout)
+        return ExecutorContext(self._services, asked, seconds, log=log, name=name, key=key)
 
     async def _judge(self, asked: JudgementWanted) -> JudgementReply:
         name = asked.problem.environment
-        context = self.make_context(
-            asked.problem,
-            asked.rollout,
-            asked.seed,
-            seconds=self.context.settings.judge_seconds,
-            name=name,
-            key=f"{asked.rollout}/judge",
-        )
+        seconds = self.context.settings.judge_seconds
+        context = self._context(asked, seconds, name=name, key=f"{asked.rollout}/judge")
         reply = await judged(self._environments[name], asked, context)
         how = "unavailable" if reply.unavailable else "fault" if reply.judgement is None else reply.judgement.note
         self._judged[how if how in HOW else "judged"] += 1

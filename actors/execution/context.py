@@ -16,7 +16,7 @@ from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
 from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutput
-from agent_rl.messages import Problem
+from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
 
 T = TypeVar("T")
 
@@ -67,20 +67,21 @@ class ExecutorContext:
     def __init__(
         self,
         services: Services,
-        *,
-        rollout: str,
-        problem: Problem,
-        seed: int,
+        asked: ToolCall | ObserveTurn | JudgementWanted,
         seconds: float,
+        *,
         log: Any,
         name: str,
         key: str,
     ) -> None:
-        """``name`` is what runs, for messages and for its session of cells; under the same ``key`` a cell runs once."""
+        """``asked`` is what the code is run for, ``seconds`` its deadline.
+
+        ``name`` is the code's, for messages and for its session of cells; under the same ``key`` a cell runs once.
+        """
         self._services = services
         self.seconds, self._deadline = seconds, Deadline(seconds)
         self._name, self._key = name, key
-        self.rollout, self.problem, self.seed, self.log = rollout, problem, seed, log
+        self.rollout, self.problem, self.seed, self.log = asked.rollout, asked.problem, asked.seed, log
         self.queue_seconds = 0.0
         """Waiting for the sandbox so far."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -20,12 +24,14 @@ from agent_rl.config.source import Fault, Source
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.data.conversations import conversations
-from agent_rl.environments.base import Environment, TaskError, TaskSource
+from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
 from agent_rl.messages import Problem
 
 _METHOD = "one of its methods"
+AT_ONCE_SECONDS = 3.0
+"""How long ``judge_at_once`` may take, as in a run."""
 CONVERSATIONS = 1000
 """How many of a supervised stage's are read before anything starts."""
 
@@ -120,11 +126,31 @@ def _try(topology: Topology, environment: Environment, problems: TaskSource) -> 
         sound_prompt(environment, problem)
         for transcript in made_up_transcripts():
             try:
-                judgement = environment.judge_at_once(problem, transcript)
+                with _interrupted():
+                    judgement = environment.judge_at_once(problem, transcript)
                 if judgement is not None:
                     sound_judgement(judgement)
-            except Exception as error:
+            except (Exception, BlockedError) as error:
                 raise TaskError(fault_of(environment, "judge_at_once", error)) from error
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Raise BlockedError in the block after ``AT_ONCE_SECONDS``. Python delivers signals to its main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise BlockedError(f"it did not return within {AT_ONCE_SECONDS:g} s; leave to `judge` what takes long")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, AT_ONCE_SECONDS, AT_ONCE_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _is_json(value: object) -> bool:

@@ -82,6 +82,15 @@ class Twice(Mute):
         return ListedTasks([[Problem("a", "?")]], [Problem("a", "!")], seed=0)
 
 
+class Endless(Mute):
+    def prompt(self, problem):
+        return [{"role": "user", "content": problem.text}]
+
+    def judge_at_once(self, problem, transcript):
+        while True:
+            pass
+
+
 class Looping(Empty):
     def rollout(self, problem, model):
         pass
@@ -219,6 +228,14 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         [
             "environments.0.class: environment 'Looping': its rollout",
             "is no asynchronous function; write it as `async def rollout(",
+        ],
+    ),
+    "a judgement that does not end": (
+        GENERATOR,
+        'class = "own_environments:Endless"',
+        [
+            "environments.0.class: environment 'Endless': Endless.judge_at_once fails with BlockedError: it did not return",
+            "leave to `judge` what takes long (own_environments.py, line ",
         ],
     ),
     "an environment without problems": (
@@ -452,6 +469,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agent_rl.checks.environments.AT_ONCE_SECONDS", 0.2)
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
     (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")
