@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 import trio
 
 from actors.sandbox.isolation.levels import LEVELS, Level
-from actors.sandbox.owner.choice import Weights
-from actors.sandbox.owner.client import Sandbox
+from actors.sandbox.owner.client import Sandbox, Weights
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_load import all_alive, endurance, outstanding
 from benchmarks.tool_processes import Floor, children_of, run_fresh, used_by

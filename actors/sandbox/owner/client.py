@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -9,7 +10,6 @@ from typing import Any, Unpack
 import trio
 
 from actors.sandbox.limits import ExecutionLimits
-from actors.sandbox.owner.choice import Weights
 from actors.sandbox.owner.endings import ending_of
 from actors.sandbox.owner.interpreter import Ended, NotStartedError
 from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolOptions, PoolSettings
@@ -18,11 +18,35 @@ from agent_rl.environments.base import ToolOutput
 
 __all__ = ["ExecutionLimits", "Sandbox"]
 
+IMPLIED = {"lambdify": "numpy"}
+"""Names in code that load a module without naming it: sympy's ``lambdify`` imports numpy when it is installed."""
 GONE = "its process was gone"
 ENDS_BETWEEN = replace(
     UNAVAILABLE, outcome="error", stderr="The session's process ends between its cells, also when they are run again.\n"
 )
 """The same for a live interpreter whose session process ends between cells: the cells end the process."""
+
+
+class Weights:
+    """The module sets of interpreters: none, each module alone, the first two, the first three, and so on.
+
+    Interpreters for all subsets would cost more than they save.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        alone = [(module,) for module in modules]
+        first = [tuple(modules[:count]) for count in range(len(modules) + 1)]
+        self.sets: list[tuple[str, ...]] = sorted({*alone, *first}, key=lambda loaded: (len(loaded), loaded))
+        """The lightest first; the last one has all modules."""
+        names = [*modules, *(name for name, module in IMPLIED.items() if module in modules)]
+        self._names = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b") if names else None
+
+    def lightest(self, code: str) -> int:
+        """Index in ``sets`` of the first set with every module that the code names."""
+        if self._names is None:
+            return 0
+        named = {IMPLIED.get(name, name) for name in self._names.findall(code)}
+        return next(place for place, loaded in enumerate(self.sets) if named.issubset(loaded))
 
 
 class Sandbox(Pool):

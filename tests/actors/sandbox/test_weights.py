@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.sandbox.owner.choice import Weights
+from actors.sandbox.owner.client import Weights
 
 MODULES = ("numpy", "sympy", "os.path")
 CODES = {
