@@ -95,8 +95,10 @@ class ClosesNoEmptySteps(RoCFilter):
 
 
 class ForgetsItsJournal(RoCFilter):
-    def _restore(self, stage: int) -> None:
-        pass
+    def _take_up(self, entered: Any) -> bool:
+        fresh = self._book.entered is None
+        self._perform(self._book.enter(entered, next_version=entered.version))
+        return fresh
 
 
 class SendsNothingAgain(RoCFilter):
@@ -126,7 +128,7 @@ class CountsTwice(RoCFilter):
     def _trajectory(self, trajectory: Any) -> None:
         group = self._book._groups.get(trajectory.group)
         if group is not None and not self._book.wants(trajectory):
-            free = next(sample for sample, rollout in enumerate(group.rollouts) if rollout.candidate is None)
+            free = next(position for position, sample in enumerate(group.samples) if sample.judgement is None)
             trajectory = replace(trajectory, sample=free)
         super()._trajectory(trajectory)
 
