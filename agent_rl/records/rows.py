@@ -29,9 +29,9 @@ class GroupRow(Row):
     ``segment`` holds the payloads of its trajectories. ``right`` says whether any rollout of a dropped group succeeded.
     """
 
-    TABLE: ClassVar[str] = "groups"
-    KEY: ClassVar[tuple[str, ...]] = ("id",)
-    INDEXES: ClassVar[tuple[tuple[str, ...], ...]] = (("state", "stage"), ("segment",))
+    TABLE = "groups"
+    KEY = ("id",)
+    INDEXES = (("state", "stage"), ("segment",))
     id: str
     stage: int
     at_step: int | None
@@ -56,8 +56,8 @@ class TrajectoryRow(Row):
     ``judgement`` is None while the trajectory is not judged; some never are.
     """
 
-    TABLE: ClassVar[str] = "trajectories"
-    KEY: ClassVar[tuple[str, ...]] = ("group_id", "sample", "attempt")
+    TABLE = "trajectories"
+    KEY = ("group_id", "sample", "attempt")
     group_id: str
     sample: int
     attempt: int
@@ -72,8 +72,8 @@ class TrajectoryRow(Row):
 class SegmentRow(Row):
     """A segment of payloads, and the track whose groups it holds."""
 
-    TABLE: ClassVar[str] = "segments"
-    KEY: ClassVar[tuple[str, ...]] = ("number",)
+    TABLE = "segments"
+    KEY = ("number",)
     number: int
     track: str
 
@@ -86,8 +86,8 @@ class StepRow(Row):
     them.
     """
 
-    TABLE: ClassVar[str] = "steps"
-    KEY: ClassVar[tuple[str, ...]] = ("version",)
+    TABLE = "steps"
+    KEY = ("version",)
     version: int
     stage: int
     trained: bool
@@ -102,8 +102,8 @@ class StepRow(Row):
 class EvaluationRow(Row):
     """The result of an evaluate stage."""
 
-    TABLE: ClassVar[str] = "evaluations"
-    KEY: ClassVar[tuple[str, ...]] = ("stage",)
+    TABLE = "evaluations"
+    KEY = ("stage",)
     stage: int
     figures: EvaluationFigures
 
@@ -112,8 +112,8 @@ class EvaluationRow(Row):
 class InterimEvaluationRow(Row):
     """The result of the evaluation within an rl stage after ``at_step`` steps of the stage."""
 
-    TABLE: ClassVar[str] = "interim_evaluations"
-    KEY: ClassVar[tuple[str, ...]] = ("stage", "at_step")
+    TABLE = "interim_evaluations"
+    KEY = ("stage", "at_step")
     stage: int
     at_step: int
     figures: EvaluationFigures
@@ -123,8 +123,8 @@ class InterimEvaluationRow(Row):
 class FactRow(Row):
     """A named fact, such as the epoch."""
 
-    TABLE: ClassVar[str] = "facts"
-    KEY: ClassVar[tuple[str, ...]] = ("key",)
+    TABLE = "facts"
+    KEY = ("key",)
     key: str
     value: str
 
@@ -133,8 +133,8 @@ class FactRow(Row):
 class RecordRow(Row):
     """A row of metrics.jsonl."""
 
-    TABLE: ClassVar[str] = "records"
-    KEY: ClassVar[tuple[str, ...]] = ("number",)
+    TABLE = "records"
+    KEY = ("number",)
     number: int
     row: str
 

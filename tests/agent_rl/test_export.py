@@ -12,7 +12,7 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.records import export as module
-from agent_rl.records.contract_retention import forget
+from tests.agent_rl.journal_retention_contract import forget
 from tests.agent_rl.report_runs import SyntheticRun
 
 

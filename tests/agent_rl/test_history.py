@@ -19,13 +19,13 @@ from agent_rl.config.topology import Topology
 from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.continuing import remember
-from agent_rl.records.contract_retention import forget
 from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
 from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import rebuild
 from agent_rl.records.sqlite import SqliteJournal
+from tests.agent_rl.journal_retention_contract import forget
 from tests.agent_rl.report_runs import SyntheticRun
 from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 

@@ -20,9 +20,9 @@ from agent_rl.messages import ToolCallRecord
 from agent_rl.observe.report import ReportError, make_report, write_report
 from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, split
 from agent_rl.records.audit import audit
-from agent_rl.records.contract_retention import forget
 from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
+from tests.agent_rl.journal_retention_contract import forget
 from tests.agent_rl.report_runs import AFTER, BEFORE, RL, SFT, Page, SyntheticRun, metrics, report, trajectory
 from tests.agent_rl.test_report_drawing import HOSTILE
 from tests.end_to_end.topologies import write_micro

@@ -14,9 +14,17 @@ from pathlib import Path
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.contract_retention import PAYLOAD, STATES, RetentionContract, open_groups, raises, readable, train
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
+from tests.agent_rl.journal_retention_contract import (
+    PAYLOAD,
+    STATES,
+    RetentionContract,
+    open_groups,
+    raises,
+    readable,
+    train,
+)
 
 
 class JournalContract(RetentionContract):
