@@ -1,6 +1,4 @@
-"""Make docs/messages.md from agent_rl/messages.py: ``python docs/make_messages.py``; a test notices when it is out of
-date.
-"""
+"""Make docs/messages.md from agent_rl/messages/: ``python docs/make_messages.py``; a test notices when it is old."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ def page() -> str:
     parts = [
         "# Messages",
         "",
-        "Made from `agent_rl/messages.py` by `python docs/make_messages.py`.",
+        "Made from `agent_rl/messages/` by `python docs/make_messages.py`.",
         "",
         flow.replace("::\n", "\n\n```", 1),
     ]
     parts[-1] = parts[-1].replace("\n\nAnnouncements carry", "\n```\n\nAnnouncements carry", 1)
     for name, kind in vars(messages).items():
-        if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind.__module__ == messages.__name__:
+        if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind.__module__.startswith(messages.__name__):
             parts += ["", f"## {name}", "", (inspect.getdoc(kind) or "").replace("``", "`"), ""]
             parts += [f"- `{field.name}`: `{field.type}`" for field in dataclasses.fields(kind)]
     return "\n".join(parts).rstrip() + "\n"

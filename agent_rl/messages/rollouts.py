@@ -1,0 +1,322 @@
+"""Groups and their rollouts: what the scheduler asks for, what generators and executors do, and how it is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Int32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
+Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy"]
+TrajectoryStatus: TypeAlias = Literal[
+    "finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long", "environment_failed"
+]
+ToolOutcome: TypeAlias = Literal[
+    "success", "error", "timeout", "memory_limit", "output_limit", "killed", "malformed", "unknown_tool", "unavailable"
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Policy:
+    """The weights that wrote a token. Each restore raises the epoch, each published update the version.
+
+    The order is lexicographic.
+    """
+
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One task: the text that the model reads and, where there is one, the ground truth ``answer``.
+
+    ``environment`` names the problem's environment. ``payload`` is JSON that the environment needs beside the text.
+    """
+
+    id: str
+    text: str
+    answer: str = ""
+    environment: str = ""
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are sampled, and the limits at which a rollout ends.
+
+    ``temperature`` 0 means greedy. ``max_response_tokens`` counts everything after the prompt, tool responses included.
+    """
+
+    temperature: float
+    max_response_tokens: int
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation of the recipe: an evaluate stage, or within an rl stage the evaluation after ``at_step`` steps."""
+
+    stage: int
+    at_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOpened:
+    """A new group. The journal stores the group before the scheduler requests any of its rollouts.
+
+    ``evaluation`` is None for a training group. ``number`` counts the stage's groups from 0; each evaluation within
+    an rl stage has its own count. Group id, task and seeds are functions of run seed, stage, evaluation and number.
+    ``policy`` is the oldest policy that an engine served at opening: a lower bound for every token of the group.
+    """
+
+    group: str
+    stage: int
+    number: int
+    purpose: Purpose
+    problem: Problem
+    samples: int
+    policy: Policy
+    evaluation: Evaluation | None = None
+
+    @property
+    def at_step(self) -> int | None:
+        """The step of the evaluation within an rl stage that the group belongs to; None for all other groups."""
+        return None if self.evaluation is None else self.evaluation.at_step
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """Sample one rollout. Acknowledged when its Trajectory is."""
+
+    rollout: str
+    group: str
+    stage: int
+    sample: int
+    attempt: int
+    purpose: Purpose
+    problem: Problem
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsUnwanted:
+    """Groups that were dropped: every generator cancels their rollouts in flight.
+
+    A group leaves the list once none of its rollouts is in flight.
+    """
+
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallRecord:
+    """One tool call of a trajectory, after turn ``turn`` (from 1).
+
+    The executor reports ``outcome``; no code parses it from a text. ``response`` is the text that the model read, and
+    ``cut`` says that the result was longer. A malformed call has neither a tool nor arguments.
+    """
+
+    turn: int
+    tool: str
+    outcome: ToolOutcome
+    run_seconds: float
+    total_seconds: float
+    cut: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    response: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentMessage:
+    """A message of the environment, or of a user's own loop, after turn ``turn`` (from 1)."""
+
+    turn: int
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A rollout as text, for environments and for people. ``texts`` holds what the model wrote, turn by turn."""
+
+    texts: tuple[str, ...]
+    calls: tuple[ToolCallRecord, ...] = ()
+    replies: tuple[EnvironmentMessage, ...] = ()
+    status: TrajectoryStatus = "finished"
+
+    @property
+    def text(self) -> str:
+        """All turns, for people and for counts. To extract an answer, use ``texts``: an answer is within one turn."""
+        return "\n".join(self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """An environment's judgement of a rollout, made once.
+
+    Advantages are computed from ``reward``. Evaluations count ``success``, and RoC's two classes are by ``success``.
+    ``parts`` are named summands or figures of the reward, for people. ``format_penalty`` is RoC's p_format, from 0 to
+    1. ``note`` says in words how the rollout was judged. ``answer`` is the rollout's answer, where it gave one; maj@k
+    counts equal texts, so equivalent answers must be the same text.
+    """
+
+    reward: float
+    success: bool
+    parts: dict[str, float] = field(default_factory=dict)
+    format_penalty: float = 0.0
+    note: str = ""
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One rollout from prompt to end, token in and token out.
+
+    Shapes, with p prompt tokens and n response tokens (the model's and the tools'): ``prompt_tokens`` [p]; ``tokens``
+    [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural logarithm under the
+    distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch, version) that
+    sampled the token, or that was current when a tool's or the environment's token was appended. ``judgement`` is None
+    where an executor has to judge, and for a rollout without a result.
+    """
+
+    rollout: str
+    group: str
+    stage: int
+    sample: int
+    attempt: int
+    purpose: Purpose
+    transcript: Transcript
+    reason: str
+    prompt_tokens: Int32Vector
+    tokens: Int32Vector
+    loss_mask: Uint8Vector
+    logprobs: Float32Vector
+    policies: Int32Matrix
+    generator: str
+    seconds: float
+    judgement: Judgement | None = None
+
+    @property
+    def status(self) -> TrajectoryStatus:
+        """How the rollout ended."""
+        return self.transcript.status
+
+    @property
+    def turns(self) -> int:
+        """How many turns the model wrote."""
+        return len(self.transcript.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The current load of an engine, in tokens of KV cache and numbers of rollouts.
+
+    The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``.
+    """
+
+    generator: str
+    incarnation: int
+    policy: Policy
+    kv_tokens_total: int
+    kv_tokens_used: int
+    max_rollouts: int
+    running: int
+    waiting: int
+    preempted: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Run a tool of the problem's environment. ``arguments`` is the JSON object that the model wrote.
+
+    ``state`` is the snapshot from the rollout's last call of a stateful tool; empty before the first. ``seed`` is the
+    rollout's seed. ``ends`` says that the rollout is over: the executor runs nothing and forgets the rollout.
+    """
+
+    call: str
+    rollout: str
+    tool: str
+    arguments: dict[str, Any]
+    problem: Problem
+    seed: int
+    state: bytes = b""
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code.
+
+    ``state`` is the snapshot for the rollout's next call of the tool; None keeps the previous snapshot. ``note`` is a
+    text about that state, which the model always reads.
+    """
+
+    call: str
+    outcome: ToolOutcome
+    stdout: str
+    stderr: str
+    value: str
+    queue_seconds: float
+    run_seconds: float
+    state: bytes | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveTurn:
+    """Let the problem's environment answer the last turn of a rollout, which called no tool.
+
+    ``state`` is the snapshot of the previous answer, empty at first. Any executor can continue from the snapshot.
+    """
+
+    rollout: str
+    problem: Problem
+    transcript: Transcript
+    state: bytes
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnObserved:
+    """The environment's answer, and the snapshot to send with the next turn. ``done`` ends the rollout.
+
+    ``fault`` says why there is no answer: the environment's error, with file and line.
+    """
+
+    messages: tuple[EnvironmentMessage, ...] = ()
+    state: bytes = b""
+    done: bool = False
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgementWanted:
+    """Judge a rollout that its environment left to an executor. Checks of different rollouts take turns."""
+
+    rollout: str
+    problem: Problem
+    transcript: Transcript
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgementReply:
+    """The judgement, or None with a reason.
+
+    ``fault`` says what is wrong with the environment, with file and line where they are known. ``unavailable`` says why
+    the executor could not judge; then the filter asks again.
+    """
+
+    rollout: str
+    judgement: Judgement | None
+    fault: str = ""
+    unavailable: str = ""
+    seconds: float = 0.0

@@ -1,0 +1,66 @@
+"""What actors and supervisors tell each other of their state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agent_rl.figures import ActorFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One counter (which only grows while the process lives), gauge or histogram of an actor.
+
+    ``values`` holds one value. For a histogram, ``values`` holds the counts of its buckets [len(bounds) + 1], not
+    cumulative, and then the sum.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    values: tuple[float, ...]
+    labels: dict[str, str] = field(default_factory=dict)
+    bounds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """The state of an actor, for the live table and the timeline.
+
+    ``state`` is one word; ``detail`` may say more, also why the actor ended. ``waiting_for`` names the role and the
+    thing that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while the actor works. Seconds are totals
+    since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
+    processor time, children included. ``metrics`` are further counts, for Prometheus only.
+    """
+
+    actor: str
+    role: str
+    state: str
+    detail: str
+    figures: ActorFigures
+    waiting_for: str
+    busy_seconds: float
+    cpu_seconds: float
+    metrics: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnations:
+    """The incarnation of each actor, by node: each supervisor sends its actors' to the supervisors of other hosts.
+
+    Peers refuse a process that claims a higher incarnation.
+    """
+
+    incarnations: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
+
+    ``exit_code`` is the exit code of the whole run.
+    """
+
+    ending: bool
+    exit_code: int

@@ -1,0 +1,226 @@
+"""Steps of training: decided groups, the learner's place in the recipe, its weights, and what a restart asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_rl.figures import EvaluationFigures, StageFigures, StepFigures, TrainingFigures
+from agent_rl.messages.rollouts import Evaluation, Float32Vector, GroupOpened, Policy, Trajectory, Uint8Vector
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """A decided group with signal: the kept trajectories and their rewards [kept], float32.
+
+    Their transcripts are empty, since training needs only the tokens.
+    """
+
+    group: str
+    stage: int
+    policy: Policy
+    trajectories: tuple[Trajectory, ...]
+    rewards: Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class StepReady:
+    """The step that brings the policy from ``version`` to ``version + 1``: its groups in training order.
+
+    ``groups`` may be empty: such a step is counted without an update. ``figures`` describes the rollouts it decided.
+    """
+
+    stage: int
+    version: int
+    groups: tuple[str, ...]
+    figures: StepFigures
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReady:
+    """All rollouts of an evaluation are judged."""
+
+    evaluation: Evaluation
+    figures: EvaluationFigures
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsProgress:
+    """The filter's state of the current stage, for the scheduler.
+
+    ``uncounted`` is the number of decided groups that no step counted (replaced groups), less those that short steps
+    forgave: the scheduler may open that many more. ``retries`` are rollouts to sample again. ``dropped_groups`` may
+    still have rollouts in flight, which the scheduler cancels.
+    """
+
+    stage: int
+    decided: int
+    uncounted: int
+    retries: tuple[Retry, ...]
+    dropped_groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Sample ``sample`` of ``group`` again, as attempt ``attempt``; number and evaluation are as in its GroupOpened."""
+
+    group: str
+    sample: int
+    attempt: int
+    number: int
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPublished:
+    """The newest policy, where its weights are, and the learner's position in the recipe.
+
+    ``uri`` names an immutable safetensors file. With the schemes ``nccl`` and ``gloo`` the learner sends the weights on
+    request (TransferWanted). Where generators fetch the file over a link, ``size`` is its size in bytes and
+    ``checksum`` its CRC-32 (else 0). ``stage`` indexes the recipe's stages (the number of stages when the recipe is
+    done); ``stage_version`` is the version at which the stage began.
+    """
+
+    policy: Policy
+    uri: str
+    stage: int
+    stage_version: int
+    size: int = 0
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsWanted:
+    """Send a part of a policy's file, from byte ``offset`` on, to a generator that shares no disk with the learner."""
+
+    policy: Policy
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPart:
+    """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes] is empty when the file was removed."""
+
+    offset: int
+    checksum: int
+    data: Uint8Vector
+
+
+@dataclass(frozen=True, slots=True)
+class TransferWanted:
+    """Send a published policy's weights into the ``ranks`` processes of an engine."""
+
+    policy: Policy
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOffer:
+    """Where the learner waits for the ``ranks`` processes, and the tensors that it broadcasts there, in this order.
+
+    ``port`` 0 means that the learner no longer has the policy. ``key`` keeps processes of other transfers out.
+    ``backend`` and ``dtypes`` are torch's names.
+    """
+
+    backend: str
+    address: str
+    port: int
+    key: str
+    ranks: int
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageEntered:
+    """The learner is in ``stage`` at ``version``: replay groups decided from ``version`` on, drop other stages' groups.
+
+    The stage began at ``stage_version``. ``restored`` says that the learner's process is new: the filter then raises
+    the epoch. ``left`` is the stage just left, None when there was none. ``run`` and ``last_step`` come from the
+    learner's checkpoint: the run's id, and the version of the last step that the journal had recorded (-1: none).
+    ``run`` is empty when there is no checkpoint. The filter stops the run when its journal belongs to another run, or
+    is older.
+    """
+
+    stage: int
+    stage_version: int
+    version: int
+    restored: bool
+    left: StageFigures | None = None
+    run: str = ""
+    last_step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecorded:
+    """The filter has entered the stage.
+
+    ``epoch`` is the current epoch; ``run`` is the run's id, which checkpoints store.
+    """
+
+    epoch: int
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrained:
+    """The learner trained ``groups`` in this order; ``figures`` are the learner's figures of the step."""
+
+    stage: int
+    version: int
+    groups: tuple[str, ...]
+    figures: TrainingFigures
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is durable.
+
+    No replay starts before ``oldest_version``, the version of the oldest checkpoint kept.
+    """
+
+    path: str
+    version: int
+    oldest_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The journal has stored the step or the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedGroups:
+    """A scheduler that starts or enters a stage asks which groups are open, and how many were opened."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedGroup:
+    """An open group and the samples that it still lacks, each with its attempt."""
+
+    opened: GroupOpened
+    missing: tuple[Retry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InterimOpened:
+    """The number of groups that were opened for the evaluation after ``at_step`` steps of an rl stage."""
+
+    at_step: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsUnfinished:
+    """The open groups of a stage.
+
+    Every number below ``opened`` has been opened in this stage. ``interim_opened`` says the same of each evaluation
+    within the stage.
+    """
+
+    stage: int
+    opened: int
+    groups: tuple[UnfinishedGroup, ...]
+    interim_opened: tuple[InterimOpened, ...] = ()
