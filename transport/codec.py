@@ -46,9 +46,12 @@ class Registry:
 
     @classmethod
     def of(cls, module: ModuleType) -> Registry:
-        """All dataclasses defined in ``module``."""
+        """The dataclasses of ``module`` that are defined in it, or in a file of it where it is a package."""
+        here = f"{module.__name__}."
         members = (member for _, member in inspect.getmembers(module, inspect.isclass))
-        return cls(*(each for each in members if dataclasses.is_dataclass(each) and each.__module__ == module.__name__))
+        return cls(
+            *(each for each in members if dataclasses.is_dataclass(each) and f"{each.__module__}.".startswith(here))
+        )
 
     def plan(self, name: str) -> tuple[Plan, int] | None:
         """The plan and the fingerprint of the type ``name``; None when there is no such type."""
