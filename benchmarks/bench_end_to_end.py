@@ -25,11 +25,11 @@ from typing import Any, Literal
 import trio
 
 from agent_rl.groups.statistics import wilson_interval
-from benchmarks.bench_overlap import EXAMPLE, RUN_SECONDS, teach
+from benchmarks.bench_overlap import EXAMPLE, teach
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peers.trl_grpo import Spec, Tools
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, running
+from benchmarks.runs import RUN_SECONDS, RunFailed, running
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-trl" / "bin" / "python"
@@ -146,7 +146,7 @@ async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
     ]
     started = time.monotonic()
     async with running(EXAMPLE, folder, settings) as run:
-        await run.wait(RUN_SECONDS)
+        await run.wait()
         seconds = time.monotonic() - started
         steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
         (stage_row,) = run.metrics("stage")
@@ -158,7 +158,8 @@ async def peer(folder: Path, spec: Spec, python: Path) -> Measured:
     path, output = folder / "spec.json", folder / "output"
     spec.write(path)
     started = time.monotonic()
-    with output.open("wb") as out:
+    done = None
+    with output.open("wb") as out, trio.move_on_after(RUN_SECONDS):
         done = await trio.run_process(
             [str(python), "-m", "benchmarks.peers.trl_grpo", str(path)],
             stdin=subprocess.DEVNULL,
@@ -167,6 +168,8 @@ async def peer(folder: Path, spec: Spec, python: Path) -> Measured:
             check=False,
             env={**os.environ, "OMP_NUM_THREADS": str(spec.threads), "HF_HUB_OFFLINE": "1"},
         )
+    if done is None:
+        raise RunFailed(f"TRL did not end within {RUN_SECONDS:.0f} s\n{output.read_text()[-3000:]}")
     if done.returncode != 0:
         raise RunFailed(f"TRL ended with {done.returncode}\n{output.read_text()[-3000:]}")
     return read_peer(Path(spec.rows), time.monotonic() - started)

@@ -15,13 +15,11 @@ import importlib.util
 import itertools
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
@@ -29,13 +27,14 @@ from typing import Any, TypeAlias
 import trio
 import zmq
 
-from benchmarks.command import Hidden
+from benchmarks.command import Hidden, helper
 from benchmarks.reporting import print_figures, print_table
 from transport import keep_freed_memory
 from transport.zeromq import Channel
 
 SIZES = {"1k": 1 << 10, "8k": 8 << 10, "1m": 1 << 20}
 WINDOW = 64
+CREDIT_SECONDS = 60.0
 COPY_BELOW = 64 << 10
 
 Arrived: TypeAlias = Callable[[Sequence[Any]], None]
@@ -137,7 +136,8 @@ async def rate(glue: str, address: str, size: int, seconds: float) -> float:
                 await credited.reach((sent - WINDOW) // (WINDOW // 4) + 1)
                 await send([messages[sent % 8]])
                 sent += 1
-            await credited.reach(sent // (WINDOW // 4))
+            with trio.fail_after(CREDIT_SECONDS):
+                await credited.reach(sent // (WINDOW // 4))
 
         await until(time.perf_counter() + seconds / 4)
         start, before = time.perf_counter(), sent
@@ -147,19 +147,8 @@ async def rate(glue: str, address: str, size: int, seconds: float) -> float:
     return result
 
 
-@contextmanager
-def receiving(glue: str, address: str) -> Iterator[None]:
-    """A receiving process."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.command", "glue", "--receive", glue, address])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
 async def cancelled(glue: str, address: str, messages: int) -> tuple[int, int]:
-    """Messages lost and messages out of order, where the reader is cancelled and started anew every fraction of a millisecond."""
+    """Messages lost and out of order, where the reader is cancelled and started anew every fraction of a millisecond."""
     context = zmq.Context()
     socket = made(context, zmq.PULL)
     socket.bind(address)
@@ -186,7 +175,7 @@ async def cancelled(glue: str, address: str, messages: int) -> tuple[int, int]:
                 await reader()
             if len(numbers) > before:
                 quiet = trio.current_time()
-    feeder.join()
+    feeder.join(CREDIT_SECONDS)
     socket.close()
     context.term()
     return messages - len(set(numbers)), sum(later < sooner for sooner, later in itertools.pairwise(numbers))
@@ -245,7 +234,7 @@ def main(options: Options) -> int:
             for _ in range(options.rounds):
                 for glue in glues:
                     address = f"ipc://{folder}/{glue}"
-                    with receiving(glue, address):
+                    with helper("glue", "--receive", glue, address):
                         measured = trio.run(rate, glue, address, size, options.seconds)
                     rates.setdefault((glue, size_name), []).append(measured)
         for glue in glues:

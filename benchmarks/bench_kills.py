@@ -41,7 +41,6 @@ SHORTENED = (
     "run.checkpoint_every=10",
 )
 RL_STAGE = 2
-RUN_SECONDS = 3600.0
 WORK = {
     "kv_scheduler": "groups_opened",
     "rollout_generator": "generated_tokens",
@@ -142,7 +141,7 @@ async def killed_run(folder: Path, overrides: Sequence[str], steps: int) -> Outc
         run.process.kill()
         await run.process.wait()
     async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait(RUN_SECONDS)
+        await run.wait()
         lost: dict[str, float | None] = {}
         for kill in kills:
             again = flows_again(run.rows(), kill)
@@ -156,7 +155,7 @@ async def twin_run(folder: Path, overrides: Sequence[str]) -> Outcome:
     """The same run, left alone."""
     began = time.monotonic()
     async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait(RUN_SECONDS)
+        await run.wait()
         return Outcome(time.monotonic() - began, read_summary(run.directory), {}, {})
 
 

@@ -74,7 +74,7 @@ def peak_mib(name: str, setting: Setting) -> float:
     """The most memory that a process of its own holds during its second update."""
     arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
     command = [sys.executable, "-m", "benchmarks.command", "learner", "--peak", name, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SIDE_SECONDS)
     return float(done.stdout.splitlines()[-1])
 
 
@@ -95,6 +95,8 @@ def print_peak(name: str, arguments: str) -> None:
     print(int(peak.split()[1]) / 1024)
 
 
+SIDE_SECONDS = 3600.0
+"""How long a process that measures one side may take."""
 WARM = 50
 """Updates after which growth counts."""
 OF_THEIR_OWN = "1024"
@@ -125,9 +127,9 @@ def grown(setting: Setting, updates: int, *, bounded: bool) -> tuple[float, floa
     command = [sys.executable, "-m", "benchmarks.command", "learner", "--grow", arguments, str(updates)]
     environment = {name: value for name, value in os.environ.items() if name not in CACHES}
     environment |= {} if bounded else dict.fromkeys(CACHES, OF_THEIR_OWN)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    growth, held, seconds = json.loads(done.stdout.splitlines()[-1])
-    return growth, held, seconds
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=SIDE_SECONDS)
+    growth, rss, seconds = json.loads(done.stdout.splitlines()[-1])
+    return growth, rss, seconds
 
 
 def measure_growth(setting: Setting, updates: int, rounds: int) -> dict[str, float]:
@@ -136,9 +138,9 @@ def measure_growth(setting: Setting, updates: int, rounds: int) -> dict[str, flo
     ours, theirs = ([pair[kind] for pair in of] for kind in (0, 1))
     return {
         "learner_rss_growth_mib": statistics.median(growth for growth, _, _ in ours),
-        "learner_rss_mib": statistics.median(held for _, held, _ in ours),
+        "learner_rss_mib": statistics.median(rss for _, rss, _ in ours),
         "learner_rss_growth_unbounded_mib": statistics.median(growth for growth, _, _ in theirs),
-        "learner_rss_unbounded_mib": statistics.median(held for _, held, _ in theirs),
+        "learner_rss_unbounded_mib": statistics.median(rss for _, rss, _ in theirs),
         "bounded_over_unbounded_seconds": statistics.median(a[2] / b[2] for a, b in of),
     }
 

@@ -28,7 +28,6 @@ from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, running, stage_rows, window
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
-RUN_SECONDS = 1800.0
 SLOW_TOOLS = (
     "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",
     "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
@@ -108,7 +107,7 @@ async def teach(folder: Path, steps: int) -> Path:
     """The model after the quickstart's supervised stage."""
     overrides = [f'stages=[{{kind="sft", steps={steps}, batch=16, learning_rate=3e-3}}]']
     async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait(RUN_SECONDS)
+        await run.wait()
         return max((run.directory / "checkpoints").glob("version-*")).absolute()
 
 
@@ -127,7 +126,7 @@ async def one(
         *overrides,
     ]
     async with running(EXAMPLE, folder, settings) as run:
-        await run.wait(RUN_SECONDS)
+        await run.wait()
         return read(run)
 
 

@@ -29,7 +29,6 @@ from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
-RUN_SECONDS = 3600.0
 TASK = (
     "environments.0.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, "
     "max_calls = 4}"
@@ -96,7 +95,7 @@ def make(folder: Path, overrides: Sequence[str]) -> None:
 
 async def _until_its_end(folder: Path, overrides: Sequence[str]) -> None:
     async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait(RUN_SECONDS)
+        await run.wait()
 
 
 def one_seed(options: Options, seed: int) -> dict[str, Curves]:

@@ -15,8 +15,6 @@ import dataclasses
 import math
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,7 +29,7 @@ import trio
 import zmq
 
 from agent_rl.messages import ToolCall, ToolResult, Trajectory
-from benchmarks.command import Hidden
+from benchmarks.command import Hidden, helper
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.transport_messages import (
     COPY_BELOW,
@@ -51,6 +49,7 @@ LIMITS = Limits(silent_after=60.0)
 LOAD = 0.1
 """Share of the throughput at which latency is measured: nothing queues, so latency shows what coalescing costs."""
 CALLS_AT_ONCE = 64
+REPLY_MS = 60_000
 
 
 # The receiving processes
@@ -108,18 +107,6 @@ def receive_bare(directory: Path, size: Size) -> None:
                 received = 0
 
 
-@contextmanager
-def receiving(*arguments: object) -> Iterator[None]:
-    """A receiving process."""
-    command = [sys.executable, "-m", "benchmarks.command", "transport", "--receive", *map(str, arguments)]
-    process = subprocess.Popen(command)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
 # The sending process
 
 
@@ -134,6 +121,7 @@ def bare_sender(size: Size, directory: Path) -> Iterator[Callable[[float], float
         push.set_hwm(size.bare_window)
         push.connect(f"ipc://{directory}/pull")
         replies.bind(f"ipc://{directory}/reply")
+        replies.setsockopt(zmq.RCVTIMEO, REPLY_MS)  # zmq.Again is raised then
         messages = [b"".join(map(bytes, encode(message))) for message in trajectories(size)]
         copy = size.bytes < COPY_BELOW
 
@@ -260,8 +248,8 @@ def measure_pushes(size: Size, rounds: int, seconds: float) -> Rates:
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         directory = Path(folder)
         with (
-            receiving("bare", directory, size.bytes),
-            receiving("node", directory, size.bytes),
+            helper("transport", "--receive", "bare", directory, size.bytes),
+            helper("transport", "--receive", "node", directory, size.bytes),
             bare_sender(size, directory) as bare_rate,
         ):
             bare_rate(seconds / 4)  # memory is allocated, caches are filled
@@ -282,7 +270,7 @@ def measure_times(per_second: float, rounds: int, seconds: float) -> tuple[list[
     size = SIZES["1k"]
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         directory = Path(folder)
-        with receiving("node", directory, size.bytes):
+        with helper("transport", "--receive", "node", directory, size.bytes):
             for _ in range(rounds):
                 latencies += trio.run(push_latencies, directory, size, per_second, seconds)
                 at_once.append(trio.run(call_times, directory, CALLS_AT_ONCE, seconds)[0])

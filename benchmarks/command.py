@@ -5,8 +5,10 @@
 
 import importlib
 import inspect
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
@@ -16,6 +18,9 @@ Overrides = Annotated[tuple[str, ...], Parameter(name="--set")]
 """As for ``agent-rl run``: ``dotted.key=value``, any number of times."""
 Hidden = Annotated[tuple[str, ...], Parameter(show=False)]
 """Arguments of a process that the benchmark itself starts."""
+
+
+ENDING_SECONDS = 10.0
 
 
 class Failure(Exception):  # noqa: N818  (named for what it is)
@@ -58,6 +63,21 @@ def call(subject: str, arguments: Sequence[str]) -> int:
         failure = raised
     print(f"agent-rl bench {subject}: {failure}", file=sys.stderr)
     return failure.code
+
+
+@contextmanager
+def helper(subject: str, *arguments: object) -> Iterator[None]:
+    """A process that runs the subject with these arguments until the block ends."""
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.command", subject, *map(str, arguments)])
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -119,8 +119,11 @@ class Run:
         return list(read_timeline(self.directory))
 
     async def until(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Wait until the timeline is as it should be, or the run ends."""
+        """Wait until the timeline is as it should be, or the run ends. Raises RunFailed after RUN_SECONDS."""
+        deadline = trio.current_time() + RUN_SECONDS
         while self.process.returncode is None and not enough(self.rows()):
+            if trio.current_time() >= deadline:
+                raise RunFailed(f"the run did not get so far within {RUN_SECONDS:.0f} s")
             with trio.move_on_after(LOOK_SECONDS):
                 await self.process.wait()
 
@@ -130,7 +133,7 @@ class Run:
             self.process.send_signal(signal.SIGINT)
         await self.wait(ENDING_SECONDS)
 
-    async def wait(self, seconds: float) -> None:
+    async def wait(self, seconds: float = RUN_SECONDS) -> None:
         """Wait for the run's end. Raises RunFailed when it ends badly, or not within ``seconds``."""
         with trio.move_on_after(seconds):
             await self.process.wait()

@@ -34,6 +34,8 @@ _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
+# The most that the look-up of a host's name may take.
+_RESOLVE_SECONDS = 10.0
 _SOCKETS_BESIDE = 16
 # The most unread messages of one connection to an inbox. Beyond it, messages wait in the sender's memory.
 _UNREAD_MAX = 64
@@ -356,7 +358,7 @@ async def _hosts(addresses: Collection[str]) -> set[str]:
         if scheme == "tcp"
     }
     for name in names:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), trio.move_on_after(_RESOLVE_SECONDS):
             places = await trio.socket.getaddrinfo(name, None, type=sockets.SOCK_STREAM)
             hosts.update(str(place[0]).partition("%")[0] for *_, place in places)
     return hosts
@@ -369,9 +371,11 @@ async def _resolve(address: str) -> str:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         try:
-            places = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
-        except OSError as error:
-            raise BindError(f"{address}: the name {host} is unknown ({error}): use an IP address") from error
+            with trio.fail_after(_RESOLVE_SECONDS):
+                places = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+        except (OSError, trio.TooSlowError) as error:
+            reason = str(error) or f"no answer within {_RESOLVE_SECONDS:g} s"
+            raise BindError(f"{address}: the name {host} is unknown ({reason}): use an IP address") from error
         number = str(places[0][4][0])
         return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
     return address

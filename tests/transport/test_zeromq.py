@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
 from transport import (
@@ -27,6 +28,7 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.curve import Admission
+from transport.zeromq import _hosts, _resolve
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(heartbeat_interval=0.05, silent_after=2.0, linger=0.2)
@@ -280,3 +282,24 @@ def test_keys_are_saved_for_their_owner_only(directory):
     path.write_text("nothing")
     with pytest.raises(ValueError, match="holds no key pair"):
         CurveKeys.load(path)
+
+
+class Mute(trio.abc.HostnameResolver):
+    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
+        await trio.sleep_forever()
+
+    async def getnameinfo(self, sockaddr, flags):
+        raise NotImplementedError
+
+
+def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
+    async def main():
+        trio.socket.set_custom_hostname_resolver(Mute())
+        assert await _hosts(["tcp://nobody.example:1", "ipc:///x"]) == set()
+        assert trio.current_time() - began == 10
+        with pytest.raises(BindError, match=r"the name nobody\.example is unknown \(no answer within 10 s\)"):
+            await _resolve("tcp://nobody.example:1")
+
+    clock = MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    trio.run(main, clock=clock)
