@@ -178,7 +178,7 @@ class TaskFilter(Part):
     max_problem_chars: PositiveInt | None = None
     """Problems of more characters are left out."""
     ids: Path | None = None
-    """A text file of ids, as `agent-rl data difficulty --ids` writes it, relative to the topology file."""
+    """A text file of ids, as `agent-rl data difficulty` writes it with `--ids`, relative to the topology file."""
 
 
 class Collapse(Part):
