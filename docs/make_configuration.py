@@ -29,9 +29,9 @@ HEAD = """\
 
 Made from the schema by `python docs/make_configuration.py`.
 
-A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set algorithm.keep=4`. Later files win table
-by table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from the
-folder of the first file, `run.directory` and `model.path` from the working directory.
+A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set algorithm.keep=4`. Later files win
+table by table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from
+the folder of the first file, `run.directory` and `model.path` from the working directory.
 
 `agent-rl check --full FILE` prints a topology with every default. A role without `class` has its standard class. A link
 that the file does not write leads to every role that receives its messages. Standard roles are added where a role of
