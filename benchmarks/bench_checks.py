@@ -1,4 +1,4 @@
-"""Answer checking: how often it is right on generated pairs and on pairs that people judged, and how many it does a second.
+"""Answer checking: how often it is right on generated and on judged pairs, and how many checks it does a second.
 
     agent-rl bench checks
     agent-rl bench checks --pairs pairs.jsonl --misses
@@ -7,10 +7,10 @@
 Generated pairs (``benchmarks/answer_pairs``) are near-misses, of which none should be accepted, and equal pairs, of
 which all should be. They go the way of a rollout: the prediction stands in a box, in answer tags.
 
-The judged pairs (`gold`, `pred`, `equal` a line) are no part of the repository; without them that share is unknown. Speed is
-that of one process, warmed up, on the short answers below, each checker in turn, with Math-Verify beside, round by round; medians are told, beside
-how many of them it judges rightly, since giving up is fast. Math-Verify is called plainly, and once more with bare text set
-in dollar signs, which it reads better.
+The judged pairs (`gold`, `pred`, `equal` a line) are not part of the repository; without them that share is unknown.
+Speed is that of one process, warmed up, on the short answers below, each checker in turn, round by round; figures are
+medians, beside the number of answers judged rightly, since giving up is fast. Math-Verify is called plainly, and once
+more with bare text set in dollar signs, which it reads better.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     agent-rl bench control_groups
 
-Two sandboxes take the mix of `agent-rl bench tools` at full load in turn: one whose interpreters are in control groups and one without. Then
-processes are forked, and half of them moved into a group as a call would have to be: how long that takes.
+Two sandboxes take the mix of `agent-rl bench tools` at full load in turn: one whose interpreters are in control groups
+and one without. Then processes are forked, and half of them moved into a group as a call would have to be: how long
+that takes.
 """
 
 from __future__ import annotations

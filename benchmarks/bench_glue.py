@@ -1,4 +1,4 @@
-"""Our own socket glue, `transport/zeromq.py`, beside the zmq-anyio library: frames both ways over ipc, and cancellation.
+"""Our own socket glue, `transport/zeromq.py`, beside the zmq-anyio library: frames over ipc, and cancellation.
 
     pip install zmq-anyio        # to compare; nothing else needs it
     agent-rl bench glue
@@ -148,7 +148,7 @@ async def rate(glue: str, address: str, size: int, seconds: float) -> float:
 
 
 async def cancelled(glue: str, address: str, messages: int) -> tuple[int, int]:
-    """Messages lost and out of order, where the reader is cancelled and started anew every fraction of a millisecond."""
+    """Messages lost and out of order, where the reader is cancelled and started again about every half millisecond."""
     context = zmq.Context()
     socket = made(context, zmq.PULL)
     socket.bind(address)

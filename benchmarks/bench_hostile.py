@@ -121,7 +121,7 @@ class Neighbours:
 
 @asynccontextmanager
 async def hostile_calls(sandbox: Sandbox, attack: Attack, count: int, ended: Counter[str]) -> AsyncIterator[None]:
-    """So many calls of an attack at once, each begun again when it ends, until the block ends. Counts their outcomes."""
+    """So many calls of an attack at once, begun again when they end, until the block ends. Counts their outcomes."""
 
     async def go_on(number: int) -> None:
         while True:

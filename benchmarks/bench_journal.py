@@ -124,7 +124,7 @@ def write_steps(journal: SqliteJournal, steps: int, payload: bytes) -> None:
 
 
 def compaction(gigabytes: float, directory: Path) -> dict[str, float]:
-    """The figures of a compaction of so many bytes of payload: seconds of the filter's event loop a step that leaves."""
+    """The figures of a compaction of so many bytes of payload: seconds of the filter's event loop for each step."""
     payload = os.urandom(len(encode_stored(long_trajectory())))
     steps = max(3, round(gigabytes * GIGABYTE / (len(payload) * GROUPS * SAMPLES)))
     size = steps * len(payload) * GROUPS * SAMPLES

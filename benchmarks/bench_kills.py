@@ -80,7 +80,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: wall time, summary; seconds from each SIGKILL until the work went on, and until the process ran."""
+    """A finished run: wall time, summary; seconds from each SIGKILL to the next work, and to the next process."""
 
     seconds: float
     summary: dict[str, Any]
@@ -94,10 +94,10 @@ def flows_again(rows: Sequence[Mapping[str, Any]], kill: Kill) -> float | None:
     For the supervisor and the learner: the first step that was not yet trained when it was killed. Exact to a row.
     """
     role = "learner" if kill.role == SUPERVISOR else kill.role
-    told = [(row["wall"], row["actors"].get(f"{role}.0", {}).get("figures", {}).get(WORK[role])) for row in rows]
-    before = [count for wall, count in told if count is not None and wall <= kill.wall + BLUR_SECONDS][-1]
+    counts = [(row["wall"], row["actors"].get(f"{role}.0", {}).get("figures", {}).get(WORK[role])) for row in rows]
+    before = [count for wall, count in counts if count is not None and wall <= kill.wall + BLUR_SECONDS][-1]
     seen = None
-    for wall, count in told:
+    for wall, count in counts:
         if wall <= kill.wall + BLUR_SECONDS or count is None:
             continue
         if count > before or (role not in RESTORED and count > (0 if seen is None else seen)):
@@ -170,7 +170,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 
 def restart_seconds(directory: Path) -> dict[str, float]:
-    """By actor, the seconds from the end of its process to the first sign that the next one works, as the run said them."""
+    """By role, the seconds from the end of its process to the first sign of the next one, from the run's log."""
     found: dict[str, float] = {}
     for line in (directory / "logs" / "supervisor.local.jsonl").read_text().splitlines():
         row = json.loads(line)

@@ -1,4 +1,4 @@
-"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length over the steps, in one figure.
+"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length, in one drawing.
 
     agent-rl bench roc --seeds 5 --out runs/roc
     agent-rl bench roc --seeds 1 --modes paper none --steps 40

@@ -49,7 +49,7 @@ KINDS = {
             "grid = np.add.outer(np.arange(1500) ** 2, np.arange(1500) ** 2)",
             "roots = np.sqrt(grid)\nwhole = roots == np.floor(roots)\nprint(whole.sum())",
             "A = np.array([[2.0, 1], [1, 3]])\nprint(np.linalg.eigvals(A))",
-            "walk = np.cumsum(np.random.default_rng(0).choice([-1, 1], size=(200, 1000)), axis=1)\nprint(walk[:, -1].std())",
+            "walk = np.random.default_rng(0).choice([-1, 1], size=(200, 1000)).cumsum(1)\nprint(walk[:, -1].std())",
         ),
         "grid += 1\nprint(int(grid.sum()))",
     ),

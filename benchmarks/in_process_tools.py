@@ -1,4 +1,4 @@
-"""Python and answers run and judged in the caller's own process, without a sandbox: for benchmarks of tiny models alone.
+"""Python run and answers judged in the caller's own process, without a sandbox: for benchmarks of tiny models alone.
 
 Whatever the code does, it does to this process; nothing bounds its time or memory.
 """
@@ -39,7 +39,7 @@ class Ran:
 
 
 def run_python(code: str, stdin: str = "") -> Ran:
-    """Run code as the sandbox would say it ran: what it printed, the value of a last expression, or the error's last line."""
+    """Run code. The result is as the sandbox's: output, the value of a last expression, or the error's last line."""
     started = time.perf_counter()
     namespace: dict[str, object] = {"__name__": "__main__"}
     out, err, held = io.StringIO(), io.StringIO(), sys.stdin
@@ -52,7 +52,8 @@ def run_python(code: str, stdin: str = "") -> Ran:
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             exec(compile(tree, "<code>", "exec", dont_inherit=True), namespace)  # noqa: S102  what it is for
             if isinstance(last, ast.Expr):
-                shown = eval(compile(ast.Expression(last.value), "<code>", "eval", dont_inherit=True), namespace)  # noqa: S307
+                expression = compile(ast.Expression(last.value), "<code>", "eval", dont_inherit=True)
+                shown = eval(expression, namespace)  # noqa: S307
                 value = "" if shown is None else repr(shown)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the model's code raises is its result
         outcome = "error"
@@ -63,7 +64,7 @@ def run_python(code: str, stdin: str = "") -> Ran:
 
 
 class InProcessExecutor(ToolExecutor):
-    """One changed line of a topology chooses it. The sandbox's interpreters are started all the same, and never asked."""
+    """One changed line of a topology chooses it. The sandbox's interpreters are started all the same, and not used."""
 
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call in this process."""

@@ -1,4 +1,4 @@
-"""The two sides of bench_learner, each a whole update on the same sequences: this package's trainer, and plain transformers with padding."""
+"""The two sides of bench_learner: a whole update of this package's trainer, and of plain transformers with padding."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Ours:
 
 
 class Padded:
-    """transformers as its documentation shows it: rows padded to the longest of their batch, a mask, labels, the model's own loss.
+    """transformers as its documentation shows it: rows padded to the longest of their batch, and the model's own loss.
 
     ``batch`` rows at a time; sorted by length first if ``by_length``.
     """

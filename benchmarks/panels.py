@@ -25,7 +25,7 @@ Series = Sequence[float]
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity: the runs of each condition; ``percent`` says that it is a share, drawn from 0 to its largest value."""
+    """One quantity: the runs of each condition. With ``percent``, it is a share, drawn from 0 to its largest value."""
 
     title: str
     runs: Mapping[str, Sequence[Series]]

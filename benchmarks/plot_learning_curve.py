@@ -1,7 +1,7 @@
 """Draw a run's learning curve as one SVG file: ``python benchmarks/plot_learning_curve.py RUN [RUN...] -o curve.svg``.
 
-Success of all sampled rollouts by RL step (thin: each step; thick: a running mean), one colour a run, and the held-out results
-before and after, with circles for sampled and squares for greedy answers.
+Success of all sampled rollouts by RL step (thin: each step; thick: a running mean), one colour a run, and the held-out
+results before and after, with circles for sampled and squares for greedy answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two sides of bench_rollout's first comparison: the embedded engine, and Hugging Face `generate` on padded batches."""
+"""The two sides of bench_rollout's first comparison: the embedded engine, and `generate` on padded batches."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def engine_seconds(engine: Engine, work: Workload, seed: int) -> float:
 
 
 class PaddedGenerate:
-    """``model.generate`` as people call it: prompts padded on the left, the whole batch until its longest response ends.
+    """``model.generate`` as usually called: prompts padded on the left, a batch ends with its longest response.
 
-    It has what helps it: SDPA attention (eager was slower), the KV cache, inference mode, no filtering of logits, prompts sorted
-    by length when there is more than one batch, a row's end at its own length (from then on it is padding), and no
-    log-probabilities, which the engine computes too.
+    It has what helps it: SDPA attention (eager was slower), the KV cache, inference mode, no filtering of logits,
+    prompts sorted by length when there is more than one batch, a row's end at its own length (from then on it is
+    padding), and no log-probabilities, which the engine computes too.
     """
 
     def __init__(self, path: Path, threads: int) -> None:

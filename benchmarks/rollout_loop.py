@@ -1,7 +1,7 @@
-"""bench_rollout's second comparison: the production generator among stand-ins, and its engine alone on the same sequences.
+"""bench_rollout's second comparison: the generator among stand-ins, and its engine alone on the same sequences.
 
-The stand-ins (scheduler, filter, and an executor that answers at once) share the generator's process and event loop over the in-memory
-network, so what they cost is counted as the loop's.
+The stand-ins (scheduler, filter, and an executor that answers at once) share the generator's process and event loop
+over the in-memory network, so what they cost is counted as the loop's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Models and prompts for bench_rollout: the quickstart's architecture and a larger one, and one that calls tools by construction.
+"""Models and prompts for bench_rollout: the quickstart's architecture, a larger one, and one made to call tools.
 
-Weights are random: what a decode step costs does not depend on them. Where it matters what is written (whether a turn ends, and in
-a tool call), `save_writer` sets them so that each token depends on the one before it alone.
+Weights are random: what a decode step costs does not depend on them. Where it matters what is written (whether a turn
+ends, and in a tool call), `save_writer` sets them so that each token depends on the one before it alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LENGTH = 512
 PROMPT_MEDIAN, PROMPT_SPREAD, PROMPT_LIMITS = 48, 0.5, (8, 192)
 """Prompt lengths are log-normal: median in tokens, standard deviation of the logarithm, and what they are cut to."""
 RESPONSE_MEDIAN, RESPONSE_SPREAD, RESPONSE_LIMIT = 64, 0.8, 256
-"""Response lengths likewise: the limit, four times the median, is reached by 4 %, as response limits are in practice."""
+"""Response lengths likewise; 4 % reach the limit, which is four times the median."""
 
 Lengths = Literal["log-normal", "uniform", "equal"]
 
@@ -70,7 +70,8 @@ class Workload:
 def workload(prompts: int, lengths: Lengths, seed: int, *, scale: float = 1.0) -> Workload:
     """Prompts of random letters with log-normal lengths; response lengths as named, all with the limits stated above.
 
-    "uniform" is 1 to the limit; "equal" gives every response the log-normal's mean. ``scale`` multiplies response lengths.
+    "uniform" is 1 to the limit; "equal" gives every response the log-normal's mean. ``scale`` multiplies response
+    lengths.
     """
     rng = np.random.default_rng(seed)
     sizes = _log_normal(rng, prompts, PROMPT_MEDIAN, PROMPT_SPREAD, PROMPT_LIMITS)
@@ -95,7 +96,7 @@ def _log_normal(
 
 
 def save_writer(directory: Path, spec: InitialiseModel, *, thinking: float, calling: float) -> None:
-    """Save a model whose every turn is ``thinking`` letters (mean of a geometric distribution), then a call or an answer.
+    """Save a model whose turns are ``thinking`` letters (mean of a geometric distribution), then a call or an answer.
 
     A turn calls the tool with probability ``calling``. Attention and MLP are computed but add nothing, so that the next
     token's distribution is a table over the token before, which the output layer holds.

@@ -1,7 +1,7 @@
-"""Bare vLLM for bench_rollout: `LLM.generate` in a process of its own, on token sequences and lengths that are given to it.
+"""Bare vLLM for bench_rollout: `LLM.generate` in a process of its own, on given token sequences and lengths.
 
-Run as a program it is that process: its first argument is what to start vLLM with (JSON), each line of standard input a batch
-``{"prompts": [[int]], "lengths": [int], "seed": int}``, each line of standard output the seconds it took.
+Run as a program it is that process: its first argument is what to start vLLM with (JSON), each line of standard input a
+batch ``{"prompts": [[int]], "lengths": [int], "seed": int}``, each line of standard output the seconds it took.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ TOTALS = {
     "calls": "tool_calls_per_s",
     "step": "steps_per_s",
 }
-"""Figures that only grow, by the rate made of them. They are summed over actors; a restarted one counts from nothing."""
+"""Figures that only grow, and the rate made of each, summed over actors. A restarted actor counts from nothing."""
 
 
 def window(rows: Sequence[Mapping[str, Any]]) -> Window:

@@ -1,4 +1,4 @@
-"""Loads that a tool executor must bear: tens of thousands of calls outstanding, a thousand children alive, days of calls."""
+"""Loads that a tool executor must bear: 45,000 calls outstanding, a thousand children alive, days of calls."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def interpreters_of(pid: int) -> list[int]:
 
 
 async def outstanding(calls: int, interpreters: int, children: int, level: Level) -> dict[str, float | str | None]:
-    """So many trivial calls asked at once, each with an answer of its own. Memory is that of callers and service in one process."""
+    """So many trivial calls at once, each with an answer of its own. Callers and service share the measured process."""
     codes = [f"print({number})" for number in range(calls)]
     async with running(Sandbox(interpreters=interpreters, children=children, isolation=level)) as sandbox:
         sample = min(SAMPLE, calls)

@@ -1,8 +1,8 @@
 """What the sandbox is measured against: a fresh interpreter for each call, and the least that a fork server can be.
 
-The floor: the same warm interpreters (one bare, one for each set of modules), each of which forks a child for a call that does nothing
-but ``exec()`` and end. No isolation, no limits, no results, nobody who asks.
-Its program is ``tool_floor.py``.
+The floor: the same warm interpreters (one bare, one for each set of modules), each of which forks a child for a call
+that does nothing but ``exec()`` and end. No isolation, no limits, no results, nobody who asks. Its program is
+``tool_floor.py``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Floor:
         return time.perf_counter() - started, failed
 
     def own_seconds(self, calls: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, float]:
-        """By snippet: the median of its time in one process that has run it before; one after the other, nothing beside."""
+        """By snippet: the median of its time in one process that has run it before, one after the other."""
         seconds: dict[str, float] = {}
         for modules, codes in self._shares(calls).items():
             self._say(modules, {"codes": codes})
@@ -121,7 +121,7 @@ def processes_of(pid: int) -> list[int]:
 
 
 def used_by(pid: int) -> tuple[float, float, float, float]:
-    """Processor seconds of an interpreter's own processes, and of the children they have reaped; page faults of both."""
+    """Processor seconds of an interpreter's processes and of the children they reaped; page faults of both."""
     own = reaped = faults = reaped_faults = 0
     for one in processes_of(pid):
         fields = [int(field) for field in Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[1:]]

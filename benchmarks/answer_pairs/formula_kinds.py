@@ -288,7 +288,8 @@ def circles(rng: Random) -> Case:
 
 
 NAMES = (
-    "m + n", "a+b+c", "AB", "|AB|", r"\text{Area}", "f(2)", "S_{10}", "E(X)", r"x^2 + y^2", "a - b", "xy", r"\tan\theta",
+    "m + n", "a+b+c", "AB", "|AB|", r"\text{Area}", "f(2)", "S_{10}", "E(X)", r"x^2 + y^2", "a - b", "xy",
+    r"\tan\theta",
     r"\overline{AB}", r"\frac{a}{b}", r"\text{perimeter}", "a_5", "[ABC]", "A", "k",
 )  # fmt: skip
 """Left sides of equations that say what is asked for."""

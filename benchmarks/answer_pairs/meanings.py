@@ -47,7 +47,7 @@ def _same_elements(first: Sequence[Meaning], second: Sequence[Meaning]) -> bool:
 
 
 def _same_zeros(first: Meaning, second: Meaning) -> bool:
-    """Whether one expression is a constant multiple of the other. As both are irreducible, their zeros tell them apart."""
+    """Whether one expression is a constant multiple of the other. Both are irreducible, so their zeros decide."""
     assert isinstance(first, Tree)
     assert isinstance(second, Tree)
     names = variables(first) | variables(second)

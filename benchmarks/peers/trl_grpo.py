@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.trl_grpo SPEC.json
 
-The environment has TRL and this package. SPEC.json holds a `Spec`; its file ``rows`` gets a JSON object a line: one when
-training begins, one after each step.
+The environment has TRL and this package. SPEC.json holds a `Spec`; its file ``rows`` gets a JSON object a line: one
+when training begins, one after each step.
 """
 
 from __future__ import annotations
