@@ -1,4 +1,4 @@
-"""The filter's questions to executors: each rollout's judgement, asked for until somebody has made it."""
+"""The filter asks executors to judge rollouts, until each rollout has a judgement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAME_TO_NOTHING = frozenset({"crashed", "timeout", "memory_limit", "output_limit
 
 
 class Judging:
-    """Rollouts that are being judged: any number at once, each until it has a judgement or its environment has failed."""
+    """Has any number of rollouts judged at once, each until it has a judgement or its environment has failed."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Judging:
         timeout: float,
         attempts: int,
     ) -> None:
-        """``ask`` is the link to the executors; ``judged`` is told of each judgement and of each fault.
+        """``ask`` is the link to the executors; ``judged`` is called with each judgement and each fault.
 
-        ``timeout`` is in seconds, from asking to the answer; ``attempts`` is how often an executor may die of one rollout.
+        ``timeout`` is in seconds, from asking to the answer. ``attempts`` is how often an executor may die of one
+        rollout.
         """
         self._ask, self._judged, self._environments, self._log = ask, judged, environments, log
         self._timeout, self._attempts = timeout, attempts
@@ -65,8 +66,8 @@ class Judging:
     async def reply(self, wanted: Judge) -> JudgementReply:
         """The judgement, however long it takes until there is an executor to make it, or the environment's fault.
 
-        When the checks of several answers in a row die, the checkers are tried with a rollout that the environment says they must
-        find successful. Raises OutageError when they do not.
+        When the checks of several answers in a row die, the checkers judge a rollout that the environment knows to be
+        successful. Raises OutageError when they do not find it so.
         """
         trajectory = wanted.trajectory
         message = JudgementWanted(trajectory.rollout, wanted.problem, trajectory.transcript, wanted.seed)

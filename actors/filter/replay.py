@@ -1,4 +1,4 @@
-"""What the filter reads back from its journal: its own state, what the learner is to have again, a group as it is trained."""
+"""What the filter reads back from its journal: its own state, what the learner needs again, and groups to train."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
     kept = [payloads[key] for key in row.kept if key in payloads]
     if len(kept) < len(row.kept):
         raise JournalError(
-            f"{journal.path} no longer holds the rollouts of group {group}, which the learner needs again: its checkpoint is older "
-            "than they were kept; put back a newer one, or start again in another run.directory"
+            f"{journal.path} no longer holds the rollouts of group {group}, which the learner needs again: its "
+            "checkpoint is too old; put back a newer one, or start again in another run.directory"
         )
     return TrainingGroup(
         group=group,

@@ -1,1 +1,1 @@
-"""Evaluation of a model on problems in files: pass@1, pass@k and maj@k with intervals, and a paired comparison of two results."""
+"""Evaluate a model on problems in files: pass@1, pass@k and maj@k with intervals, and compare two results."""

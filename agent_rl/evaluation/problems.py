@@ -37,8 +37,9 @@ def chosen_problems(
 ) -> Problems:
     """The first ``count`` problems (None: all) of the files that paths and globs name; without any, of the topology's.
 
-    ``prompt`` is how the problems of files are put; None leaves it to the topology. ``seed`` is the evaluation's. Raises TaskError
-    for what is no file or no problem, TopologyError, and EvaluationError when there are fewer than asked for.
+    ``prompt`` is how the problems of files are put; None leaves it to the topology. ``seed`` is the evaluation's.
+    Raises TaskError for what is no file or no problem, TopologyError, and EvaluationError when there are fewer than
+    asked for.
     """
     entries: list[dict[str, Any]]
     if patterns:

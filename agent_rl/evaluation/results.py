@@ -1,9 +1,8 @@
-"""The results of an evaluation: per problem from the journal, and the figures made of them, over all and by file and subject."""
+"""The results of an evaluation: each problem's, from the journal, and their figures, over all and by file and subject."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.files.disk import whole
-from agent_rl.files.reading_json import read_json
+from agent_rl.files.reading_json import json_value, read_json
 from agent_rl.groups.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
 from agent_rl.messages import Problem
 from agent_rl.records.journal import Stored
@@ -120,9 +119,9 @@ def _problem_result(
 
 
 def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
-    """Of some problems, each with as many samples: shares with 95 % intervals over problems (``_low``, ``_high``), and means.
+    """The figures of problems with equal numbers of samples: shares, their 95 % intervals over problems, and means.
 
-    Shares are in [0, 1], lengths in response tokens. A mean of nothing is None.
+    The ends of an interval are named ``_low`` and ``_high``. Shares are in [0, 1], lengths in response tokens. A mean of nothing is None.
     """
     samples = results[0].samples
     ks = powers_of_two(samples)
@@ -171,17 +170,8 @@ def write_results(path: Path, settings: Mapping[str, Any], results: Sequence[Pro
     found = all_figures(results)
     body = {"settings": dict(settings), **found, "problems": [asdict(result) for result in results]}
     with whole(path) as partial:
-        partial.write_text(json.dumps(_known(body), ensure_ascii=False, indent=1, allow_nan=False) + "\n", "utf-8")
+        partial.write_text(json.dumps(json_value(body), ensure_ascii=False, indent=1, allow_nan=False) + "\n", "utf-8")
     return found
-
-
-def _known(value: Any) -> Any:
-    """NaN is no JSON: what could not be computed is null."""
-    if isinstance(value, dict):
-        return {key: _known(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load_results(path: Path) -> list[ProblemResult]:

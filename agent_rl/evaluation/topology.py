@@ -1,4 +1,4 @@
-"""The topology of an evaluation: the standard actors, or those of a topology file, with one evaluate stage and no training."""
+"""The topology of an evaluation: one evaluate stage and no training, with the standard actors or those of a file."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class Asked:
     seed: int
 
 
-def model_of(named: str | Path, told: Callable[[str], object] = lambda _: None) -> tuple[Path, str, str | None]:
-    """The Hugging Face directory of a model, a checkpoint or a run, a name for it, and the prompt that run was made with.
+def find_model(named: str | Path, report: Callable[[str], object] = lambda _: None) -> tuple[Path, str, str | None]:
+    """The Hugging Face directory of a model, a checkpoint or a run, a name for it, and the prompt of that run.
 
-    Of a run the newest checkpoint is taken; a name on the hub is taken from the cache, or fetched, which ``told`` is called
-    about. Raises EvaluationError when there is none.
+    Of a run the newest checkpoint is taken. A model on the hub is taken from the cache or fetched; ``report`` gets a
+    line about it. Raises EvaluationError when there is none.
     """
     if is_hub_name(str(named)):
         try:
-            return model_files(str(named), told), str(named).replace("/", "--"), None
+            return model_files(str(named), report), str(named).replace("/", "--"), None
         except HubError as error:
             raise EvaluationError(str(error)) from error
     path = Path(named).expanduser()
     if not path.is_dir():
         raise EvaluationError(
-            f"there is no directory {path}: name a Hugging Face model (its directory, or organisation/name on the hub), a "
-            "checkpoint or a run directory"
+            f"there is no directory {path}: name a Hugging Face model (its directory, or organisation/name on the "
+            "hub), a checkpoint or a run directory"
         )
     run = path if (path / "checkpoints").is_dir() else path.parent.parent
     prompt = _prompt_of(run)
@@ -105,7 +105,7 @@ def model_config(model: Path) -> tuple[int | None, str]:
 
 
 def evaluation_topology(asked: Asked, directory: Path, files: Files | None) -> dict[str, Any]:
-    """The whole topology as TOML would read it: with the actors, hosts and model settings of ``files``, if any are given.
+    """The whole topology as TOML would read it, with the actors, hosts and model settings of ``files`` if given.
 
     Raises EvaluationError when the file's actors cannot evaluate, TopologyError when it cannot be read.
     """

@@ -66,7 +66,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except DiskError:
         raise
-    except Exception as error:
+    except Exception as error:  # safetensors and tokenizers raise types of their own; what is no disk error goes on
         number = disk_errno(error)
         if number is None:
             raise

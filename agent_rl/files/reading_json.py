@@ -1,8 +1,10 @@
-"""JSON of users' files, with one kind of error for every fault."""
+"""JSON of users' files, with one kind of error for every fault; and values that JSON can hold."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +31,14 @@ def parse_json(text: str | bytes) -> Any:
 def read_json(path: Path) -> Any:
     """The value in a file. Raises OSError, and JsonError for what is not JSON."""
     return parse_json(path.read_bytes())
+
+
+def json_value(value: Any) -> Any:
+    """The value as JSON can hold it: arrays and tuples as lists, numbers that are not finite as null."""
+    if isinstance(value, Mapping):
+        return {key: json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if hasattr(value, "tolist"):  # an array or a number of numpy
+        return json_value(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

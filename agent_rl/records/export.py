@@ -11,17 +11,15 @@ coded: ``[epoch, version, tokens]`` in the order of the response's tokens.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from agent_rl.files.disk import whole
+from agent_rl.files.reading_json import json_value
 from agent_rl.records.journal import GroupRow, Journal, JournalError
 from agent_rl.records.opening import read_journal
 
@@ -149,18 +147,7 @@ def _columns(trajectory: Any) -> Row:
 @contextmanager
 def _jsonl(path: Path) -> Iterator[Callable[[Row], None]]:
     with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        yield lambda row: print(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False), file=file)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: lists for arrays, null for what is no number."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        yield lambda row: print(json.dumps(json_value(row), ensure_ascii=False, allow_nan=False), file=file)
 
 
 @contextmanager
@@ -183,7 +170,7 @@ def _parquet(path: Path) -> Iterator[Callable[[Row], None]]:
         batch.clear()
 
     def write(row: Row) -> None:
-        batch.append(row | {name: json.dumps(_plain(row[name]), ensure_ascii=False) for name in texts})
+        batch.append(row | {name: json.dumps(json_value(row[name]), ensure_ascii=False) for name in texts})
         if len(batch) >= BATCH_ROWS:
             flush()
 

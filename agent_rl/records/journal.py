@@ -12,7 +12,8 @@ balance.
       MemoryJournal    dictionaries, for simulations and tests (memory.py)
 
 A back end is a `Store` of rows (rows.py) and payloads. `tests/agent_rl/journal_contract.py` holds the tests that every
-back end passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what was received.
+back end passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what was
+received.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ class Journal(Retention, Accounts):
         payload: bytes,
         judgement: Judgement | None = None,
     ) -> None:
-        """Record a trajectory of an open group; its judgement may follow. A second one of the same attempt is ignored."""
+        """Record a trajectory of an open group; its judgement may follow.
+
+        A second trajectory of the same attempt is ignored.
+        """
         row = self.group(group)
         if row is None or row.state != "open":
             raise JournalError(f"{self.path}: a trajectory of {group}, which is not open, cannot be added")

@@ -55,7 +55,7 @@ class SqliteJournal(Journal):
             self._db.text_factory = _text
         try:
             self._open(read_only=read_only, mend=killed)
-        except BaseException:
+        except BaseException:  # whatever ends the opening, also a cancellation: the connection must not stay open
             self._db.close()
             raise
 

@@ -74,9 +74,9 @@ def summarise(
     summary |= audit.figures()
     summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
     for name in sorted({name for step in steps for name in step.figures.environments}):
-        held = [step.figures.environments[name] for step in steps if name in step.figures.environments]
-        summary[f"rollouts_sampled_{name}"] = sum(each.rollouts for each in held)
-        summary[f"rollouts_correct_{name}"] = sum(round(each.success * each.rollouts) for each in held)
+        figures_of = [step.figures.environments[name] for step in steps if name in step.figures.environments]
+        summary[f"rollouts_sampled_{name}"] = sum(each.rollouts for each in figures_of)
+        summary[f"rollouts_correct_{name}"] = sum(round(each.success * each.rollouts) for each in figures_of)
     summary |= {
         "rollouts_sampled": sampled,
         "rollouts_correct": correct,
@@ -95,11 +95,11 @@ def summarise(
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:
     """Sentences about what is unusual in a run."""
-    said = []
+    sentences = []
     rollouts, correct = summary["rollouts_sampled"], summary["rollouts_correct"]
     if rollouts and correct in {0, rollouts}:
         hint = "the tasks are too hard for the model, or its answers are not in the form asked for"
-        said.append(
+        sentences.append(
             f"{correct:,} of {rollouts:,} training rollouts correct: {'the tasks are too easy' if correct else hint}"
         )
     steps, without = summary["steps"], summary["steps"] - summary["steps_updated"]
@@ -109,28 +109,28 @@ def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]
         most = max(counts, key=lambda name: counts[name])
         reason = most.removeprefix("groups_dropped_")
         all_of = f"{counts[most]:,} of {opened:,} groups were dropped for {REASONS.get(reason, reason)}"
-        said.append(
+        sentences.append(
             f"all {opened:,} groups were dropped for {REASONS.get(reason, reason)}"
             if counts[most] == opened
             else all_of
         )
     if steps and without == steps:
-        said.append(f"no update was made in {without:,} of {steps:,} steps: nothing was learnt")
+        sentences.append(f"no update was made in {without:,} of {steps:,} steps: nothing was learnt")
     elif without:
-        said.append(f"no update was made in {without:,} of {steps:,} steps")
+        sentences.append(f"no update was made in {without:,} of {steps:,} steps")
     for name, kind in (("steps_skipped", "steps"), ("sft_steps_skipped", "supervised steps")):
         if summary.get(name):
-            said.append(f"{summary[name]:,} {kind} were skipped: their loss or gradient was not finite")
+            sentences.append(f"{summary[name]:,} {kind} were skipped: their loss or gradient was not finite")
     if damaged := summary.get("checkpoints_damaged"):
         one = damaged == 1
-        said.append(
+        sentences.append(
             f"{damaged:,} damaged checkpoint{' was' if one else 's were'} skipped and renamed to "
             "checkpoints/damaged-*; the learner's log names the file and the fault"
         )
     for figures in evaluations:
         for way, answers in (("sampled", figures.sampled), ("greedy", figures.greedy)):
             if answers is not None and answers.lost:
-                said.append(
+                sentences.append(
                     f"{answers.lost:,} {way} answers of evaluation {figures.name!r} are missing and count as wrong"
                 )
-    return said
+    return sentences

@@ -1,4 +1,4 @@
-"""The part of the journal's contract that says which trajectories stay, and the steps that all its tests are made of."""
+"""The part of the journal's contract that says which trajectories stay, and helpers of all its tests."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ from agent_rl.evaluation.results import FILE, load_results, paired, read_results
 from agent_rl.evaluation.topology import (
     Asked,
     evaluation_topology,
+    find_model,
     model_config,
-    model_of,
 )
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
@@ -95,7 +95,7 @@ def evaluate(
         for override in overrides:
             if override.startswith(OPTIONS):
                 raise Mistake(f"--set {override}: an evaluation sets this key itself; use the command's own options")
-        path, name, prompt_of_run = model_of(model, lambda text: print(text, file=sys.stderr))
+        path, name, prompt_of_run = find_model(model, lambda text: print(text, file=sys.stderr))
         base = (topology_file(str(topology[0])), *topology[1:]) if topology else None
         if base is not None:
             _find_modules_beside(base[0])

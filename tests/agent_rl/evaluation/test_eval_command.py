@@ -16,7 +16,7 @@ from agent_rl.environments.maths import Maths
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
-from agent_rl.evaluation.topology import Asked, evaluation_topology, model_of
+from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.records.checkpoint_files import STATE_FILE
 from tests.agent_rl.evaluation.test_results import result
@@ -75,8 +75,8 @@ def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
         (run / "checkpoints" / version / "config.json").write_text("{}")
     (run / "topology.json").write_text(json.dumps({"environments.0.settings": {"prompt": "plain"}}))
     newest = run / "checkpoints" / "version-000010-stage-01"
-    assert model_of(run) == (newest, "run-version-000010-stage-01", "plain")
-    assert model_of(newest) == (newest, "run-version-000010-stage-01", "plain")
+    assert find_model(run) == (newest, "run-version-000010-stage-01", "plain")
+    assert find_model(newest) == (newest, "run-version-000010-stage-01", "plain")
 
 
 @pytest.mark.parametrize("whole_run", [True, False])
@@ -88,13 +88,13 @@ def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path: Pat
     (checkpoint / "model.safetensors").write_bytes(b"12345")
     named = tmp_path / "run" if whole_run else checkpoint
     state.write_text('{"files": {"model.safetensors": [5, 0], "training/rank-0/optimizer.safetensors": [9, 0]}}')
-    assert model_of(named)[0] == checkpoint  # the optimizer's moments are not needed
+    assert find_model(named)[0] == checkpoint  # the optimizer's moments are not needed
     (checkpoint / "model.safetensors").write_bytes(b"123")
     with pytest.raises(EvaluationError, match=r"model\.safetensors is 3 bytes long, 5 were written: name an older"):
-        model_of(named)
+        find_model(named)
     state.write_text("{")
     with pytest.raises(EvaluationError, match=r"training/state\.json cannot be read .*name another checkpoint"):
-        model_of(named)
+        find_model(named)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
