@@ -80,12 +80,14 @@ def areas_and_speeds(rng: Random) -> Case:
     """Amounts with a compound unit."""
     n = rng.randint(2, 900)
     groups: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
-        ((r"\text{ cm}^2", r" \text{ cm}^{2}", " square centimeters", r"\text{ square centimeters}", r"\ \mathrm{cm}^2", " cm^2"),
+        ((r"\text{ cm}^2", r" \text{ cm}^{2}", " square centimeters",
+          r"\text{ square centimeters}", r"\ \mathrm{cm}^2", " cm^2"),
          (r"\text{ cm}", r"\text{ cm}^3", r"\text{ m}^2", " cubic centimeters", " square meters", r"\text{ cm}^{-2}")),
         ((r"\text{ m}^3", r" \text{ m}^{3}", " cubic meters", r"\text{ cubic meters}", r"\ \mathrm{m}^3"),
          (r"\text{ m}^2", r"\text{ cm}^3", " meters", " square meters", " liters")),
         ((r"\text{ km/h}", " km/h", " kilometers per hour", r"\text{ kilometers per hour}", r"\ \mathrm{km/h}"),
-         (r"\text{ m/s}", r"\text{ km}", " hours per kilometer", r"\text{ km/h}^2", " miles per hour", r"\text{ km}\cdot\text{h}")),
+         (r"\text{ m/s}", r"\text{ km}", " hours per kilometer", r"\text{ km/h}^2",
+           " miles per hour", r"\text{ km}\cdot\text{h}")),
         ((r"\text{ m/s}", " m/s", " meters per second", r"\ \mathrm{m/s}"),
          (r"\text{ m/s}^2", r"\text{ km/h}", " meters", " seconds", " meters per minute", " centimeters per second")),
         ((r"\text{ square feet}", " square feet", r"\text{ ft}^2", " ft^2", " sq ft"),

@@ -153,8 +153,8 @@ def values(expression: Tree, names: frozenset[str]) -> list[Any]:
     ordered = sorted(names)
     with mpmath.workdps(DIGITS):
         points = [
-            {name: mpmath.mpf(p.numerator) / p.denominator for name, p in zip(ordered, _POINTS[k:] + _POINTS[:k])}  # noqa: B905
-            for k in range(len(_POINTS) if names else 1)
+            {name: mpmath.mpf(p.numerator) / p.denominator for name, p in zip(ordered, turned, strict=False)}
+            for turned in (_POINTS[k:] + _POINTS[:k] for k in range(len(_POINTS) if names else 1))
         ]
         return [evaluate(expression, point) for point in points]
 
