@@ -1,8 +1,10 @@
-"""The rollout generator: runs the multi-turn agent loop over an engine, token in and token out.
+"""The rollout generator: runs the multi-turn agent loop over an engine; tokens in, tokens out.
 
 ::
 
-    RolloutRequest --> Episode --> AgentLoop: turns and tool calls --> Trajectory (the request is acknowledged when it is)
+    RolloutRequest --> Episode --> AgentLoop: turns and tool calls --> Trajectory
+
+A request is acknowledged when its trajectory is.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat
 
 NAMED_PROBLEMS = 5
-"""How many of the problems that are too long are named."""
+"""The most problems that a message about long prompts names."""
 
 
 class RolloutGeneratorSettings(Settings):
@@ -66,36 +68,38 @@ class RolloutGeneratorSettings(Settings):
     engine: str = "torch"
     """A short name, or ``module:Class`` (``actors.engines.base.Engine``)."""
     chat_format: str = ""
-    """The format of episodes: a short name or ``module:Class`` (`agent_rl.rollout.prompts.ChatFormat`); empty: what the actor's class says."""
+    """The format of episodes: a short name or ``module:Class`` (`agent_rl.rollout.prompts.ChatFormat`). Empty: that of
+    the actor's class."""
     engine_settings: dict[str, Any] = Field(default={})
-    """Of the engine; listed below for those that are built in."""
+    """Settings of the engine; those of the built-in engines are listed below."""
     max_rollouts: PositiveInt = 64
-    """Rollouts at once: rows of the embedded engine's KV cache."""
+    """The most rollouts at once: rows of the torch engine's KV cache."""
     kv_tokens: PositiveInt | None = None
-    """Capacity of the KV cache in tokens; None: what max_rollouts of the model's maximum length take."""
+    """Capacity of the KV cache in tokens. None: enough for max_rollouts sequences of the model's maximum length."""
     threads: PositiveInt = 1
-    """Of torch."""
+    """Number of torch's threads."""
     device: str = "cpu"
     """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     tool_timeout_seconds: PositiveFloat = 300.0
-    """From sending a call to its result, queueing at the executor included; its own limits are shorter, and one that falls silent
-    is noticed within seconds."""
+    """Deadline from sending a call to its result, with its wait at the executor. The executor's own limits are shorter,
+    and a silent executor is noticed within seconds."""
     loop_seconds: PositiveFloat = 60.0
-    """What a user's own loop may take for itself in a rollout, beside waiting for model and tools."""
+    """Limit of a rollout for the own time of a user's loop, without waiting for model and tools."""
     tool_attempts: PositiveInt = 3
-    """A call whose executor was lost, or could not run it, is tried again, elsewhere if it can be; then its rollout fails."""
+    """Attempts at a call whose executor was lost or could not run it, at another executor if there is one. Then the
+    rollout fails."""
     tool_calls_outstanding: PositiveInt = 256
-    """Calls under way at once per executor; further ones wait here, those of different rollouts in turn, for however long."""
+    """Calls at once per executor. Further calls wait in the generator without a limit; the rollouts take turns."""
     tool_calls_at_once: PositiveInt = 16
-    """Calls of one turn under way or waiting at once; further ones are not begun."""
+    """Calls of one turn that run or wait at once. Further calls start when these end."""
     tool_response_chars: PositiveInt = 4096
     """A longer tool response is cut in the middle."""
     error_detail: Literal["traceback", "last_line"] = "traceback"
-    """What the model sees of an error; the last line alone suits models whose budget cannot hold tracebacks."""
+    """What the model reads of an error. The last line suits models without room for tracebacks."""
     load_interval_seconds: PositiveFloat = 0.25
-    """How often the scheduler hears of the engine's load."""
+    """Interval at which the engine's load is announced."""
     trajectory_window: PositiveInt = 256
-    """Trajectories under way to the filter that it has not acknowledged."""
+    """The most trajectories that the filter has not acknowledged."""
 
 
 class RolloutGenerator(Actor):
@@ -105,7 +109,7 @@ class RolloutGenerator(Actor):
     drain_order = 20
     Settings = RolloutGeneratorSettings
     chat_format: ClassVar[type[ChatFormat]] = ChatFormat
-    """The format of episodes, the learner's demonstrations included: what a generator of your own replaces."""
+    """The format of episodes and of the learner's demonstrations, for subclasses to replace."""
     receives = (Push(RolloutRequest), Announce(PolicyPublished), Announce(GroupsUnwanted))
     links: ClassVar = {
         "trajectories": Push(Trajectory),
@@ -118,7 +122,7 @@ class RolloutGenerator(Actor):
 
     @classmethod
     def link_options(cls, link: str, settings: RolloutGeneratorSettings) -> dict[str, Any]:
-        """Windows as the settings say."""
+        """The links' windows and deadlines, from the settings."""
         options: dict[str, dict[str, Any]] = {
             "trajectories": {"window": settings.trajectory_window},
             "tools": {"outstanding": settings.tool_calls_outstanding, "timeout": settings.tool_timeout_seconds},
@@ -128,51 +132,43 @@ class RolloutGenerator(Actor):
 
     @classmethod
     def check(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
-        """The engine must take its settings, and the KV cache must hold a single rollout of every stage."""
-        found = list(
-            engine_faults(
-                settings.engine,
-                settings.engine_settings,
-                max_rollouts=settings.max_rollouts,
-                kv_tokens=settings.kv_tokens,
-            )
-        )
+        """The engine must take its settings, and the KV cache must hold one rollout of each stage."""
+        engine, rows, tokens = settings.engine, settings.max_rollouts, settings.kv_tokens
+        faults = list(engine_faults(engine, settings.engine_settings, max_rollouts=rows, kv_tokens=tokens))
         try:
             declaration(cls, settings.model_dump(include={"chat_format"}))
         except PluginError as error:
-            found.append(f"chat_format: {error}")
-        if settings.kv_tokens is None:
-            return found
-        return (
-            found
-            + [
-                f"kv_tokens: the KV cache holds {settings.kv_tokens} tokens, and one rollout of stage {stage.name} may take "
-                f"{stage.max_response_tokens} for its response besides its prompt; give it more, or lower the stage's max_response_tokens"
-                for stage in topology.stages
-                if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens >= settings.kv_tokens
-            ][:1]
-        )
+            faults.append(f"chat_format: {error}")
+        sampled = (stage for stage in topology.stages if isinstance(stage, RlStage | EvaluateStage))
+        longest = max(sampled, key=lambda stage: stage.max_response_tokens, default=None)
+        if tokens is not None and longest is not None and longest.max_response_tokens >= tokens:
+            faults.append(
+                f"kv_tokens: the KV cache holds {tokens} tokens, and one rollout of stage {longest.name} may take "
+                f"{longest.max_response_tokens} for its response beside its prompt; raise kv_tokens, or lower the "
+                "stage's max_response_tokens"
+            )
+        return faults
 
     @classmethod
     def probe(cls, topology: Topology, settings: RolloutGeneratorSettings) -> list[str]:
-        """Try the format on turns that a model may write."""
+        """Try the chat format on turns that a model may write."""
         del topology
         return format_faults(declaration(cls, settings.model_dump(include={"chat_format"})))
 
     async def start(self) -> None:
-        """Load tokenizer and engine; serve requests once a policy was published."""
+        """Load tokenizer and engine. Requests are served once a policy is published."""
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
         self._environments = Environments(topology, self.context.base)
         directory = await self.context.in_thread(model_directory, topology, self.context.directory)
         self._chat = await self.context.in_thread(self._make_format, directory)
         for difference in self._chat.differences():
-            self.log.warning("conversations are not as the chat template writes them", where=difference)
+            self.log.warning("conversations differ from what the chat template writes", where=difference)
         self._require_append_only()
         self._engine = self._make_engine(directory, settings)
         try:
             await self.context.nursery.start(self._engine.run)
-        except EngineError as error:  # what no restart mends, or the run has just begun and was never any better
+        except EngineError as error:  # a restart does not help, or the run has just begun and never worked
             if self.context.first or isinstance(error, ModelError):
                 raise EngineRefusedError(f"the engine cannot be started: {error}") from error
             raise
@@ -191,7 +187,7 @@ class RolloutGenerator(Actor):
         topology = self.context.topology
         try:
             tokenizer = load_tokenizer(directory, topology, self.context.base)
-        except Exception as error:  # transformers raises what it likes; a restart would read the same files
+        except Exception as error:  # transformers raises arbitrary errors; a restart would read the same files
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
@@ -199,22 +195,23 @@ class RolloutGenerator(Actor):
         return chat(tokenizer, self._environments, self._environments.schemas)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
-        """The agent loop's decider for one rollout."""
+        """The decisions of one rollout."""
         environment = self._environments[request.problem.environment]
         own_loop = environment.rollout is not None
         return Episode(request, self._chat, self._engine.longest, observes=environment.observes, begun=not own_loop)
 
     def _require_append_only(self) -> None:
-        """Raises EngineRefusedError where turns are answered in plain words and the chat template changes earlier turns then."""
+        """Raises EngineRefusedError when messages answer turns, and the chat template then changes earlier turns."""
         answering = [name for name, each in self._environments.items() if each.observes or each.rollout is not None]
         if answering and (changed := self._chat.rewriting()):
             raise EngineRefusedError(
-                f"environment {answering[0]!r} answers turns, and the chat template changes earlier turns then: {changed}; name a "
-                'template that repeats them as they were: chat_template = "chatml" in [model], or a file'
+                f"environment {answering[0]!r} answers turns, and the chat template then changes earlier turns: "
+                f"{changed}; name a template that repeats turns unchanged: "
+                'chat_template = "chatml" in [model], or a file'
             )
 
     def _look_for_long_prompts(self) -> None:
-        """Name the problems in lists whose prompts the model has no room for. Raises TaskError when no problem fits."""
+        """Name the listed problems whose prompts are too long for the model. Raises TaskError when no problem fits."""
         for name, source in self._environments.tasks().sources.items():
             if not isinstance(source, ListedTasks):
                 continue
@@ -239,9 +236,9 @@ class RolloutGenerator(Actor):
         except PluginError as error:
             raise EngineRefusedError(f"engine: {error}") from error
         if way := transfer.way_of(self.context.topology):
-            files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} takes weights from files alone"
+            files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} only takes weights from files"
             if fault := files_alone or transfer.unavailable(way):
-                raise EngineRefusedError(f'weights_in = "{way}": {fault}; choose another way, or mend that')
+                raise EngineRefusedError(f'weights_in = "{way}": {fault}; remove the cause, or choose another value')
         try:
             engine: Engine = engine_class(
                 directory,
@@ -260,7 +257,7 @@ class RolloutGenerator(Actor):
         return engine
 
     async def handle(self, message: Any) -> None:
-        """A request is run to its end; a policy is left to be taken up; unwanted rollouts are cancelled."""
+        """Run a request to its end; keep a policy for `ServedPolicy`; cancel rollouts of dropped groups."""
         match message:
             case RolloutRequest():
                 await self._rollout(message)
@@ -276,7 +273,7 @@ class RolloutGenerator(Actor):
     async def _rollout(self, request: RolloutRequest) -> None:
         asked_before = request.rollout in self._acks
         self._acks.setdefault(request.rollout, []).append(self.defer_ack())
-        if asked_before:  # a restarted scheduler asks for what is under way: one rollout answers both requests
+        if asked_before:  # a restarted scheduler repeats requests of running rollouts: one rollout answers both
             return
         await self._served.ready.wait()
         started = self.context.now()
@@ -298,7 +295,7 @@ class RolloutGenerator(Actor):
                 self._engine.release(request.rollout)
                 self._tools.end(request)
         if scope.cancelled_caught:
-            failure = ("cancelled", "nobody wants its group any more")
+            failure = ("cancelled", "its group was dropped")
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
@@ -343,7 +340,7 @@ class RolloutGenerator(Actor):
         )
 
     def waiting_for(self) -> str:
-        """Policy, requests or tool results, when the engine has nothing to write."""
+        """The actor that an idle engine waits for, and for what: policy, requests or tool results."""
         figures = self._engine.figures
         if figures.running or figures.waiting:
             return ""
@@ -353,7 +350,7 @@ class RolloutGenerator(Actor):
         return f"tool_executor: {in_flight} tool results" if in_flight else "kv_scheduler: rollout requests"
 
     def busy_seconds(self) -> float:
-        """Time in the engine's steps."""
+        """Seconds of the engine's steps."""
         return self._engine.figures.busy_seconds
 
     def status(self) -> tuple[str, ActorFigures]:

@@ -1,4 +1,4 @@
-"""A place to test one actor: the real class on an in-memory network, with stand-ins for its peers.
+"""Tests of one actor: the real class on an in-memory network, with stand-ins for its peers.
 
 Everything runs on trio's clock, so under ``MockClock`` hours pass in milliseconds::
 
@@ -34,13 +34,13 @@ from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, Pus
 
 SUPERVISOR = "supervisor.local"
 RECEIVE_SECONDS = 60.0
-"""On the bench's clock: how long a stand-in waits for a message before a test fails."""
+"""How long a stand-in waits for a message before a test fails, by trio's clock."""
 
 
 class Peer:
-    """A stand-in for another actor: keeps what arrives, answers calls with ``reply``.
+    """A stand-in for another actor. Stores all messages, and answers calls with ``reply``.
 
-    ``reply`` is called with every message, and awaited if it is awaitable: while it runs, a push is not acknowledged.
+    ``reply`` is called with each message and may be asynchronous. A push is acknowledged when it has returned.
     """
 
     def __init__(self, name: str, network: MemoryNetwork, registry: Registry, incarnation: int) -> None:
@@ -65,7 +65,7 @@ class Peer:
         return answer if delivery.kind == "call" else None
 
     async def receive(self, kind: type | None = None) -> Any:
-        """The next message, or the next of a kind; others are passed over (all are in ``log``).
+        """The next message, or the next of a kind. Others are skipped (all are in ``log``).
 
         Raises AssertionError when none comes within ``RECEIVE_SECONDS``.
         """
@@ -75,26 +75,26 @@ class Peer:
         raise AssertionError(f"{self.name} got no {wanted} within {RECEIVE_SECONDS:g} s")
 
     async def next(self, kind: type | None = None) -> Any:
-        """The same, however long it takes."""
+        """As `receive`, without a deadline."""
         while True:
             message = await self._received.receive()
             if kind is None or isinstance(message, kind):
                 return message
 
     def push(self, link: str, to: str, *, window: int = 64) -> PushLink:
-        """A push link of this stand-in's, made once."""
+        """A push link of this stand-in. Each link is made once."""
         if link not in self._links:
             self._links[link] = self.node.push(link, [to], window=window)
         return self._links[link]  # type: ignore[return-value]
 
     def call(self, link: str, to: str, *, timeout: float = 30.0) -> CallLink:
-        """A call link of this stand-in's, made once."""
+        """A call link of this stand-in. Each link is made once."""
         if link not in self._links:
             self._links[link] = self.node.call(link, [to], outstanding=64, timeout=timeout)
         return self._links[link]  # type: ignore[return-value]
 
     def announce(self, link: str, to: str) -> AnnounceLink:
-        """An announce link of this stand-in's, made once."""
+        """An announce link of this stand-in. Each link is made once."""
         if link not in self._links:
             self._links[link] = self.node.announce(link, [to])
         return self._links[link]  # type: ignore[return-value]
@@ -102,7 +102,7 @@ class Peer:
 
 @dataclass
 class Stage:
-    """An in-memory network with a stand-in for every actor of a topology but the real ones, by role or by ``role.replica``."""
+    """An in-memory network with stand-ins, by role or ``role.replica``, for all actors but those under test."""
 
     network: MemoryNetwork
     registry: Registry
@@ -112,7 +112,7 @@ class Stage:
         return self.peers[role if role in self.peers else f"{role}.0"]
 
     async def started(self, name: str) -> None:
-        """Wait until the actor says that it has started, however long that takes."""
+        """Wait until the actor's status says that it has started. There is no deadline."""
         while True:
             status = await self["supervisor.local"].next(ActorStatus)
             if status.actor == name and status.state not in {"starting", "failed"}:
@@ -123,10 +123,10 @@ class Stage:
 async def stand_ins(
     topology: Topology, *roles: str, concurrency: Mapping[str, int] | None = None
 ) -> AsyncIterator[Stage]:
-    """Stand-ins for every actor of the topology but those of ``roles``, and for the supervisor; they outlive restarts.
+    """Stand-ins for the supervisor and for every actor of the topology except ``roles``. They outlive restarts.
 
-    ``concurrency`` says, by ``role.replica`` or role, who handles how many messages at once; the others take them one by
-    one, in order.
+    ``concurrency``: messages that a stand-in handles at once, by ``role.replica`` or role. The others handle messages
+    one by one, in order.
     """
     network, registry = MemoryNetwork(), Registry.of(messages)
     names = [node for node, other in actor_nodes(topology) if other not in roles]
@@ -141,7 +141,7 @@ async def stand_ins(
 
 
 async def in_thread(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What actors get for a thread: one in real time; in virtual time, which would run away from it, the work is done in place."""
+    """Run work in a thread; in virtual time, which would not wait for a thread, run it here."""
     if not isinstance(trio.lowlevel.current_clock(), MockClock):
         return await trio.to_thread.run_sync(work, *arguments, **options)
     await trio.lowlevel.checkpoint()
@@ -160,10 +160,10 @@ async def running(
     incarnation: int = 1,
     kill: bool = False,
 ) -> AsyncIterator[Actor]:
-    """Run ``cls`` as the topology's ``role``, or one of its replicas, among the stand-ins.
+    """Run ``cls`` as a replica of the topology's ``role`` among the stand-ins.
 
-    On leaving it is stopped as at the end of a run, or with ``kill`` ended as by SIGKILL. A restart needs a greater
-    incarnation. In virtual time, what the actor would do in a thread is done in place.
+    When the context ends, the actor is stopped as at the end of a run, or with ``kill`` as by SIGKILL. A restart needs
+    a greater incarnation. In virtual time, the actor's work for threads runs in trio's thread.
     """
     name = f"{role}.{replica}"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation)
@@ -205,5 +205,5 @@ async def running(
             else:
                 stopping.set()
     finally:
-        for journal in journals:  # a process that ends, however it does, leaves no transaction behind
+        for journal in journals:  # a process that ends leaves no transaction behind
             journal.abandon()

@@ -5,13 +5,16 @@
     agent-rl bench rollout --quick
     agent-rl bench rollout --engine vllm --rounds 7
 
-First, tokens a second of the engine and of `model.generate` on the same prompts, with the same numbers of response tokens,
-sampling and threads; `generate` in batches of each of --batches prompts, and compared by the best. Then the production generator on
-episodes of one turn, and on episodes that call tools which answer at once, beside its engine alone on the same token sequences.
-With --engine vllm (in an environment that has it): the generator over vLLM on episodes of one turn, beside vLLM's own `LLM.generate` on
-the same prompts with the same numbers of response tokens, in a process of its own.
-Rounds alternate between the sides, ratios are taken within a round, figures are medians over rounds; every round draws its
-prompts and lengths anew.
+First, tokens a second of the engine and of `model.generate`, on the same prompts with the same numbers of response
+tokens, sampling and threads. `generate` runs in batches of each of --batches prompts, and its best counts. Then the
+production generator runs episodes of one turn, and episodes that call tools which answer at once, beside its engine
+alone on the same token sequences.
+
+With --engine vllm (in an environment that has it): the generator over vLLM on episodes of one turn, beside vLLM's own
+`LLM.generate`, in a process of its own, on the same prompts with the same numbers of response tokens.
+
+Rounds alternate between the sides, ratios are taken within a round, and figures are medians over rounds. Each round
+draws new prompts and lengths.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from benchmarks.rollout_models import Lengths, larger_model, quickstart_model, s
 MODELS = {"quickstart": quickstart_model, "larger": larger_model}
 SUFFIX = {"quickstart": "", "larger": "_larger"}
 EPISODES = {"generator": (60.0, 0.0), "agent_loop": (16.0, 0.6)}
-"""Mean letters of a turn, and how likely it ends in a tool call: without tools, and with (2.2 turns of 25 tokens)."""
+"""Mean letters of a turn, and the probability of a tool call: without tools, and with (2.2 turns of 25 tokens)."""
 
 
 @dataclass(kw_only=True)
@@ -73,21 +76,21 @@ class Options:
 
 @dataclass
 class Figures:
-    """Everything measured, by name, a value a round."""
+    """The figures by name, with a value for each round."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
-        """One round's value."""
+        """Add the value of one round."""
         self.values.setdefault(name, []).append(value)
 
     def median(self, name: str) -> float:
-        """Over rounds."""
+        """The median over rounds."""
         return statistics.median(self.values[name])
 
 
 async def compare_engines(model: Path, lengths: Lengths, options: Options, figures: Figures, name: str) -> list[object]:
-    """Engine against generate; returns a row for the table. Adds ``engine_ratio_to_generate`` and rates, with ``name``."""
+    """Engine beside generate; a row for the table. Adds ``engine_ratio_to_generate`` and rates, with suffix ``name``."""
     engine = TorchEngine(
         model,
         max_rollouts=options.prompts,
@@ -127,7 +130,7 @@ async def compare_engines(model: Path, lengths: Lengths, options: Options, figur
 async def compare_loops(
     spec: InitialiseModel, kind: str, folder: Path, options: Options, figures: Figures, name: str
 ) -> list[object]:
-    """Generator against its engine alone; returns a row for the table. Adds ``KIND_share_of_engine``, with ``name``."""
+    """Generator beside its engine alone; a row for the table. Adds ``KIND_share_of_engine``, with suffix ``name``."""
     model = folder / f"writer-{kind}"
     thinking, calling = EPISODES[kind]
     save_writer(model, spec, thinking=thinking, calling=calling)
@@ -167,7 +170,7 @@ async def compare_loops(
 
 
 async def compare_vllm(spec: InitialiseModel, folder: Path, options: Options, figures: Figures) -> None:
-    """Generator over vLLM against bare vLLM. Adds ``generator_over_bare_vllm``; raises EngineError where vLLM cannot run."""
+    """Generator over vLLM beside bare vLLM. Adds ``generator_over_bare_vllm``. Raises EngineError without vLLM."""
     from benchmarks.rollout_vllm import ENGINE, bare_vllm
 
     model = folder / "writer"
@@ -193,7 +196,7 @@ async def compare_vllm(spec: InitialiseModel, folder: Path, options: Options, fi
 
 
 async def measure(name: str, spec: InitialiseModel, folder: Path, options: Options, figures: Figures) -> None:
-    """Everything about one model."""
+    """All comparisons of one model."""
     suffix = SUFFIX[name]
     model = folder / "model"
     await trio.to_thread.run_sync(partial(initialise_model, spec, model, seed=options.seed))
@@ -210,7 +213,7 @@ async def measure(name: str, spec: InitialiseModel, folder: Path, options: Optio
 
 
 def against_vllm(options: Options, figures: Figures) -> int:
-    """The second comparison on vLLM."""
+    """The comparison with vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise WrongOptions("vLLM is not installed: `make test-vllm` builds .venv-vllm with it")
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from typing import Any
 
 from actors.rollout_generator import RolloutGenerator
 from agent_rl.environments.python_tools import PYTHON_TOOL
-from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
+from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 
 OPENING, CLOSING = "```python\n", "```"
@@ -73,7 +73,7 @@ def _translated(message: dict[str, str]) -> str:
     if message["role"] == "assistant":
         blocks = [
             f"{OPENING}{call.arguments['code']}\n{CLOSING}"
-            for call in parse_turn(content).calls
+            for call in parse_calls(content)
             if isinstance(call, ParsedCall)
         ]
         return "\n".join(blocks) or content

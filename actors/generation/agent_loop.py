@@ -1,4 +1,4 @@
-"""The agent loop of a generator: the engine writes a turn, tools or the environment answer it, until the episode has ended.
+"""The agent loop of a generator: the engine writes a turn, and tools or the environment answer, until the episode ends.
 
 ::
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class EnvironmentFaultError(Exception):
-    """The environment did not answer a turn, through a fault of its own; the message says where."""
+    """A fault of the environment: it did not answer a turn. The message says where."""
 
 
 class AgentLoop:
-    """Runs episodes, any number at once."""
+    """Runs any number of episodes at once."""
 
     def __init__(self, context: ActorContext, chat: ChatFormat, engine: Engine, tools: ToolCaller) -> None:
         self._context = context
@@ -54,19 +54,20 @@ class AgentLoop:
                 responses, records = await self.answer(episode, calls)
                 episode.responded(responses, records, self._engine.policy)
             elif episode.ended is None:
-                episode.observed(await self._observed(episode), self._engine.policy)
+                episode.observed(await self._observe(episode), self._engine.policy)
 
-    async def _observed(self, episode: Episode) -> TurnObserved:
+    async def _observe(self, episode: Episode) -> TurnObserved:
         """The environment's answer to the last turn. Raises ToolsUnavailableError and EnvironmentFaultError."""
         request = episode.request
-        asked = ObserveTurn(request.rollout, request.problem, episode.transcript, episode.state, request.seed)
-        answer = await self._tools.observe(asked)
+        answer = await self._tools.observe(
+            ObserveTurn(request.rollout, request.problem, episode.transcript, episode.state, request.seed)
+        )
         if answer.fault:
             raise EnvironmentFaultError(answer.fault)
         return answer
 
     async def write(self, episode: Episode) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
-        """Have the engine write a turn: its arrays, as of `Episode.wrote`, and whether it stopped. Raises EngineError."""
+        """Let the engine write a turn: arrays as for `Episode.wrote`, and whether it stopped. Raises EngineError."""
         request = episode.request
         result = await self._engine.generate(
             TurnRequest(
@@ -79,15 +80,15 @@ class AgentLoop:
             )
         )
         turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
-        if wrong := episode.rubbish(*turn, stopped=stopped, stop=self.chat.stop_tokens):
-            raise EngineError(f"the engine returned {wrong}")
+        if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens):
+            raise EngineError(f"the engine returned {fault}")
         return turn, stopped
 
     async def answer(
         self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]
     ) -> tuple[list[str], list[ToolCallRecord]]:
-        """The turn's calls run at once, within bounds; responses and records come back in their order."""
-        if len(calls) == 1:  # as in most turns: tasks of their own would be a tenth of what the loop costs
+        """Run the turn's calls, several at once. Returns responses and records in the order of the calls."""
+        if len(calls) == 1:  # most turns have one; a task for it would be a tenth of the loop's cost
             text, record = await self.call(episode, 0, calls[0])
             return [text], [record]
         answers: list[tuple[str, ToolCallRecord] | None] = [None] * len(calls)
@@ -103,8 +104,8 @@ class AgentLoop:
                 nursery.cancel_scope.cancel()
 
         tools = [self._tools.tool(episode.request, call.name) for call in calls if isinstance(call, ParsedCall)]
-        builds = any(tool is not None and tool.stateful for tool in tools)  # each call may build on the one before
-        at_once = 1 if builds else self._context.settings.tool_calls_at_once
+        stateful = any(tool is not None and tool.stateful for tool in tools)
+        at_once = 1 if stateful else self._context.settings.tool_calls_at_once
         async with trio.open_nursery() as nursery:
             for _ in range(min(at_once, len(calls))):
                 nursery.start_soon(work)
@@ -114,7 +115,7 @@ class AgentLoop:
         return [text for text, _ in done], [record for _, record in done]
 
     async def call(self, episode: Episode, index: int, call: ParsedCall | MalformedCall) -> tuple[str, ToolCallRecord]:
-        """What the model reads of one call, and the record of it. Raises ToolsUnavailableError."""
+        """The text that the model reads of one call, and the call's record. Raises ToolsUnavailableError."""
         turn = episode.turns
         if isinstance(call, MalformedCall):
             return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)

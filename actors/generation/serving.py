@@ -1,4 +1,4 @@
-"""Which policy an engine serves: the newest, fetched or found, and taken up between two of its steps."""
+"""Keeps an engine at the newest policy: gets published weights and has the engine load them between two steps."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from agent_rl.messages import PolicyPublished, TransferOffer, TransferWanted, We
 from transport import CallFailed, CallTimeout, PeerLost
 
 PART_SECONDS = 60.0
-"""How long one part of a fetched file may take; it is asked for again after that."""
+"""How long one part of a fetched file may take. Then the generator asks for it again."""
 OFFER_SECONDS = 10.0
-"""How long the learner may take to say where weights are sent: it waits there for half a minute from then on."""
+"""How long the learner may take to answer with an offer. It then waits there for half a minute."""
 FIRST_ATTEMPTS = 3
-"""So many transfers may fail before a run's first policy is served; then this way is no way here."""
+"""Number of failed transfers of a run's first policy after which the generator gives up."""
 AGAIN_SECONDS = 2.0
-"""How long after weights could not be fetched they are asked for again, unless a newer policy is published before."""
+"""Pause before weights are fetched again after a failure. A newer policy ends the pause."""
 REPLACED_SECONDS = 30.0
-"""How long the engine's refusal of weights may stand until a newer policy is published; then the generator fails of it."""
+"""How long the generator waits for a newer policy after the engine has refused one. Then the generator fails."""
 
 
 class ServedPolicy:
-    """Keeps the engine at the newest policy; rollouts in flight go on over each change.
+    """The policy that an engine serves. Rollouts in flight continue when it changes.
 
-    Weights come by the way that is published: from a file under the published name, on a disk (or in the shared memory) that
-    learner and generator share; that file over the link ``weights``, where the topology leads it to the learner; or sent into
-    the engine, once the learner was asked over the link ``transfer``.
+    Weights come in one of three ways: from a file on a disk or in shared memory that learner and generator share; from
+    this file over the link ``weights``, when the topology has the link; or by a transfer into the engine, which the
+    learner offers over the link ``transfer``.
     """
 
     def __init__(self, context: ActorContext, engine: Engine, log: Any) -> None:
@@ -47,13 +47,13 @@ class ServedPolicy:
         self._newest: PolicyPublished | None = None
         self._newer = trio.Event()
         self._lost = 0
-        """Transfers that did not come to their end."""
+        """Number of failed transfers."""
         self._claim: Claim | None = None
         self._fetched = self._over_links() if LINK in context.links else None
         self.ready = trio.Event()
         """Set once a published policy is served."""
         self.waiting_for = "learner: a policy"
-        """Whom for what, while there is a policy that is not served yet; else empty."""
+        """The actor and what it must do, while a policy is not served yet; else empty."""
 
     def _over_links(self) -> FetchedWeights:
         topology = self._context.topology
@@ -66,26 +66,26 @@ class ServedPolicy:
         return FetchedWeights(directory, part, self._context.in_thread)
 
     def published(self, policy: PolicyPublished) -> None:
-        """A policy is published; the newest is taken up, others may be left out."""
+        """A policy is published. Only the newest is sure to be served."""
         self._newest = policy
         self._newer.set()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Take up what is published, for ever; ``changed`` is called after each. Raises EngineError, EngineRefusedError, DiskError."""
+        """Serve each newest policy, then call ``changed``. Raises EngineError, EngineRefusedError and DiskError."""
         while True:
             await self._newer.wait()
             self._newer = trio.Event()
             published = self._newest
             assert published is not None
-            if published.policy != self._engine.policy and not await self._take_up(published):
+            if published.policy != self._engine.policy and not await self._load(published):
                 self._newer.set()
                 continue
             self.waiting_for = ""
             self.ready.set()
             changed()
 
-    async def _take_up(self, published: PolicyPublished) -> bool:
-        """Whether the engine serves the policy now; if not, it is time to look for the newest again."""
+    async def _load(self, published: PolicyPublished) -> bool:
+        """Load a policy. False: it failed, and the pause before the next attempt is over."""
         self.waiting_for = f"learner: the weights of version {published.policy.version}"
         again, fatal = AGAIN_SECONDS, False
         try:
@@ -102,8 +102,8 @@ class ServedPolicy:
             self._lost += 1
             if self._lost >= FIRST_ATTEMPTS and self._context.first and not self.ready.is_set():
                 raise EngineRefusedError(
-                    f"no weights come to the engine, after {self._lost} attempts: {fault}; look at GPUs, ports and network "
-                    "interfaces between learner and generator, or choose another way for the learner's weights_in"
+                    f"the engine has received no weights in {self._lost} attempts: {fault}; check GPUs, ports and "
+                    "network interfaces between learner and generator, or change weights_in of the learner"
                 ) from fault
         self._log.warning("policy not taken up", version=published.policy.version, error=str(fault))
         with trio.move_on_after(again) as waiting:
@@ -117,7 +117,7 @@ class ServedPolicy:
             wanted = TransferWanted(published.policy, self._engine.ranks)
             offer: TransferOffer = await self._context.link(transfer.LINK)(wanted, timeout=OFFER_SECONDS)
             if not offer.port:
-                raise FetchError(f"the learner offers version {published.policy.version} no more")
+                raise FetchError(f"the learner no longer offers version {published.policy.version}")
             return offer
         if self._fetched is not None and published.size:
             return await self._fetched.fetch(published)

@@ -1,8 +1,8 @@
-"""A generator's side of tool calls: whose turn it is, which executor runs a call, what becomes of a lost one's, states, and the text.
+"""Tool calls of a generator: their order, their executor, further attempts, states, and the text of results.
 
 ::
 
-    ToolCaller.call --> a place, in turn --> the executor with the fewest calls, or the rollout's --> ToolResult --> response
+    ToolCaller.call --> a place, in turn --> the executor with the fewest calls, or the rollout's --> ToolResult
                                                  |  lost, silent, or without an interpreter
                                                  `--> another, up to tool_attempts --> ToolsUnavailableError
 """
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from agent_rl.rollout.episode import RolloutTally
 
 END_SECONDS = 30.0
-"""How long it is tried to tell an executor that a rollout is over."""
+"""Deadline of the call that tells an executor the end of a rollout."""
 
 
 class ToolsUnavailableError(Exception):
-    """The tool service could not run a call: the infrastructure's failure, not the model's."""
+    """No executor could run a call: a failure of the infrastructure, not of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """What the model reads of a call, and what became of it. ``cut``: its text was longer."""
+    """The text that the model reads of a call, and the outcome. ``cut``: the text was longer."""
 
     text: str
     outcome: ToolOutcome
@@ -58,21 +58,21 @@ class ToolCaller:
         self._toolboxes = toolboxes
         self._places = FairQueue(context.settings.tool_calls_outstanding * executors)
         self.states: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        """The snapshots of the rollouts that called tools with state, by tool: what another generator could go on from."""
+        """The snapshots of rollouts that called tools with state, by tool."""
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place."""
+        """Number of calls that wait for a place."""
         return self._places.waiting
 
     def tool(self, request: RolloutRequest, name: str) -> Tool | None:
-        """The tool of that name that the rollout's environment has."""
+        """The tool of this name in the rollout's environment."""
         return self._toolboxes[request.problem.environment].get(name)
 
     async def call(self, request: RolloutRequest, number: str, call: ParsedCall) -> ToolResponse:
-        """What became of a call, ``number`` within its rollout; waits for its turn. Raises ToolsUnavailableError.
+        """Run a call when its turn comes. ``number``: its name within the rollout. Raises ToolsUnavailableError.
 
-        Calls of a tool with state are made one after the other.
+        The caller makes calls of tools with state one after the other.
         """
         tool, rollout = self.tool(request, call.name), request.rollout
         stateful = tool is not None and tool.stateful
@@ -96,14 +96,14 @@ class ToolCaller:
         return self._toolboxes[problem.environment]
 
     async def observe(self, turn: ObserveTurn) -> TurnObserved:
-        """The environment's answer to a turn, from any executor; waits for its turn. Raises ToolsUnavailableError."""
+        """The environment's answer to a turn, from any executor. Raises ToolsUnavailableError."""
         async with self._places.place(turn.rollout):
             what = f"turn {len(turn.transcript.texts)} of {turn.rollout}"
             answer: TurnObserved = await self._ask("turns", turn, what, None)
         return answer
 
     def end(self, request: RolloutRequest) -> None:
-        """The rollout has ended: what is kept for it may go."""
+        """The rollout has ended: drop its snapshots, and tell the executor."""
         if self.states.pop(request.rollout, None) is not None:
             self._context.nursery.start_soon(self._end, request)
 
@@ -122,7 +122,7 @@ class ToolCaller:
         outcome = output.outcome
         try:
             text = harmless((rendered if tool is None else tool.render)(output))
-        except Exception as error:  # noqa: BLE001  the user's code: the model reads that its result was lost
+        except Exception as error:  # noqa: BLE001 - the user's code; the model reads of the failure
             self._context.log.warning("a tool cannot render its result", call=result.call, error=described(error))
             outcome = "error"
             text = harmless(f"Error: the result cannot be shown: {type(error).__name__}: {error}")
@@ -130,7 +130,7 @@ class ToolCaller:
         return ToolResponse(shown, outcome, result.run_seconds, len(shown) < len(text))
 
     async def _ask(self, link: str, request: Any, what: str, key: str | None) -> Any:
-        """The reply of some executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
+        """The reply of an executor, with ``key`` of the one the key is pinned to. Raises ToolsUnavailableError."""
         settings = self._context.settings
         for attempt in range(1, settings.tool_attempts + 1):
             error = "no executor ran it"
@@ -147,12 +147,12 @@ class ToolCaller:
         )
 
     async def _end(self, request: RolloutRequest) -> None:
-        """Tell the rollout's executor that it is over. Where that gets lost, its notebook stays until the place is needed."""
+        """Tell the executor the rollout's end. If the call is lost, its session stays until the place is needed."""
         rollout, tools = request.rollout, self._context.link("tools")
         over = ToolCall(f"{rollout}/end", rollout, "", {}, request.problem, request.seed, ends=True)
         try:
             await tools(over, timeout=END_SECONDS, key=rollout)
         except (CallTimeout, PeerLost, CallFailed) as error:
-            self._context.log.info("an executor was not told of a rollout's end", rollout=rollout, error=str(error))
+            self._context.log.info("an executor does not know of a rollout's end", rollout=rollout, error=str(error))
         finally:
             tools.forget(rollout)

@@ -2,17 +2,18 @@
 
 ::
 
-    rollout(problem, model, tools) --messages--> model --> Conversation --> engine.generate --> the turn's text --> rollout
-                                   `-arguments-> tools["name"] ---------> ToolCall / ToolResult --> its text -----> rollout
+    rollout(problem, model, tools) --messages--> model --> Conversation --> engine.generate --> the turn's text
+                                   `-arguments-> tools["name"] -----------> ToolCall, ToolResult --> the result's text
 
-The loop runs in the generator. What it takes for itself, beside waiting for ``model`` and ``tools``, is bounded. Its rollout
-ends when it returns, or where the model has no turn or token left: the loop is cancelled then. A failure of engine or executors
-cancels it too, and never passes through it.
+The loop runs in the generator. Its own time, without waiting for ``model`` and ``tools``, is bounded. The rollout ends
+when the loop returns. When the model has no turn or token left, and when engine or executors fail, the loop is
+cancelled; it never sees such a failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class UserLoop:
-    """One rollout of a user's own loop: what it is given, and what became of it."""
+    """One rollout by a user's own loop."""
 
     def __init__(self, agent: AgentLoop, episode: Episode, tools: Mapping[str, Tool], seconds: float) -> None:
-        """``seconds``: what the loop may take for itself."""
+        """``seconds``: limit of the loop's own time."""
         self._agent = agent
         self._episode = episode
         self._conversation = Conversation(episode, agent.chat)
@@ -49,15 +50,15 @@ class UserLoop:
         self._failure: Exception | BlockedError | None = None
 
     async def run(self, rollout: Rollout) -> None:
-        """Run the loop to its end. Raises EngineError and ToolsUnavailableError, and EnvironmentFaultError for a fault of the loop."""
+        """Run the loop. Raises EngineError, ToolsUnavailableError, and EnvironmentFaultError for the loop's faults."""
         episode = self._episode
         fault = ""
         try:
             with self._scope, self._deadline.enforced():
-                await rollout(episode.request.problem, self._model, _Tools(self))
+                await rollout(episode.request.problem, self._model, {name: self._tool(name) for name in self._known})
         except DeadlineError:
-            fault = f"has taken more than {self._seconds:g} s for itself, beside model() and tools"
-        except (Exception, BlockedError) as error:  # noqa: BLE001  the user's code may raise anything
+            fault = f"has taken more than {self._seconds:g} s of its own time, without model() and tools"
+        except (Exception, BlockedError) as error:  # noqa: BLE001 - the user's code may raise anything
             self._failure = self._failure or error
         if isinstance(self._failure, EngineError | ToolsUnavailableError):
             raise self._failure
@@ -80,9 +81,7 @@ class UserLoop:
         if self._failure is not None:
             await self._end()
         if self._writing:
-            self._failure = ContractError(
-                "model() was called while an earlier call was under way; await that one first"
-            )
+            self._failure = ContractError("model() was called during an earlier call; await the earlier call first")
             raise self._failure
         self._writing = True
         try:
@@ -90,7 +89,7 @@ class UserLoop:
                 if episode.ended is None and not episode.may_go_on:
                     episode.ended = "turn_limit"
                 if episode.ended is None:
-                    self._conversation.continued(messages, self._agent.policy)
+                    self._conversation.continue_with(messages, self._agent.policy)
                 if episode.ended is None:
                     turn, stopped = await self._agent.write(episode)
                     text = episode.wrote_text(*turn, stopped=stopped)
@@ -112,20 +111,17 @@ class UserLoop:
         await trio.sleep_forever()
         raise AssertionError
 
-    def tool(self, name: str) -> Callable[..., Awaitable[str]]:
-        """A tool of the environment: its arguments in, the text that a model would read out. Raises KeyError."""
-        found = self._known[name]
+    def _tool(self, name: str) -> Callable[..., Awaitable[str]]:
+        """A tool of the environment: from its arguments to the text that a model would read."""
+        stateful = self._known[name].stateful
 
         async def call(**arguments: Any) -> str:
             self._calls += 1
             number = self._calls
             with self._deadline.suspended():
                 try:
-                    if not found.stateful:
+                    async with self._in_order if stateful else nullcontext():
                         text, record = await self._agent.call(self._episode, number, ParsedCall(name, arguments))
-                    else:
-                        async with self._in_order:
-                            text, record = await self._agent.call(self._episode, number, ParsedCall(name, arguments))
                 except ToolsUnavailableError as error:
                     self._failure = error
                     await self._end()
@@ -133,24 +129,3 @@ class UserLoop:
                 return text
 
         return call
-
-    @property
-    def tools(self) -> Mapping[str, Tool]:
-        """The tools of the environment by name."""
-        return self._known
-
-
-class _Tools(Mapping[str, Callable[..., Awaitable[str]]]):
-    """``tools["name"](**arguments)``."""
-
-    def __init__(self, loop: UserLoop) -> None:
-        self._loop = loop
-
-    def __getitem__(self, name: str) -> Callable[..., Awaitable[str]]:
-        return self._loop.tool(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._loop.tools)
-
-    def __len__(self) -> int:
-        return len(self._loop.tools)

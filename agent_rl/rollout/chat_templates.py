@@ -1,4 +1,4 @@
-"""The chat template a model is spoken to with: its own, a file of the user's, or one of ours."""
+"""The chat template of a model: its own, a file that the topology names, or one of ours."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ CHATML = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-"""For tokenizers that know ``<|im_start|>`` and ``<|im_end|>``. It repeats what was said as it was said, where many models' own
-leave out earlier turns' reasoning: the conversation so far is always a prefix of what it becomes."""
+"""For tokenizers with the tokens ``<|im_start|>`` and ``<|im_end|>``.
+
+It repeats earlier turns unchanged, so a conversation is always a prefix of its continuation. The templates of many
+models leave out the reasoning of earlier turns."""
 
 OURS = {"chatml": CHATML}
-"""Templates by the names that ``chat_template`` of a topology's ``[model]`` may have; anything else there is a file."""
+"""Our templates by the names for ``chat_template`` in a topology's ``[model]``. Other values are files."""
 
 
 def template_file(topology: Topology, base: Path) -> Path | None:
-    """The file that the topology names as template; None when it names none, or one of ours."""
+    """The template file that the topology names. None: it names none, or one of ours."""
     name = topology.model.chat_template
     return None if name is None or name in OURS else base / name
 
@@ -33,7 +35,7 @@ def template_file(topology: Topology, base: Path) -> Path | None:
 def load_tokenizer(directory: Path, topology: Topology, base: Path) -> Any:
     """The model's transformers tokenizer, with the template that the topology names.
 
-    ``base`` is where the topology file is. Raises OSError and UnicodeDecodeError when a template file cannot be read.
+    ``base``: the directory of the topology file. Raises OSError and UnicodeDecodeError for unreadable template files.
     """
     from transformers import AutoTokenizer
 

@@ -1,13 +1,13 @@
-"""The conversation of a user's own loop as one sequence of tokens: what it may be continued with, and what is refused.
+"""The conversation of a user's own loop as one sequence of tokens.
 
 ::
 
-    loop --messages--> Conversation.continued --> Episode.begin, Episode.told --> the engine writes --> Conversation.wrote --> loop
+    loop --messages--> Conversation.continue_with --> Episode.begin or .add_messages --> engine --> Conversation.wrote
 
-A rollout is one sequence: each of its tokens was sampled after exactly the tokens before it, and is trained on in that place. So
-a loop continues its conversation: the messages of a call to ``model`` are those of the call before, the turn that this
-returned, and what follows it. The turn's tokens are kept and never encoded again. A loop that changes what was said would have the
-later turns sampled after another text than they are trained after; it is refused, with the place of the change.
+A rollout is one sequence: each of its tokens was sampled after exactly the tokens before it, and is trained in this
+place. So the messages of a call to ``model`` are the messages of the call before, the turn that the call returned, and
+new messages. The tokens of turns are kept and never encoded again. A loop that changes earlier messages is refused: its
+later turns would be sampled after another text than they are trained after.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ SHOWN = 60
 
 
 class Conversation:
-    """What a loop has said and the model has answered, beside the episode that holds its tokens."""
+    """The messages of a loop and the turns of the model. The episode holds their tokens."""
 
     def __init__(self, episode: Episode, chat: ChatFormat) -> None:
         self._episode = episode
         self._chat = chat
-        self._said: list[tuple[str, str]] = []
+        self._messages: list[tuple[str, str]] = []
 
-    def continued(self, messages: object, policy: Policy) -> None:
-        """Take the messages of a call to ``model``; the episode may then write its next turn, or has ended.
+    def continue_with(self, messages: object, policy: Policy) -> None:
+        """Append the new messages of a call to ``model``. Then the model may write, or the episode has ended.
 
-        ``policy`` is what is served now. Raises ContractError.
+        ``policy`` is served now. Raises ContractError when earlier messages have changed.
         """
         given = sound_messages(messages)
-        if not self._said:
+        if not self._messages:
             self._episode.begin(self._chat.opening_tokens(given, self._episode.request.problem))
         else:
-            self._unchanged(given)
+            self._require_unchanged(given)
             turn = self._episode.turns
-            added = [EnvironmentMessage(turn, role, content) for role, content in given[len(self._said) :]]
-            self._episode.told(added, policy)
-        self._said = given
+            added = [EnvironmentMessage(turn, role, content) for role, content in given[len(self._messages) :]]
+            self._episode.add_messages(added, policy)
+        self._messages = given
 
     def wrote(self, text: str) -> None:
-        """The model wrote a turn."""
-        self._said.append(("assistant", text))
+        """Add a turn of the model."""
+        self._messages.append(("assistant", text))
 
-    def _unchanged(self, given: Sequence[tuple[str, str]]) -> None:
-        for number, (before, now) in enumerate(zip(self._said, given, strict=False), 1):
+    def _require_unchanged(self, given: Sequence[tuple[str, str]]) -> None:
+        for number, (before, now) in enumerate(zip(self._messages, given, strict=False), 1):
             if before != now:
                 raise ContractError(
-                    f"message {number} of the conversation was {_shown(before)} and is now {_shown(now)}; a rollout is one sequence "
-                    "of tokens: give model() its earlier messages and turns as they were, then what follows"
+                    f"message {number} of the conversation was {_shown(before)} and is now {_shown(now)}; a rollout is "
+                    "one sequence of tokens: give model() its earlier messages and turns unchanged, then new messages"
                 )
-        if len(given) < len(self._said):
+        if len(given) < len(self._messages):
             raise ContractError(
-                f"the conversation has {len(given)} messages, where {len(self._said)} were said, the model's last turn included; give "
-                "model() all of them, then what follows"
+                f"the conversation has {len(given)} messages, and had {len(self._messages)} with the model's last "
+                "turn; give model() all of them, then new messages"
             )
 
 
 def sound_messages(messages: object) -> list[tuple[str, str]]:
-    """Role and content of each message of a conversation. Raises ContractError when they are no messages, or none."""
+    """Role and content of each message. Raises ContractError when there are none, or when one is not a message."""
     if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Mapping):
         raise ContractError(
             f"the messages are {messages!r:.{SHOWN}}; give a list of dictionaries with role and content"

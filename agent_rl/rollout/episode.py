@@ -1,12 +1,12 @@
-"""The agent loop as a pure decider: what to generate next, which tools to call, when a rollout ends and how.
+"""The agent loop's decisions: what to generate next, which tools to call, and when a rollout ends and how.
 
 ::
 
-    Episode.tokens, .budget --engine--> Episode.wrote(...) -> calls --tools--------> Episode.responded(...) -> .tokens, .budget ...
-                                                           -> none --environment---> Episode.observed(...)  -> .tokens, .budget ...
-                                                           -> none: ended
+    Episode.tokens, .budget --engine--> Episode.wrote -> calls --tools--------> Episode.responded --> .tokens, ...
+                                                      -> none --environment---> Episode.observed ---> .tokens, ...
+                                                      -> none: ended
 
-Token in, token out: tokens are only ever appended. Every token carries its log-probability, the policy that sampled it and
+Tokens are only ever appended. Every token has its log-probability, the policy that sampled it, and a mask that says
 whether the model wrote it.
 """
 
@@ -37,17 +37,17 @@ from agent_rl.rollout.prompts import ChatFormat
 
 @dataclass
 class RolloutTally:
-    """What became of a generator's rollouts and of their tool calls, in totals."""
+    """Totals of a generator: its rollouts by status, and their tool calls by outcome."""
 
     rollouts: int = 0
     calls_failed: int = 0
-    """Attempts at calls that the tool service did not answer: each is made again, or fails its rollout."""
+    """Attempts at calls that no executor answered: each call is made again, or fails its rollout."""
     by_status: Counter[str] = field(default_factory=Counter)
     by_outcome: Counter[str] = field(default_factory=Counter)
     responses_cut: int = 0
 
     def add(self, trajectory: Trajectory) -> None:
-        """A rollout has ended."""
+        """Count a rollout that has ended."""
         self.rollouts += 1
         self.by_status[trajectory.status] += 1
         self.by_outcome.update(call.outcome for call in trajectory.transcript.calls)
@@ -55,7 +55,7 @@ class RolloutTally:
 
 
 class Episode:
-    """One rollout under way."""
+    """One running rollout."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Episode:
         observes: bool = False,
         begun: bool = True,
     ) -> None:
-        """``longest``: tokens the engine allows a sequence, prompt included.
+        """``longest``: the most tokens of a sequence by the engine, with its prompt.
 
-        ``observes``: the environment answers turns that call no tool; otherwise such a turn ends the rollout. ``begun`` False: the
-        prompt is not the environment's, and `begin` is to be called.
+        ``observes``: the environment answers turns that call no tool; otherwise such a turn ends the rollout. ``begun``
+        False: the prompt is not the environment's, and the caller calls `begin`.
         """
         self.request = request
         self.state = b""
-        """The environment's snapshot, which travels with the rollout."""
+        """The environment's last snapshot."""
         self._chat = chat
         self._longest = longest
         self._observes = observes
@@ -92,25 +92,25 @@ class Episode:
             self.begin(chat.prompt_tokens(request.problem))
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Take the tokens that the first turn continues.
+        """Set the tokens that the first turn continues.
 
-        A prompt that leaves less than ``max_response_tokens`` gets a budget of what it leaves; one that leaves nothing ends the
-        rollout before it began.
+        A prompt that leaves less than ``max_response_tokens`` reduces the budget to what is left. When nothing is left,
+        the rollout ends here.
         """
         self._prompt = list(prompt)
         if self._longest is not None and self._longest - len(self._prompt) < self._room:
             self._shrink(self._longest)
 
     def _shrink(self, longest: int) -> None:
-        prompt, wanted = len(self._prompt), self._room
-        self._room = max(0, longest - prompt)
-        said = (
-            f"the prompt of problem {self.request.problem.id} has {prompt} of the {longest} tokens a sequence may have"
+        count, full = len(self._prompt), self._room
+        self._room = max(0, longest - count)
+        self._reason = (
+            f"the prompt of problem {self.request.problem.id} has {count} of the {longest} tokens a sequence may have"
         )
-        if self._room == 0:
-            self.ended, self._reason = "prompt_too_long", said
+        if self._room:
+            self._reason += f": it leaves {self._room} of {full} response tokens"
         else:
-            self._reason = f"{said}: it leaves {self._room} of {wanted} response tokens"
+            self.ended = "prompt_too_long"
 
     @property
     def tokens(self) -> list[int]:
@@ -119,12 +119,12 @@ class Episode:
 
     @property
     def budget(self) -> int:
-        """Response tokens left."""
+        """Number of response tokens left."""
         return self._room - len(self._tokens)
 
     @property
     def turns(self) -> int:
-        """How many turns the model has written."""
+        """Number of turns that the model has written."""
         return len(self._texts)
 
     @property
@@ -139,7 +139,7 @@ class Episode:
         return self.turns < self.request.sampling.max_turns
 
     def wrote_text(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool) -> str:
-        """The model wrote a turn, shapes [n], [n], [n, 2]; its text. A turn that did not stop ends the rollout."""
+        """Append a turn of the model, shapes [n], [n], [n, 2]; returns its text. Without a stop, the rollout ends."""
         self._append(tokens, logprobs, policies, mask=1)
         text = self._chat.decode((tokens[:-1] if stopped else tokens).tolist())
         self._texts.append(text)
@@ -150,9 +150,9 @@ class Episode:
     def wrote(
         self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool
     ) -> tuple[ParsedCall | MalformedCall, ...]:
-        """The model wrote a turn, as of `wrote_text`; the calls to answer now.
+        """Append a turn as `wrote_text` does, and return the calls to answer.
 
-        Where there are none, and the rollout has not ended, it is for the environment to answer.
+        When there are none and the rollout has not ended, the environment answers the turn.
         """
         text = self.wrote_text(tokens, logprobs, policies, stopped=stopped)
         if self.ended:
@@ -166,7 +166,7 @@ class Episode:
             self.ended = "finished"
         return ()
 
-    def rubbish(
+    def turn_fault(
         self,
         tokens: Int32Vector,
         logprobs: Float32Vector,
@@ -175,7 +175,7 @@ class Episode:
         stopped: bool,
         stop: frozenset[int],
     ) -> str:
-        """What is wrong with a turn that an engine returned, shapes as of `wrote`; empty for a sound one. ``stop``: its stop tokens."""
+        """Why a turn from an engine is not valid, shapes as of `wrote`; empty if it is. ``stop``: the stop tokens."""
         count = len(tokens)
         if tokens.shape != (count,) or logprobs.shape != (count,) or policies.shape != (count, 2):
             return f"shapes {tokens.shape}, {logprobs.shape} and {policies.shape}, not [n], [n] and [n, 2]"
@@ -186,37 +186,37 @@ class Episode:
         if not np.isfinite(logprobs).all():
             return "log-probabilities that are not finite"
         if stopped and int(tokens[-1]) not in stop:
-            return f"a turn that is said to have stopped, and ends in the token {tokens[-1]}"
+            return f"a turn with finish 'stop' that ends in the token {tokens[-1]}, which is no stop token"
         return ""
 
     def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: Policy) -> None:
-        """The turn's tool responses are there, in the order of the calls. One that overflows the budget ends the rollout."""
+        """Append the turn's tool responses, in the order of the calls. The rollout ends if they exceed the budget."""
         self._records.extend(records)
-        self._give(self._chat.response_tokens(responses), policy)
+        self._append_given(self._chat.response_tokens(responses), policy)
 
     def observed(self, answer: TurnObserved, policy: Policy) -> None:
-        """The environment has answered the turn; an answer to the last turn that is allowed is not read by the model."""
+        """Take in the environment's answer to the turn. After the last turn that is allowed, no tokens are appended."""
         self.state = answer.state
         if answer.done or not self.may_go_on:
             self._replies.extend(answer.messages)
             self.ended = "finished" if answer.done else "turn_limit"
         else:
-            self.told(answer.messages, policy)
+            self.add_messages(answer.messages, policy)
 
-    def told(self, messages: Sequence[EnvironmentMessage], policy: Policy) -> None:
-        """Messages follow the turn. Those that overflow the budget end the rollout."""
+    def add_messages(self, messages: Sequence[EnvironmentMessage], policy: Policy) -> None:
+        """Append messages after the turn. The rollout ends if they exceed the budget."""
         self._replies.extend(messages)
-        self._give(self._chat.message_tokens([(each.role, each.content) for each in messages]), policy)
+        self._append_given(self._chat.message_tokens([(each.role, each.content) for each in messages]), policy)
 
     def called(self, record: ToolCallRecord) -> None:
-        """A user's own loop has called a tool."""
+        """Record a tool call of a user's own loop."""
         self._records.append(record)
 
     def finish(self) -> None:
-        """The rollout ends with its last turn."""
+        """End the rollout after its last turn."""
         self.ended = self.ended or "finished"
 
-    def _give(self, added: Sequence[int], policy: Policy) -> None:
+    def _append_given(self, added: Sequence[int], policy: Policy) -> None:
         count = len(added)
         if count >= self.budget:
             self.ended = "truncated"
@@ -227,7 +227,7 @@ class Episode:
     def trajectory(
         self, *, generator: str, seconds: float, failure: tuple[TrajectoryStatus, str] | None = None
     ) -> Trajectory:
-        """The rollout as it stands; ``failure`` (status, reason) when the infrastructure ended it, not the model."""
+        """The rollout so far. ``failure`` (status, reason): the infrastructure ended it, not the model."""
         status, reason = failure or (self.ended or "failed", "")
         if status in {"truncated", "prompt_too_long"}:
             reason = self._reason

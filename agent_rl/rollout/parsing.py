@@ -1,7 +1,7 @@
-"""One turn of the model, read for its tool calls; one tool result, written for the model (paper, Prompt and format).
+"""Read tool calls from a turn of the model, and write tool results for the model (paper, Prompt and format).
 
-Both directions are pure text. What is not a valid call becomes an error message for the model; what a tool returns is
-made harmless first, so that it can't pass for the framing of the conversation.
+Both are text. A call that is not valid becomes an error message for the model. The tags of the conversation are escaped
+in tool results.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NoReturn, TypeAlias
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 MAX_DEPTH = 32
-"""How deep lists and objects may be nested in a call's arguments; the wire has a limit too."""
+"""How deep lists and objects may be nested in a call's arguments. Messages between actors have a limit too."""
 
 _SPACE = re.compile(r"\s*")
 _FRAMING = re.compile(
     r"<(?=\|"  # chat control tokens, <|...|>
-    r"|\uff5c"  # and those of tokenizers that use the full-width bar
+    r"|\uff5c"  # those of tokenizers that use the full-width bar
     r"|\s*/?\s*(?:tool_call|tool_response|tools|answer|reason|think)\s*>)",
     re.IGNORECASE,
 )
@@ -27,7 +27,7 @@ _FRAMING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call as the model wrote it; whether tool and arguments exist is for the executor to say."""
+    """A call as the model wrote it. The executor finds out whether the tool exists and takes the arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -35,7 +35,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """Something that was meant as a call and is none; ``error`` is what the model is told."""
+    """A call that is not valid. The model reads ``error``."""
 
     error: str
 
@@ -43,23 +43,15 @@ class MalformedCall:
 AnyCall: TypeAlias = ParsedCall | MalformedCall
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What the model wrote in one turn, and the calls in it, in order."""
-
-    text: str
-    calls: tuple[AnyCall, ...]
+class _Malformed(Exception):  # noqa: N818 - caught in this file
+    """Why a call is not valid, in words for the model."""
 
 
-class _Malformed(Exception):  # noqa: N818  it is caught here
-    """Why a call is none, in words for the model."""
+def parse_calls(text: str) -> tuple[AnyCall, ...]:
+    """The calls of a turn in order: every ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-
-def parse_turn(text: str) -> Turn:
-    """Find every ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` of a turn.
-
-    A tag inside a JSON string of a call is part of that string. Anything else after an opening tag, up to the next
-    closing one or the end of the turn, is a MalformedCall.
+    A tag inside a JSON string of a call belongs to this string. Any other text after an opening tag, up to the next
+    closing tag or the end of the turn, is a MalformedCall.
     """
     calls: list[AnyCall] = []
     position = text.find(OPENING)
@@ -67,16 +59,16 @@ def parse_turn(text: str) -> Turn:
         call, end = _parse_call(text, position + len(OPENING))
         calls.append(call)
         position = text.find(OPENING, end)
-    return Turn(text, tuple(calls))
+    return tuple(calls)
 
 
 def harmless(text: str) -> str:
-    """``text`` with the tags of the conversation's framing escaped to ``&lt;...``, so that it cannot be taken for that."""
+    """``text`` with the tags and control tokens of the conversation escaped to ``&lt;...``."""
     return _FRAMING.sub("&lt;", text)
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """``text`` in at most ``max_chars`` characters: its beginning and its end, and between them how much is missing."""
+    """``text`` in at most ``max_chars`` characters: its beginning, how many characters are cut, and its end."""
     if len(text) <= max_chars:
         return text
     mark = f"\n... [{len(text) - max_chars} or more characters cut] ...\n"
@@ -88,10 +80,10 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def _parse_call(text: str, start: int) -> tuple[AnyCall, int]:
-    """The call whose content begins at ``start``, and where to go on looking for the next."""
+    """The call whose content begins at ``start``, and the position after it."""
     try:
         start = _skip_space(text, start)
-        content, length = _decode(text[start:])  # a copy, so that the positions in errors count from the call's start
+        content, length = _decode(text[start:])  # a copy: positions in errors count from the call's start
         end = _skip_space(text, start + length)
         return _call(content, closed=text.startswith(CLOSING, end)), end + len(CLOSING)
     except _Malformed as error:
@@ -102,7 +94,7 @@ def _parse_call(text: str, start: int) -> tuple[AnyCall, int]:
 
 
 def _decode(text: str) -> tuple[object, int]:
-    """The JSON value ``text`` begins with, and its length."""
+    """The JSON value at the beginning of ``text``, and its length."""
     try:
         return _DECODER.raw_decode(text)
     except ValueError as error:
@@ -127,7 +119,7 @@ def _call(content: object, *, closed: bool) -> ParsedCall:
 
 
 def _require_portable(value: object, depth: int) -> None:
-    """Refuse what JSON can say and a message can't carry."""
+    """Refuse JSON values that messages between actors cannot carry."""
     if depth > MAX_DEPTH:
         raise _Malformed("the arguments are nested too deeply")
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Conversations as tokens: everything goes through the tokenizer's own chat template, and is built token in, token out.
+"""Conversations as tokens, by the tokenizer's own chat template.
 
-A prompt is the template's rendering of the problem. What the model wrote is never decoded and encoded again: a tool response
-is appended as the tokens that the template puts between an assistant's turn and the next one.
+A prompt is the template's rendering of the problem. The model's turns are never decoded and encoded again. A tool
+response is appended as the tokens that the template puts between an assistant's turn and the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_rl.config.plugins import ContractError, called
 from agent_rl.environments.load import sound_prompt
-from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_turn
+from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_calls
 
 if TYPE_CHECKING:
     from agent_rl.environments.base import Demonstration, Environment
@@ -31,7 +31,7 @@ SYSTEM_TOOLS = """These are the tools, as JSON schemas:
 To call a tool, write a JSON object with its name and its arguments between these tags:
 <tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>
 The result comes back between <tool_response> and </tool_response>."""
-"""What tells the model of its tools, ``tools`` being their JSON schemas, one a line."""
+"""The text about the tools in the system message. ``tools``: their JSON schemas, one a line."""
 
 _PROBE_CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(1 + 1)"}}</tool_call>'
 PROBES = {
@@ -43,21 +43,20 @@ PROBES = {
     ),
     "white space around a call": (f"\n {_PROBE_CALL} \n", f" \n\n{_PROBE_CALL}\n\n"),
 }
-"""What a model may write in two turns, for looking whether a template keeps it as it was written."""
-
+"""Pairs of turns that a model may write, to test whether a template keeps them unchanged."""
 
 _MARK = "ASSISTANT-MARK"
 
 
 class PromptError(Exception):
-    """The tokenizer's chat template cannot carry a conversation with tools; the message says what it does instead."""
+    """The chat template cannot render a conversation with tools; the message says what it does instead."""
 
 
 class ChatFormat:
-    """One tokenizer's way to write our conversations, and the format of an episode's texts.
+    """Renders conversations as tokens for one tokenizer, and reads calls from turns.
 
-    A format of your own overrides `listing`, `calls`, `responses` and `demonstration`: what the model is told of its tools, what of its
-    turn is a call, how results come back, and how demonstrations look in it. Name it as a generator's ``chat_format``.
+    A format of your own overrides `listing` (the text about tools), `calls` (the calls in a turn), `responses` (the
+    text of results) and `demonstration` (the form of demonstrations). Name it as a generator's ``chat_format``.
     """
 
     def __init__(
@@ -68,18 +67,19 @@ class ChatFormat:
         *,
         compact: bool | None = None,
     ) -> None:
-        """``tokenizer`` is a transformers tokenizer with a chat template.
+        """``tokenizer``: a transformers tokenizer with a chat template.
 
-        ``environments`` by name say how their problems are put, ``schemas`` what the model may call in each, as JSON schemas (None:
-        each environment's own tools). ``compact`` leaves out the line breaks around tool responses, as
-        it is by itself where no environment lists its tools. Raises PromptError when the template will not do.
+        ``environments`` make the prompts, by name. ``schemas``: the tools of each, as JSON schemas (None: the
+        environment's own). ``compact`` leaves out the line breaks around tool responses; by default it is set when no
+        environment lists its tools. Raises PromptError when the template cannot be used.
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise PromptError(
-                "the tokenizer has no chat template; use an instruction-tuned model, or name one as chat_template in [model]"
+                "the tokenizer has no chat template; use an instruction-tuned model, or name a template as "
+                "chat_template in [model]"
             )
         self._tokenizer = tokenizer
-        # Encoding a few dozen characters, transformers' own layer costs several times what the Rust tokenizer does.
+        # For a few dozen characters, transformers' own layer costs several times as much as the Rust tokenizer.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._controls = _control_tokens(tokenizer)
         self.environments = environments
@@ -94,27 +94,27 @@ class ChatFormat:
         self.stop_tokens: frozenset[int] = frozenset({end_of_turn} | ({eos} if eos is not None else set()))
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
-        """The prompt up to where the model writes. A group's samples ask for the same one after the other."""
+        """The prompt up to the model's first token. The last one is kept: a group's samples share their prompt."""
         if self._last_prompt[0] != problem:
             tokens = self._encode(self._render(self.messages(problem), generate=True))
             self._last_prompt = (problem, tuple(tokens))
         return list(self._last_prompt[1])
 
     def opening_tokens(self, messages: Sequence[tuple[str, str]], problem: Problem) -> list[int]:
-        """The prompt that a user's own loop makes of these messages (role, content), with the tools of the problem's environment.
+        """The prompt of a user's own loop: its messages (role, content), with the tools of the problem's environment.
 
-        Raises PromptError when the template does not take them.
+        Raises PromptError when the template does not take the messages.
         """
         given = self._with_tools([{"role": role, "content": content} for role, content in messages], problem)
         try:
             return self._encode(self._render(given, generate=True))
-        except Exception as error:  # a template refuses by raising what it likes
+        except Exception as error:  # templates raise arbitrary errors
             raise PromptError(f"the chat template does not take these messages: {error}") from error
 
     def too_long(self, problems: Sequence[Problem], longest: int) -> list[tuple[Problem, int]]:
         """The problems whose prompts leave no room in a sequence of ``longest`` tokens, with the prompts' lengths.
 
-        A token is at least a byte of text, so that only prompts of many bytes need be encoded.
+        A token is at least a byte of text, so only prompts of many bytes are encoded.
         """
         frame = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
         around = len(self._encode(self._render(frame, generate=True)))
@@ -127,17 +127,17 @@ class ChatFormat:
         return [(problem, length) for problem, length in lengths if length >= longest]
 
     def response_tokens(self, responses: Sequence[str]) -> list[int]:
-        """What follows an ended assistant turn when these tool responses come back: up to where the model writes again.
+        """The tokens from the end of an assistant's turn to the model's next one, with these tool responses.
 
-        A control token of the tokenizer's that a response spells (``</s>``, ``[INST]``) stays the text it is.
+        The text of a control token (``</s>``, ``[INST]``) in a response does not become the token.
         """
         spelt = [self._controls.sub(_as_text, text) for text in responses]
         return self._encode(self._before_response + self.responses(spelt) + self._after_response)
 
     def message_tokens(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """What follows an ended assistant turn when these messages (role, content) come: up to where the model writes again.
+        """The tokens from the end of an assistant's turn to the model's next one, with these messages (role, content).
 
-        Control tokens are treated as in responses. Raises PromptError when the template does not take messages of these roles.
+        Control tokens are treated as in responses. Raises PromptError when the template does not take the roles.
         """
         spelt = [{"role": role, "content": self._controls.sub(_as_text, content)} for role, content in messages]
         if len(spelt) == 1 and spelt[0]["role"] == "user":
@@ -146,9 +146,11 @@ class ChatFormat:
         end = self.decode([self.end_of_turn])
         try:
             after = self._render([*frame, *spelt], generate=True).partition(_MARK)[2]
-        except Exception as error:  # a template refuses by raising what it likes
+        except Exception as error:  # templates raise arbitrary errors
             roles = ", ".join(role for role, _ in messages)
-            raise PromptError(f"the chat template cannot go on with messages of the roles {roles}: {error}") from error
+            raise PromptError(
+                f"the chat template cannot continue with messages of the roles {roles}: {error}"
+            ) from error
         if not after.startswith(end) or not all(message["content"].strip() in after for message in spelt):
             raise PromptError(
                 f"the chat template leaves out messages of the roles {', '.join(role for role, _ in messages)}"
@@ -156,19 +158,19 @@ class ChatFormat:
         return self._encode(after.removeprefix(end))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, tags included."""
+        """The text of tokens, special tokens included."""
         decode = self._tokenizer.decode if self._fast is None else self._fast.decode
         return str(decode(tokens, skip_special_tokens=False))
 
     def demonstration_tokens(self, shown: Demonstration) -> tuple[list[int], list[int]]:
-        """A demonstration as tokens and its loss mask: 1 on what the assistant writes, its end of turn included."""
+        """A demonstration as tokens, and its loss mask: 1 for the assistant's turns with their ends."""
         return self.conversation_tokens([*self.messages(shown.problem), *self.demonstration(shown.messages)[1:]])
 
     def conversation_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
-        """Any conversation as tokens and its loss mask: 1 on what the assistant writes, its ends of turn included.
+        """A conversation as tokens, and its loss mask: 1 for the assistant's turns with their ends.
 
-        ``messages`` (``role``, ``content``) begins with the user's, a system message before it or not. Messages of the role
-        ``tool`` that follow each other are the responses to one turn's calls.
+        ``messages`` (``role``, ``content``) begin with a user's message or a system message before it. Consecutive
+        messages of the role ``tool`` are the responses to one turn's calls.
         """
         start = 1 + (messages[0]["role"] == "system")
         tokens = self._encode(self._render(list(messages[:start]), generate=True))
@@ -185,10 +187,10 @@ class ChatFormat:
             mask += [int(role == "assistant")] * len(added)
         return tokens, mask
 
-    # The format of an episode's texts --------------------------------------------------------------------------------------
+    # The format of an episode's texts.
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
-        """The conversation (``role``, ``content``) that puts a problem to the model: its environment's, and the tools."""
+        """The messages (``role``, ``content``) of a problem: its environment's, and the text about tools."""
         return self._with_tools(sound_prompt(self.environments[problem.environment], problem), problem)
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
@@ -200,35 +202,33 @@ class ChatFormat:
         return messages
 
     def listing(self, schemas: Sequence[Mapping[str, Any]]) -> str:
-        """What tells the model of its tools and how to call them; it stands at the end of the system message."""
+        """The text about the tools and how to call them, for the end of the system message."""
         return SYSTEM_TOOLS.format(tools="\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas))
 
     @classmethod
     def calls(cls, text: str) -> tuple[AnyCall, ...]:
-        """The tool calls in what the model wrote in one turn, in order; without any the episode ends. Never raises."""
-        return parse_turn(text).calls
+        """The tool calls in a turn of the model, in order. A turn without calls ends the episode. Never raises."""
+        return parse_calls(text)
 
     @classmethod
     def sound_calls(cls, text: str) -> tuple[AnyCall, ...]:
-        """The same as `calls`; raises ContractError when a format of the user's own raises or returns anything else."""
+        """As `calls`. Raises ContractError when a user's own format raises, or returns something else."""
         name, given = f"{cls.__name__}.calls", f"for the turn {text[:200]!r}"
-        found = called(name, lambda: tuple(cls.calls(text)), given)
-        if not all(isinstance(call, ParsedCall | MalformedCall) for call in found):
-            raise ContractError(f"{name} returned {found!r} {given}; it must return ParsedCalls and MalformedCalls")
-        return found
+        calls = called(name, lambda: tuple(cls.calls(text)), given)
+        if not all(isinstance(call, ParsedCall | MalformedCall) for call in calls):
+            raise ContractError(f"{name} returned {calls!r} {given}; it must return ParsedCalls and MalformedCalls")
+        return calls
 
     def responses(self, responses: Sequence[str]) -> str:
-        """What the model reads of its calls' results, in their order."""
+        """The text of the calls' results, in their order."""
         if self.compact:
             return "".join(f"<tool_response>{text}</tool_response>" for text in responses)
         return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in responses)
 
     @classmethod
     def demonstration(cls, messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
-        """A demonstration in this format, given as task sources write it: in the format of this very class."""
+        """A demonstration in this format. ``messages`` have the format of `ChatFormat`, as task sources write it."""
         return messages
-
-    # ------------------------------------------------------------------------------------------------------------------------
 
     def _render(self, messages: list[dict[str, str]], *, generate: bool) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
@@ -239,26 +239,24 @@ class ChatFormat:
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def differences(self) -> list[str]:
-        """Where a conversation built turn by turn, as the agent loop does, is not what the template makes of it as a whole.
+        """Where a conversation that is built turn by turn differs from the template's rendering of the whole.
 
-        What a model is trained on is what was built. A difference says that it would read something else where the whole
-        conversation is rendered anew at every turn, as many servers do.
+        The agent loop builds turn by turn, and the model is trained on this. Many servers render the whole conversation
+        again at each turn. There the model would read another text.
         """
-        return [found for name, turns in PROBES.items() if (found := self._difference(name, turns))]
+        return [text for name, turns in PROBES.items() if (text := self._difference(name, turns))]
 
     def rewriting(self) -> str:
-        """How the template changes what a model has written once somebody answers it in plain words; empty where it does not.
+        """How the template changes earlier turns when a user's message answers them; empty if it does not.
 
         White space does not count.
         """
-        return next(
-            (found for name, turns in PROBES.items() if (found := self._difference(name, turns, plain=True))), ""
-        )
+        return next((text for name, turns in PROBES.items() if (text := self._difference(name, turns, plain=True))), "")
 
     def _difference(self, name: str, turns: Sequence[str], *, plain: bool = False) -> str:
-        """The first one of a conversation in which the model writes these turns; empty without any.
+        """The first difference in a conversation with these turns of the model; empty if there is none.
 
-        ``plain``: they are answered in plain words rather than by a tool, and white space is not looked at.
+        ``plain``: a user's message answers the turns instead of a tool, and white space does not count.
         """
         messages = [{"role": "user", "content": "What is 1 + 1?"}]
         built = self._encode(self._render(messages, generate=True))
@@ -280,7 +278,7 @@ class ChatFormat:
         return ""
 
     def _probe(self) -> tuple[str, str, int]:
-        """What the template puts around a tool response, from a conversation with marks in it."""
+        """The text before and after a tool response, and the token that ends a turn, from a conversation with marks."""
         answer, response = _MARK, "RESPONSE-MARK"
         messages = [
             {"role": "user", "content": "question"},
@@ -307,7 +305,7 @@ def _solid(text: str) -> str:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Finds what the tokenizer would read as one of its control tokens; nothing if it has none."""
+    """Matches the text of the tokenizer's control tokens; nothing if there are none."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     controls = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
     longest_first = sorted((control for control in controls if len(control) > 1), key=len, reverse=True)
@@ -315,6 +313,6 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
 
 
 def _as_text(control: re.Match[str]) -> str:
-    """The token so that people read the same, and the tokenizer does not."""
+    """The token's text, changed so that the tokenizer does not read the token."""
     token = control.group()
     return f"&lt;{token[1:]}" if token.startswith("<") else f"{token[0]} {token[1:]}"

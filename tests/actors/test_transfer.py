@@ -204,7 +204,7 @@ def on_trial(cls: Any, role: str, folder: Path, way: str, **settings: Any) -> An
         (
             "gloo",
             "actors.engines.scripted:ScriptedEngine",
-            "ScriptedEngine takes weights from files alone; choose another",
+            "ScriptedEngine only takes weights from files; remove the cause, or choose another",
         ),
         pytest.param(
             "nccl", "actors.engines.torch:TorchEngine", "torch finds no GPU here; choose another", marks=no_gpu

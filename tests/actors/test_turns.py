@@ -193,6 +193,6 @@ def test_a_template_that_changes_earlier_turns_is_refused_where_turns_are_answer
         async with generator(tmp_path, model, str, tasks=game(loop), template="forgets.jinja"):
             await trio.sleep_forever()
 
-    said = "environment 'game' answers turns, and the chat template changes earlier turns then: thinking before a call"
+    said = "environment 'game' answers turns, and the chat template then changes earlier turns: thinking before a call"
     with pytest.RaisesGroup(pytest.RaisesExc(EngineRefusedError, match=said), flatten_subgroups=True):
         simulate(main)

@@ -157,7 +157,7 @@ def test_rubbish_of_an_engine_is_told_from_what_a_model_may_write(wrong: str) ->
         turn = {"tokens": [5, 6], "stopped": False, **changes}
         count = len(turn["tokens"])
         turn = {"logprobs": [-0.5] * count, "policies": [[0, 0]] * count, **turn}
-        return Episode(builders.request(), Chat()).rubbish(  # type: ignore[arg-type]
+        return Episode(builders.request(), Chat()).turn_fault(  # type: ignore[arg-type]
             np.array(turn["tokens"], np.int32),
             np.array(turn["logprobs"], np.float32),
             np.array(turn["policies"], np.int32).reshape(len(turn["policies"]), 2),

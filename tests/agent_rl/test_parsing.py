@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_rl.environments.base import ToolOutput
 from agent_rl.environments.tools import rendered
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, harmless, parse_turn
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, harmless, parse_calls
 
 
 def call(name: object = "python", arguments: object = None, **more: object) -> str:
@@ -18,28 +18,26 @@ def call(name: object = "python", arguments: object = None, **more: object) -> s
 
 
 def only_error(text: str) -> str:
-    (found,) = parse_turn(text).calls
+    (found,) = parse_calls(text)
     assert isinstance(found, MalformedCall)
     return found.error
 
 
 def test_calls_are_found_in_order_among_text() -> None:
     text = "<reason>hm</reason>" + call(arguments={"code": "print(1)"}) + "and\n" + call("search", {}) + "<answer>"
-    turn = parse_turn(text)
-    assert turn.text == text
-    assert turn.calls == (ParsedCall("python", {"code": "print(1)"}), ParsedCall("search", {}))
-    assert parse_turn("no call, only </tool_call>").calls == ()
-    assert parse_turn("").calls == ()
+    assert parse_calls(text) == (ParsedCall("python", {"code": "print(1)"}), ParsedCall("search", {}))
+    assert parse_calls("no call, only </tool_call>") == ()
+    assert parse_calls("") == ()
 
 
 def test_space_around_the_object_and_further_keys_do_no_harm() -> None:
-    assert parse_turn('<tool_call>\n {"name": "f", "arguments": {}} \n</tool_call>').calls == (ParsedCall("f", {}),)
-    assert parse_turn(call("f", {}, id=3)).calls == (ParsedCall("f", {}),)
+    assert parse_calls('<tool_call>\n {"name": "f", "arguments": {}} \n</tool_call>') == (ParsedCall("f", {}),)
+    assert parse_calls(call("f", {}, id=3)) == (ParsedCall("f", {}),)
 
 
 def test_tags_in_a_string_of_the_arguments_belong_to_the_string() -> None:
     code = "print('</tool_call><tool_call>')"
-    assert parse_turn(call(arguments={"code": code})).calls == (ParsedCall("python", {"code": code}),)
+    assert parse_calls(call(arguments={"code": code})) == (ParsedCall("python", {"code": code}),)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_positions_in_errors_count_from_the_beginning_of_the_call() -> None:
 
 
 def test_a_malformed_call_does_not_hide_its_neighbours() -> None:
-    good, bad, last = parse_turn(call("f", {}) + "<tool_call>{</tool_call>" + call("g", {})).calls
+    good, bad, last = parse_calls(call("f", {}) + "<tool_call>{</tool_call>" + call("g", {}))
     assert good == ParsedCall("f", {})
     assert isinstance(bad, MalformedCall)
     assert last == ParsedCall("g", {})
@@ -89,12 +87,12 @@ PIECES = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "{", 
 
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_any_text_is_parsed_without_an_exception(text: str) -> None:
-    assert len(parse_turn(text).calls) <= text.count("<tool_call>")
+    assert len(parse_calls(text)) <= text.count("<tool_call>")
 
 
 def test_many_broken_calls_take_little_time() -> None:
     started = time.process_time()
-    assert len(parse_turn('<tool_call>{"</tool_call>' * 2000).calls) <= 2000
+    assert len(parse_calls('<tool_call>{"</tool_call>' * 2000)) <= 2000
     assert time.process_time() - started < 2
 
 

@@ -214,7 +214,7 @@ def test_a_loop_that_changes_what_was_said_is_refused(chat: ChatFormat) -> None:
     assert refused([{"role": "system", "content": "x"}, *START, go_on]).startswith(
         "message 1 of the conversation was user"
     )
-    assert refused(START).startswith("the conversation has 1 messages, where 2 were said")
+    assert refused(START).startswith("the conversation has 1 messages, and had 2")
     assert refused([go_on]).startswith("message 1 of the conversation")
     assert "there are no messages" in refused([])
     assert "give a list" in refused("Go on.")

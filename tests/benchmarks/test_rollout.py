@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rl.rollout.parsing import ParsedCall, parse_turn
+from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.testing import opened, trajectory
 from benchmarks.command import call
 from benchmarks.rollout_loop import turns
@@ -57,7 +57,7 @@ def test_the_writer_writes_calls_and_answers(tmp_path: Path):
         torch.manual_seed(0)
         written = model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=80, top_k=0)
     texts = [tokenizer.decode(row[1:]).split("<|end|>")[0] for row in written]
-    calls = [parse_turn(text).calls for text in texts]
+    calls = [parse_calls(text) for text in texts]
     parsed = [call for found in calls for call in found if isinstance(call, ParsedCall)]
     assert {call.arguments["code"] for call in parsed} == {"print(1+2)"}
     assert 10 <= sum(len(found) == 1 for found in calls) <= 30
