@@ -90,7 +90,7 @@ class Figures:
 
 
 async def compare_engines(model: Path, lengths: Lengths, options: Options, figures: Figures, name: str) -> list[object]:
-    """Engine beside generate; a row for the table. Adds ``engine_ratio_to_generate`` and rates, with suffix ``name``."""
+    """Engine beside generate; a row for the table. Adds ``engine_ratio_to_generate`` and rates, suffix ``name``."""
     engine = TorchEngine(
         model,
         max_rollouts=options.prompts,

@@ -73,7 +73,8 @@ def _vllm_faults(settings: VllmEngineSettings, max_rollouts: int, kv_tokens: int
     if find_spec("vllm") is None:
         yield f"engine: {VLLM} needs vLLM, which is not installed; pip install 'agent-rl[vllm]'"
     if kv_tokens is not None and kv_tokens < settings.block_size:
-        yield f"kv_tokens: {kv_tokens} tokens are less than a block of {settings.block_size}; raise it or lower block_size"
+        block = settings.block_size
+        yield f"kv_tokens: {kv_tokens} tokens are less than a block of {block}; raise kv_tokens or lower block_size"
     arguments = vllm_arguments()
     for name in settings.model_extra or {}:
         if arguments and name not in arguments:

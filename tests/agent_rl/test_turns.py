@@ -175,7 +175,7 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
     tokenizer, chat = chatml
     episode, conversation = begun(chat)
     messages = list(START)
-    conversation.continued(messages, POLICY)
+    conversation.continue_with(messages, POLICY)
     written = []
     for text, question in (("<think>4?</think> 4", "Are you sure?"), ("yes", "Why?")):
         # another way to write the same text: nothing may encode it again
@@ -187,7 +187,7 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
         conversation.wrote(said)
         written += tokens.tolist()
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
-        conversation.continued(messages, POLICY)
+        conversation.continue_with(messages, POLICY)
     made = episode.trajectory(generator="g", seconds=0.0)
     assert made.tokens[made.loss_mask == 1].tolist() == written
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -199,11 +199,11 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
 def test_a_loop_that_changes_what_was_said_is_refused(chat: ChatFormat) -> None:
     def refused(messages: Any) -> str:
         episode, conversation = begun(chat)
-        conversation.continued(START, POLICY)
+        conversation.continue_with(START, POLICY)
         write(episode, conversation, chat, "4 ")
         before = episode.tokens
         with pytest.raises(ContractError) as raised:
-            conversation.continued(messages, POLICY)
+            conversation.continue_with(messages, POLICY)
         assert episode.tokens == before
         return str(raised.value)
 
@@ -225,10 +225,10 @@ def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tu
     _, chat = chatml
     shown = [*START, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]
     episode, conversation = begun(chat)
-    conversation.continued(shown, POLICY)
+    conversation.continue_with(shown, POLICY)
     prompt = len(episode.tokens)
     again = write(episode, conversation, chat, "6")
-    conversation.continued([*shown, again], POLICY)
+    conversation.continue_with([*shown, again], POLICY)
     text = chat.decode(episode.tokens)
     assert text.endswith("<|im_start|>assistant\n6<|im_end|>\n<|im_start|>assistant\n")
     made = episode.trajectory(generator="g", seconds=0.0)
@@ -242,5 +242,5 @@ def test_a_prompt_of_a_loop_is_told_of_tools_and_may_be_too_long(chatml: tuple[A
     tokens = chat.opening_tokens([("user", "What is 2 + 2?")], builders.problem())
     assert "<tools>" in chat.decode(tokens)
     episode = Episode(builders.request(), chat, len(tokens), begun=False)
-    Conversation(episode, chat).continued(START, POLICY)
+    Conversation(episode, chat).continue_with(START, POLICY)
     assert episode.ended == "prompt_too_long"

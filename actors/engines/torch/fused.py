@@ -54,12 +54,14 @@ class Projection:
         """Read changed values of the layers' parameters."""
         if self._one_dnn:
             weight, self._bias = self._whole("weight"), self._whole("bias")
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - as torch's own compiler does
+            reorder = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - as torch's compiler does
+            self._weight = reorder(weight)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[n, in_features] -> [n, out_features]."""
         if self._one_dnn:
-            output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")  # noqa: SLF001
+            product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - as above
+            output: Tensor = product(inputs, self._weight, self._bias, "none", [], "")
             return output
         return functional.linear(inputs, self._weight, self._bias)
 
