@@ -218,7 +218,7 @@ def test_a_run_whose_first_policy_never_comes_ends_with_why(tmp_path: Path, monk
 
     async def main() -> None:
         desk.keep(1)
-        with pytest.raises(EngineRefusedError, match=r"after 3 attempts: the learner is gone; .* another way"):
+        with pytest.raises(EngineRefusedError, match=r"in 3 attempts: the learner is gone; .* change weights_in"):
             await desk.served.run(lambda: None)
         assert len(desk.offers) == FIRST_ATTEMPTS
 

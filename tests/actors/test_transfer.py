@@ -207,7 +207,10 @@ def on_trial(cls: Any, role: str, folder: Path, way: str, **settings: Any) -> An
             "ScriptedEngine only takes weights from files; remove the cause, or choose another",
         ),
         pytest.param(
-            "nccl", "actors.engines.torch:TorchEngine", "torch finds no GPU here; choose another", marks=no_gpu
+            "nccl",
+            "actors.engines.torch:TorchEngine",
+            "torch finds no GPU here; remove the cause, or choose another",
+            marks=no_gpu,
         ),
     ],
 )
@@ -222,7 +225,8 @@ def test_a_generator_says_at_start_that_it_cannot_be_sent_weights(
 @no_gpu
 def test_a_learner_says_at_start_that_it_cannot_send_weights(tmp_path: Path) -> None:
     with pytest.raises(
-        TrainingStoppedError, match='weights_in = "nccl": torch finds no GPU here; choose another weights_in'
+        TrainingStoppedError,
+        match='weights_in = "nccl": torch finds no GPU here; remove the cause, or choose another weights_in',
     ):
         refuse_unavailable(on_trial(Learner, "learner", tmp_path, "nccl").context)
 

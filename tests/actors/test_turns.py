@@ -121,10 +121,10 @@ async def uses_its_tool(problem: Any, model: Any, tools: Any) -> None:
     [
         (raises, "fails with KeyError: 'answer' (test_turns.py, line "),
         (never_asks, "has returned without a turn of the model; await model(messages)"),
-        (hangs, "has taken more than 5 s for itself"),
+        (hangs, "has taken more than 5 s of its own time"),
         (rewrites, "message 2 of the conversation was assistant: 'turn 1' and is now assistant: 'TURN 1'"),
         (hides_its_rewriting, "message 2 of the conversation was assistant: 'turn 1'"),
-        (asks_at_once, "model() was called while an earlier call was under way"),
+        (asks_at_once, "model() was called during an earlier call"),
         (calls_what_is_not_there, "KeyError: 'search'"),
         (gives_what_is_no_json, "ToolCall.arguments"),
     ],
