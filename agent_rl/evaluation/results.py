@@ -1,4 +1,4 @@
-"""The results of an evaluation: each problem's, from the journal, and their figures, over all and by file and subject."""
+"""The results of an evaluation: each problem's, from the journal, and the figures of all, by file and by subject."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def _problem_result(
 def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
     """The figures of problems with equal numbers of samples: shares, their 95 % intervals over problems, and means.
 
-    The ends of an interval are named ``_low`` and ``_high``. Shares are in [0, 1], lengths in response tokens. A mean of nothing is None.
+    The ends of an interval are named ``_low`` and ``_high``. Shares are in [0, 1], lengths in response tokens. A mean
+    of nothing is None.
     """
     samples = results[0].samples
     ks = powers_of_two(samples)

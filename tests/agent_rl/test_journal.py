@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.messages import Judgement
 from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.memory import MemoryJournal, MemoryStore
@@ -109,3 +110,17 @@ def test_what_a_killed_compaction_left_to_be_removed_is_removed_at_the_next_star
     assert len(list(folder.iterdir())) == 4
     SqliteJournal(tmp_path / "journal.sqlite").close()
     assert [path.name for path in folder.iterdir()] == ["00000003"]
+
+
+def test_a_rollout_of_an_open_group_is_written_once_and_nothing_is_read(tmp_path: Path) -> None:
+    """The filter does this for each rollout: reading rows back made it twice as slow."""
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    open_groups(journal, 1)
+    statements: list[str] = []
+    journal._db.set_trace_callback(statements.append)
+    judgement = Judgement(1.0, success=True)
+    journal.add_trajectory("s0-g000000", 1, 0, "finished", b"payload", judgement)
+    journal.judge("s0-g000000", 1, 0, judgement)
+    journal.add_trajectory("s0-g000000", 1, 0, "finished", b"twice")
+    assert [statement.split()[0] for statement in statements] == ["INSERT"]
+    journal.close()
