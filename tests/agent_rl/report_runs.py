@@ -26,7 +26,9 @@ from agent_rl.messages import (
     Trajectory,
     Transcript,
 )
-from agent_rl.observe.report import make_report
+from agent_rl.observe.report.page import page
+from agent_rl.observe.report.records import read_records
+from agent_rl.observe.report.samples import read_samples
 from agent_rl.records.continuing import remember
 from agent_rl.records.run_records import RunRecords
 from agent_rl.records.sqlite import SqliteJournal
@@ -259,9 +261,15 @@ class Page(HTMLParser):
         return found
 
 
+def html(directory: Path) -> str:
+    """The report of a run directory, not written."""
+    records = read_records(directory)
+    return page(records, read_samples(directory, records, decode_stored))
+
+
 def report(directory: Path) -> Page:
     """The report of a run directory, parsed."""
-    return Page(make_report(directory, decode_stored))
+    return Page(html(directory))
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

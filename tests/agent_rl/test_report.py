@@ -17,13 +17,13 @@ from actors.filter.stored import decode_stored
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.groups.statistics import wilson_interval
 from agent_rl.messages import ToolCallRecord
-from agent_rl.observe.report import ReportError, make_report, write_report
+from agent_rl.observe.report import ReportError, write_report
 from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, split
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
 from tests.agent_rl.journal_retention_contract import forget
-from tests.agent_rl.report_runs import AFTER, BEFORE, RL, SFT, Page, SyntheticRun, metrics, report, trajectory
+from tests.agent_rl.report_runs import AFTER, BEFORE, RL, SFT, Page, SyntheticRun, html, metrics, report, trajectory
 from tests.agent_rl.test_report_drawing import HOSTILE
 from tests.end_to_end.topologies import write_micro
 
@@ -236,7 +236,7 @@ def test_long_texts_are_closed_and_cut_and_the_page_stays_small(tmp_path: Path) 
     long = "<" * 10_000
     run.step([[0, 1] * 8, [1, 0] * 8, [0, 0]], [long, long, long])
     run.step([[0, 1] * 8, [1, 0] * 8, [0, 0]], [long, long, long])
-    made = make_report(run.close(), decode_stored)
+    made = html(run.close())
     assert len(made.encode()) < 3_000_000
     page = Page(made)
     assert "more characters cut" in page.everything()
@@ -313,7 +313,7 @@ def test_thousands_of_steps_are_pooled_and_the_page_stays_small(tmp_path: Path) 
     (row,) = [row for row in metrics(directory) if row["kind"] == "step"]
     rows = [{**row, "version": n + 1, "rollouts": 10.0, "success": rng.random(), "entropy": n} for n in range(5000)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    made = make_report(directory, decode_stored)
+    made = html(directory)
     assert len(made.encode()) < 1_500_000
     page = Page(made)
     assert "Each point of the curves stands for 32 steps" in page.notes()

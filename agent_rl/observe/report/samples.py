@@ -235,19 +235,15 @@ def _ends(
     journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None
 ) -> tuple[list[SampleGroup], list[SampleGroup]]:
     rows = [row for name in journal.samples() if (row := journal.group(name)) is not None and row.step is not None]
-    steps = sorted({row.step for row in rows if row.step is not None})
-    if not steps:
-        return [], []
+    steps = [row.step for row in rows if row.step is not None]
     trained = [step.version for step in journal.steps() if step.trained]
-    ends: list[list[SampleGroup]] = []
-    for version in steps[:1] + (steps[-1:] if len(steps) > 1 else []):
-        groups = (
-            _sample_group(journal, row, trained.index(version) + 1, records, decode, to_text)
-            for row in rows
-            if row.step == version
-        )
-        ends.append([group for group in groups if group is not None])
-    return ends[0], ends[1] if len(ends) > 1 else []
+    ends: dict[int, list[SampleGroup]] = {}
+    for row in sorted(rows, key=lambda row: row.step or 0):
+        if row.step in {min(steps), max(steps)}:
+            group = _sample_group(journal, row, trained.index(row.step) + 1, records, decode, to_text)
+            ends.setdefault(row.step, []).extend([group] if group is not None else [])
+    first, *later = ends.values() or [[]]
+    return first, later[-1] if later else []
 
 
 def _sample_group(
