@@ -13,36 +13,23 @@ served before: the sequence A, B, A would not reveal an engine that ignores upda
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 import trio
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from actors.engines.base import Engine, EngineError, TurnRequest, TurnResult
+from actors.engines.reference import TINY_MAX_LENGTH, TINY_VOCABULARY, Reference
 from agent_rl.messages import Policy, TransferOffer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
-Architecture: TypeAlias = Literal["qwen3", "qwen2", "llama", "granite"]
-TINY_VOCABULARY = 61
-TINY_MAX_LENGTH = 512
 FIRST_POLICY = Policy(epoch=1, version=3)
 
 
@@ -77,69 +64,6 @@ class Subject:
             await nursery.start(engine.run)
             yield engine
             nursery.cancel_scope.cancel()
-
-
-class Reference:
-    """A plain forward pass of a Hugging Face model, without a cache."""
-
-    def __init__(self, path: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-
-    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
-        """The ``count`` likeliest tokens after ``tokens``, one at a time."""
-        known = list(tokens)
-        for _ in range(count):
-            known.append(int(self._logits(known)[-1].argmax()))
-        return known[len(tokens) :]
-
-    def logprobs(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> np.ndarray:
-        """Log-probabilities of the tokens ``written`` after ``tokens``: [n] float32."""
-        logits = self._logits([*tokens, *written])[len(tokens) - 1 : -1]
-        scaled = (logits / (temperature or 1.0)).log_softmax(-1)
-        return scaled[torch.arange(len(written)), torch.tensor(list(written))].numpy()
-
-    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
-            return logits
-
-
-def save_tiny_model(path: Path, architecture: Architecture, seed: int, *, head_dim: int = 16) -> None:
-    """Save a random model of a few thousand parameters. The architectures cover what engines often get wrong.
-
-    Qwen3 has tied embeddings and normalizes queries and keys, Qwen2 has biases, Llama has neither, Granite scales its
-    residuals. ``head_dim`` is for Qwen3, because not every kernel supports every value.
-    """
-    shared: dict[str, Any] = {
-        "vocab_size": TINY_VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": TINY_MAX_LENGTH,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "tie_word_embeddings": architecture == "qwen3",
-    }
-    model: Any
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        match architecture:
-            case "qwen3":
-                model = Qwen3ForCausalLM(Qwen3Config(**shared, head_dim=head_dim))
-            case "qwen2":
-                model = Qwen2ForCausalLM(Qwen2Config(**shared))
-            case "llama":
-                model = LlamaForCausalLM(LlamaConfig(**{**shared, "num_key_value_heads": 4}))
-            case "granite":
-                model = GraniteForCausalLM(GraniteConfig(**shared, residual_multiplier=0.7, logits_scaling=0.5))
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 or name.endswith("bias"):  # else logits are nearly equal, and checks pass by chance
-                parameter.data.normal_(std=0.3)
-    model.save_pretrained(path)
 
 
 def save_other_weights(subject: Subject, directory: Path, seed: int) -> Reference:
@@ -207,9 +131,16 @@ async def generate_all(engine: Engine, requests: Sequence[TurnRequest]) -> list[
     return [results[index] for index in range(len(requests))]
 
 
-def assert_refused(error: EngineError, word: str) -> None:
-    """The error's message must contain ``word``."""
-    assert word in str(error), f"the error {error} does not mention {word}"
+@contextmanager
+def refused(what: str, *words: object) -> Iterator[None]:
+    """The code in the context must raise EngineError with ``words`` in its message."""
+    try:
+        yield
+    except EngineError as error:
+        for word in words:
+            assert str(word) in str(error), f"the error {error} does not mention {word}"
+    else:
+        raise AssertionError(f"{what} was accepted")
 
 
 async def check_greedy_is_the_models_own(subject: Subject) -> None:
@@ -314,13 +245,8 @@ async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
     async with subject.running(kv_tokens=96) as engine:
         assert engine.longest == 96
         for length, max_tokens in ((80, 17), (TINY_MAX_LENGTH, 1)):
-            try:
+            with refused(f"a turn of {length} + {max_tokens} tokens", length, 96):
                 await engine.generate(turn("long", random_prompt(0, length), max_tokens))
-            except EngineError as error:
-                assert_refused(error, str(length))
-                assert_refused(error, "96")
-            else:
-                raise AssertionError(f"{length} + {max_tokens} tokens were accepted")
         fits = await engine.generate(turn("fits", random_prompt(0, 80), 16))
         assert len(fits.tokens) == 16
 
@@ -423,12 +349,8 @@ async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
     prompt = random_prompt(0, 12)
     async with subject.running() as engine:
         for file in ("missing", "truncated", "incomplete", "misshapen", "mistyped", "unknown"):
-            try:
+            with refused(f"the file of {file} weights", file):
                 await engine.load_weights(directory / file, Policy(epoch=9, version=9))
-            except EngineError as error:
-                assert_refused(error, file)
-            else:
-                raise AssertionError(f"the {file} weights were accepted")
             assert engine.policy == FIRST_POLICY
             result = await engine.generate(turn(file, prompt, 6))
             assert result.tokens.tolist() == subject.reference.greedy(prompt, 6)

@@ -11,6 +11,7 @@ import trio
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
+from actors.engines.reference import save_tiny_model
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
@@ -19,7 +20,6 @@ from actors.engines.testing import (
     check_greedy_is_the_models_own,
     check_weights_change_under_way,
     save_other_weights,
-    save_tiny_model,
     update_under_way,
 )
 from actors.engines.vllm.engine import VllmEngine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.engines.testing import save_tiny_model
+from actors.engines.reference import save_tiny_model
 from actors.engines.torch.model import CausalModel
 from agent_rl.learning.linear import CACHES, PRODUCTS
 

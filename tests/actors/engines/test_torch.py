@@ -11,10 +11,10 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
+from actors.engines.reference import Architecture, save_tiny_model
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
-    Architecture,
     EngineOptions,
     Subject,
     check_greedy_is_the_models_own,
@@ -22,7 +22,6 @@ from actors.engines.testing import (
     eventually,
     generate_all,
     random_prompt,
-    save_tiny_model,
     turn,
 )
 from actors.engines.torch.engine import TorchEngine
