@@ -21,7 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from actors.base import Actor, Announce, Call, Push, Settings
 from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
-from actors.execution.blocking import interruptible
+from actors.execution.blocking import Pause, interruptible
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.generation.serving import ServedPolicy
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
@@ -58,6 +58,8 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat
 
+LONG_SECONDS = 1.0
+"""A judgement at once that takes longer is followed by a pause."""
 NAMED_PROBLEMS = 5
 """The most problems that a message about long prompts names."""
 
@@ -177,6 +179,7 @@ class RolloutGenerator(Actor):
         self._acks: dict[str, list[Callable[[], None]]] = {}
         self._served = ServedPolicy(self.context, self._engine, self.log)
         self._tally = RolloutTally()
+        self._pause = Pause()
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
@@ -299,8 +302,12 @@ class RolloutGenerator(Actor):
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
+        await self._pause.over()
+        judging = self.context.now()
         with interruptible():
             trajectory = judged_at_once(self._environments, request.problem, trajectory)
+        if self.context.now() - judging > LONG_SECONDS:
+            self._pause.begin()
         self._tally.add(trajectory)
         await self.context.link("trajectories").send(trajectory, on_ack=partial(self._acknowledge, request.rollout))
 
@@ -314,7 +321,11 @@ class RolloutGenerator(Actor):
             await self._loop.run(episode)
         else:
             await UserLoop(
-                self._loop, episode, self._tools.known(episode.request.problem), self.context.settings.loop_seconds
+                self._loop,
+                episode,
+                self._tools.known(episode.request.problem),
+                self.context.settings.loop_seconds,
+                self._pause,
             ).run(rollout)
 
     async def _report_load(self) -> None:

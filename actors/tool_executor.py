@@ -21,7 +21,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
 from actors.execution.asking import judged, observed, run_tool
-from actors.execution.context import ExecutorContext, Pause, Services, session_name
+from actors.execution.blocking import Pause
+from actors.execution.context import ExecutorContext, Services, session_name
 from actors.execution.deadlines import Threads
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation

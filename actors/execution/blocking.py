@@ -42,6 +42,8 @@ TICK_SECONDS = 0.5
 """How often the thread looks whether the loop has turned."""
 REPORT_SECONDS = 2.0
 """How long before the supervisor kills a silent actor its stack is written."""
+PAUSE_SECONDS = 1.5
+"""Longer than the interval of heartbeats (`transport.Limits`)."""
 PROTECTED = re.compile(
     r"(actors|transport|agent_rl(?!\.environments)|trio|outcome|sortedcontainers|attrs?|structlog|zmq)\b"
 )
@@ -78,6 +80,26 @@ def interruptible(seconds: float = inf) -> Iterator[None]:
         raise error from None
     finally:
         _RUNNING.reset(token)
+
+
+class Pause:
+    """Lets the loop turn after code of users has blocked it, before any other code of users begins.
+
+    Otherwise the rollouts of a group, which often come together, would block the loop one after the other, and peers would
+    take the actor for lost.
+    """
+
+    def __init__(self) -> None:
+        self._until = -inf
+
+    async def over(self) -> None:
+        """Wait for the end of the pause. Nothing runs between its end and what follows."""
+        while trio.current_time() < self._until:  # noqa: ASYNC110  another call may have begun a new pause
+            await trio.sleep_until(self._until)
+
+    def begin(self) -> None:
+        """The loop was blocked just now."""
+        self._until = trio.current_time() + PAUSE_SECONDS
 
 
 class Watchdog:

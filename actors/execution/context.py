@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from math import inf
 from typing import Any, TypeVar
 
-import trio
-
+from actors.execution.blocking import Pause
 from actors.execution.deadlines import Deadline, Threads
 from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.client import Sandbox
@@ -19,9 +17,6 @@ from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutpu
 from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
 
 T = TypeVar("T")
-
-PAUSE_SECONDS = 1.5
-"""Longer than the interval of heartbeats (`transport.Limits`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +28,6 @@ class Services:
     functions: FunctionSandbox | None
     threads: Threads
     pause: Pause
-
-
-class Pause:
-    """Lets the loop turn after code of users has blocked it, before any other code of users begins.
-
-    Otherwise the calls of a group, which often come together, would block the loop one after the other, and peers would
-    take the executor for lost.
-    """
-
-    def __init__(self) -> None:
-        self._until = -inf
-
-    async def over(self) -> None:
-        """Wait for the end of the pause. Nothing runs between its end and what follows."""
-        while trio.current_time() < self._until:  # noqa: ASYNC110  another call may have begun a new pause
-            await trio.sleep_until(self._until)
-
-    def begin(self) -> None:
-        """The loop was blocked just now."""
-        self._until = trio.current_time() + PAUSE_SECONDS
 
 
 class ExecutorContext:

@@ -28,6 +28,7 @@ from agent_rl.rollout.conversation import Conversation
 from agent_rl.rollout.parsing import ParsedCall
 
 if TYPE_CHECKING:
+    from actors.execution.blocking import Pause
     from agent_rl.environments.base import Rollout, Tool
     from agent_rl.rollout.episode import Episode
 
@@ -35,14 +36,17 @@ if TYPE_CHECKING:
 class UserLoop:
     """One rollout by a user's own loop."""
 
-    def __init__(self, agent: AgentLoop, episode: Episode, tools: Mapping[str, Tool], seconds: float) -> None:
-        """``seconds``: limit of the loop's own time."""
+    def __init__(
+        self, agent: AgentLoop, episode: Episode, tools: Mapping[str, Tool], seconds: float, pause: Pause
+    ) -> None:
+        """``seconds``: limit of the loop's own time; ``pause``: of the generator, after a loop has blocked it."""
         self._agent = agent
         self._episode = episode
         self._conversation = Conversation(episode, agent.chat)
         self._known = tools
         self._deadline = Deadline(seconds)
         self._seconds = seconds
+        self._pause = pause
         self._scope = trio.CancelScope()
         self._writing = False
         self._calls = 0
@@ -53,6 +57,7 @@ class UserLoop:
         """Run the loop. Raises EngineError, ToolsUnavailableError, and EnvironmentFaultError for the loop's faults."""
         episode = self._episode
         fault = ""
+        await self._pause.over()
         try:
             with self._scope, self._deadline.enforced():
                 await rollout(episode.request.problem, self._model, {name: self._tool(name) for name in self._known})
@@ -60,6 +65,8 @@ class UserLoop:
             fault = f"has taken more than {self._seconds:g} s of its own time, without model() and tools"
         except (Exception, BlockedError) as error:  # noqa: BLE001 - the user's code may raise anything
             self._failure = self._failure or error
+            if isinstance(error, BlockedError):
+                self._pause.begin()
         if isinstance(self._failure, EngineError | ToolsUnavailableError):
             raise self._failure
         if self._failure is not None:
@@ -96,6 +103,7 @@ class UserLoop:
                     self._conversation.wrote(text)
                 if episode.ended is not None:
                     await self._end()
+                await self._pause.over()
                 return text
         except ContractError as error:
             self._failure = error

@@ -117,7 +117,7 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     monkeypatch.setattr(Arithmetic, "judge", Blocks.judge)
     monkeypatch.setattr(Arithmetic, "observe", Blocks.observe)
     monkeypatch.setattr(Arithmetic, "tools", (blocks,))
-    monkeypatch.setattr("actors.execution.context.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("actors.execution.blocking.PAUSE_SECONDS", 0.1)
     topology = micro(tmp_path, tool_executor={"judge_seconds": 0.15, "observe_seconds": 0.15, "wall_seconds": 0.15})
     replies: dict[str, JudgementReply] = {}
 
