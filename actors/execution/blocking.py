@@ -85,8 +85,8 @@ def interruptible(seconds: float = inf) -> Iterator[None]:
 class Pause:
     """Lets the loop turn after code of users has blocked it, before any other code of users begins.
 
-    Otherwise the rollouts of a group, which often come together, would block the loop one after the other, and peers would
-    take the actor for lost.
+    Otherwise the rollouts of a group, which often come together, would block the loop one after the other, and peers
+    would take the actor for lost.
     """
 
     def __init__(self) -> None:
