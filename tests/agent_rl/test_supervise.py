@@ -210,7 +210,7 @@ class Stage:
         self.path = folder / "topology.toml"
         self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.news.bind(str(folder / "news"))
-        self.news.settimeout(10)
+        self.news.settimeout(60)
 
     def topology(self, *, hosts="", **actors):
         text = f'[run]\nname = "demo"\ndirectory = "{self.folder / "run"}"\n[model]\npath = "x"\n[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n'
