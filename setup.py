@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, so that they take no name of their own.
+"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, under no name of their own.
 
 It also holds the templates of the report and the style of its charts.
 """

@@ -12,8 +12,9 @@ import trio
 class FairQueue:
     """At most ``places`` holders at once. Who waits is served in order of arrival within a name, and names take turns.
 
-    A name gets another place only while more places are free than it holds. So one alone gets half of them, the next half of the rest, and whoever
-    comes then need not wait until a call of theirs ends. Holders without a name are not bound: nobody asks in their place.
+    A name gets another place only while more places are free than it holds. So one alone gets half of them, the next
+    half of the rest, and whoever comes then need not wait until a call of theirs ends. Holders without a name are not
+    bound: nobody asks in their place.
     """
 
     def __init__(self, places: int) -> None:
@@ -61,7 +62,7 @@ class FairQueue:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _pass_on(self) -> None:
-        """Free places go to the first who wait under the names whose turn it is, which then go to the end of the line."""
+        """Free places go to the first who wait under the names whose turn it is; these go to the end of the line."""
         while (name := next((name for name in self._waiting if self._may_take(name)), None)) is not None:
             line = self._waiting.pop(name)
             task = line.popleft()

@@ -8,8 +8,8 @@ Derive from the role's suite and name the class; pytest runs the rest::
     class TestMyFilter(FilterContract):
         actor = MyFilter
 
-The real class runs on an in-memory network among stand-ins for the other four roles, in virtual time (the executor's suite
-runs in real time: its sandbox has real processes). A test's docstring is the promise it proves.
+The real class runs on an in-memory network among stand-ins for the other four roles, in virtual time (the executor's
+suite runs in real time: its sandbox has real processes). A test's docstring is the promise it proves.
 """
 
 from __future__ import annotations

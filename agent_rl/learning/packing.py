@@ -69,7 +69,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row, as transformers calls it; returns [1, n, heads, head_dim].
 
-    ``query`` [1, heads, n, head_dim]; ``key``, ``value`` [1, kv_heads, n, head_dim]. Raises ValueError for kinds of attention that are not computed here.
+    ``query`` [1, heads, n, head_dim]; ``key``, ``value`` [1, kv_heads, n, head_dim]. Raises ValueError for kinds of
+    attention that are not computed here.
     """
     del module, ignored
     if softcap or attention_mask is not None or is_causal is False:

@@ -16,8 +16,8 @@ FILE = "report.html"
 def write_report(directory: Path, decode: Decode) -> Path:
     """Write ``report.html`` into the run directory, completely or not at all. Returns its path.
 
-    ``decode`` reads a message as stored by the journal. Raises OSError. Raises ReportError when there is no run, or when the journal cannot be read; in the second case the
-    report is written with the rest.
+    ``decode`` reads a message as stored by the journal. Raises OSError. Raises ReportError when there is no run, or
+    when the journal cannot be read; in the second case the report is written with the rest.
     """
     path = directory / FILE
     records = read_records(directory)
