@@ -58,8 +58,8 @@ $(OLDEST)/installed: pyproject.toml
 	touch $@
 
 test-oldest: $(OLDEST)/installed
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/actors tests/end_to_end tests/agent_rl/test_tiny.py \
-		tests/agent_rl/test_training.py tests/agent_rl/test_prompts_and_episode.py
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/actors tests/end_to_end tests/agent_rl/learning/test_tiny.py \
+		tests/agent_rl/learning/test_training.py tests/agent_rl/rollout/test_prompts_and_episode.py
 
 # vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.
 VLLM := .venv-vllm

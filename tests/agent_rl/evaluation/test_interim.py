@@ -17,8 +17,8 @@ from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Evaluation, GroupsUnfinished, InterimOpened, Retry, StageEntered, UnfinishedGroup
 from agent_rl.scheduling.ids import group_id
 from tests import builders
-from tests.agent_rl.test_grouping import book, kinds, settle
-from tests.agent_rl.test_scheduling import World, progress, scheduler
+from tests.agent_rl.groups.test_grouping import book, kinds, settle
+from tests.agent_rl.scheduling.test_scheduling import World, progress, scheduler
 
 EVERY, PROBLEMS, SAMPLES = 2, 3, 2
 STAGE = builders.rl_stage(steps=6, evaluate=Interim(every=EVERY, problems=PROBLEMS, samples=SAMPLES, max_turns=2))

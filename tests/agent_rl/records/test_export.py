@@ -12,8 +12,8 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.records import export as module
-from tests.agent_rl.journal_retention_contract import forget
-from tests.agent_rl.report_runs import SyntheticRun
+from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.report_runs import SyntheticRun
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.config.source import Source, TopologyError
 from agent_rl.config.topology import Topology
-from tests.agent_rl.test_standard import FIRST
+from tests.agent_rl.config.test_standard import FIRST
 from tests.end_to_end.topologies import MICRO, write_micro
 
 

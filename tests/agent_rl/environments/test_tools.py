@@ -334,7 +334,7 @@ def parameters(schema: object) -> Any:
         (len, "is no tool"),
         (changed(schema="text"), "its schema is 'text'; write it as"),
         (changed(schema={"function": {"name": "x"}}), "its schema is {'function'"),
-        (changed(name="y"), "the tool 'y' (tests.agent_rl.test_tools:Changed)"),
+        (changed(name="y"), "the tool 'y' (tests.agent_rl.environments.test_tools:Changed)"),
         (changed(name="y"), "): its schema is for 'x'; give both one name"),
         (parameters({}), 'the parameters of its schema are {}; write {"type": "object", "properties": {...}}'),
         (parameters({"type": "string"}), "the parameters of its schema are {'type': 'string'}"),
@@ -389,7 +389,7 @@ def test_a_tool_renders_its_results() -> None:
 
 # Tools that a topology names ------------------------------------------------------------------------------------------
 
-QUICKSTART = Path(__file__).parent.parent.parent / "examples" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 ENTRY = '[[environments]]\nclass = "arithmetic"\n'
 MODULE = """
 from agent_rl.environments.tools import tool

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_rl.environments.maths.rewards import answer_tags, answer_text, answers_equal, exactly_equal, final_answer
 
-REAL_PAIRS = Path(__file__).resolve().parents[2].parent / "shared/data/equivalence/pairs.jsonl"
+REAL_PAIRS = Path(__file__).resolve().parents[3].parent / "shared/data/equivalence/pairs.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_real_pairs_are_judged_as_their_sources_expect_but_for_a_few_that_are_ar
     verdicts = [answers_equal(pair["gold"], pair["pred"]) for pair in pairs]
     right = sum(verdict == pair["equal"] for verdict, pair in zip(verdicts, pairs, strict=True))
     assert right / len(pairs) >= 0.94
-    reasons = json.loads((Path(__file__).parents[2] / "benchmarks/equivalence_excluded.json").read_text())
+    reasons = json.loads((Path(__file__).parents[3] / "benchmarks/equivalence_excluded.json").read_text())
     counted = [pair["id"] not in chain(*reasons.values()) for pair in pairs]
     right = sum(verdict == pair["equal"] for verdict, pair, one in zip(verdicts, pairs, counted, strict=True) if one)
     assert right / sum(counted) >= 0.95

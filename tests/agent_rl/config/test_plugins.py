@@ -24,7 +24,7 @@ from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses.base import named_loss
 from agent_rl.rollout.prompts import ChatFormat
-from tests.agent_rl.test_standard import FIRST
+from tests.agent_rl.config.test_standard import FIRST
 
 _numbers = count()
 

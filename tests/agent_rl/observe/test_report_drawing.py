@@ -28,7 +28,7 @@ from agent_rl.observe.charts.scales import (
 )
 from agent_rl.observe.report.activity import activity, binned, load, totals
 from agent_rl.observe.report.curves import FATES
-from tests.agent_rl.report_runs import Page
+from tests.agent_rl.records.report_runs import Page
 
 finite = st.floats(-1e12, 1e12)
 HOSTILE = (

@@ -19,7 +19,7 @@ from agent_rl.rollout.conversation import Conversation
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
-from tests.agent_rl.test_prompts_and_episode import CHATML, FORGETS, turn
+from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS, turn
 
 POLICY = Policy(1, 4)
 SAMPLING = Sampling(1.0, 200, 3)

@@ -16,7 +16,7 @@ from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
-from tests.agent_rl.journal_retention_contract import (
+from tests.agent_rl.records.journal_retention_contract import (
     PAYLOAD,
     STATES,
     RetentionContract,

@@ -14,8 +14,8 @@ from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.memory import MemoryJournal, MemoryStore
 from agent_rl.records.sqlite import SqliteJournal
-from tests.agent_rl.journal_contract import JournalContract
-from tests.agent_rl.journal_retention_contract import open_groups, readable, train
+from tests.agent_rl.records.journal_contract import JournalContract
+from tests.agent_rl.records.journal_retention_contract import open_groups, readable, train
 
 
 class TestSqlite(JournalContract):

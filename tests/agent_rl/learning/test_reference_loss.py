@@ -26,7 +26,7 @@ from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import Judgement, TrainingGroup, Trajectory
 from tests import builders
-from tests.agent_rl import reference_loss
+from tests.agent_rl.learning import reference_loss
 
 RATE = 0.5
 """Of the plain gradient descent between updates: far enough that ratios leave 1, and some the clip range."""

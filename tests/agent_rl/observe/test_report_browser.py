@@ -16,8 +16,8 @@ import pytest
 
 from actors.filter.stored import decode_stored
 from agent_rl.observe.report import write_report
-from tests.agent_rl.report_runs import BEFORE, RL, SyntheticRun
-from tests.agent_rl.test_report_drawing import HOSTILE
+from tests.agent_rl.observe.test_report_drawing import HOSTILE
+from tests.agent_rl.records.report_runs import BEFORE, RL, SyntheticRun
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 60.0

@@ -14,7 +14,7 @@ from actors.cli.main import main
 from agent_rl.records import sqlite
 from agent_rl.records.journal import JournalError
 from agent_rl.records.sqlite import SqliteJournal
-from tests.agent_rl.report_runs import SyntheticRun
+from tests.agent_rl.records.report_runs import SyntheticRun
 
 
 @pytest.fixture

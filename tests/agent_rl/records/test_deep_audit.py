@@ -21,7 +21,7 @@ from agent_rl.records.deep_audit import deep_audit
 from agent_rl.records.journal import JournalError
 from agent_rl.records.rows import ROWS, FactRow
 from agent_rl.records.sqlite import SqliteJournal
-from tests.agent_rl.report_runs import SyntheticRun
+from tests.agent_rl.records.report_runs import SyntheticRun
 
 STATES = ("open", "ready", "trained", "evaluated", "dropped")
 

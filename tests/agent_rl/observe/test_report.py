@@ -22,9 +22,20 @@ from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, sp
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
-from tests.agent_rl.journal_retention_contract import forget
-from tests.agent_rl.report_runs import AFTER, BEFORE, RL, SFT, Page, SyntheticRun, html, metrics, report, trajectory
-from tests.agent_rl.test_report_drawing import HOSTILE
+from tests.agent_rl.observe.test_report_drawing import HOSTILE
+from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.report_runs import (
+    AFTER,
+    BEFORE,
+    RL,
+    SFT,
+    Page,
+    SyntheticRun,
+    html,
+    metrics,
+    report,
+    trajectory,
+)
 from tests.end_to_end.topologies import write_micro
 
 

@@ -9,7 +9,7 @@ from actors.contract import EnvironmentContract
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.maths import Maths
 
-PROBLEMS = Path(__file__).parents[2] / "examples" / "word_problems"
+PROBLEMS = Path(__file__).parents[3] / "examples" / "word_problems"
 
 
 class TestArithmetic(EnvironmentContract):

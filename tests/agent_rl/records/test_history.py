@@ -25,9 +25,9 @@ from agent_rl.records.opening import open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import rebuild
 from agent_rl.records.sqlite import SqliteJournal
-from tests.agent_rl.journal_retention_contract import forget
-from tests.agent_rl.report_runs import SyntheticRun
-from tests.agent_rl.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
+from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.report_runs import SyntheticRun
+from tests.agent_rl.records.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 
 KINDS = ("sft", "evaluate", "rl", "evaluate")
 KNOWN = Known(Path("journal.sqlite"), "ours", 2, 6, 4, frozenset({1}))

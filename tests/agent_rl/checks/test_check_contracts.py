@@ -17,7 +17,7 @@ from agent_rl.config.plugins import ContractError
 from agent_rl.config.source import Fault
 from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
 ROLES = {
     "filter": ("roc_filter", "from actors.roc_filter import RoCFilter as Base"),
