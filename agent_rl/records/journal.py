@@ -11,9 +11,9 @@ balance.
       SqliteJournal    rows in a database, payloads in one file a segment (sqlite.py)
       MemoryJournal    dictionaries, for simulations and tests (memory.py)
 
-A back end is a `Store` of rows (rows.py) and payloads. `tests/agent_rl/records/journal_contract.py` holds the tests that every
-back end passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what was
-received.
+A back end is a `Store` of rows (rows.py) and payloads. `tests/agent_rl/records/journal_contract.py` holds the tests
+that every back end passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what
+was received.
 """
 
 from __future__ import annotations
