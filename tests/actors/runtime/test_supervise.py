@@ -239,7 +239,9 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = Stage(folder)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup, which ignores it
     yield made
+    signal.signal(signal.SIGHUP, hung_up)
     made.news.close()
     monkeypatch.delitem(sys.modules, "fake_entry", raising=False)
 
