@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -20,9 +21,8 @@ from tests.end_to_end.topologies import write_micro
 def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=40)
     process, terminal = pty.fork()
-    if (
-        process == 0
-    ):  # the leader of a session whose terminal this is: the kernel sends it SIGHUP when the other end closes
+    if process == 0:  # it leads the session of this terminal, and gets SIGHUP when the other end closes
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup, which ignores it
         os.execv(sys.executable, [sys.executable, "-m", "actors.cli", "run", str(path)])
     os.set_blocking(terminal, False)
 
