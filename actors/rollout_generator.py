@@ -56,7 +56,8 @@ from agent_rl.messages import (
 from agent_rl.observe.rates import Rate
 from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
-from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.rollout.template import made_format
 
 LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
@@ -92,6 +93,8 @@ class RolloutGeneratorSettings(Settings):
     rollout fails."""
     tool_calls_outstanding: PositiveInt = 256
     """Calls at once per executor. Further calls wait in the generator without a limit; the rollouts take turns."""
+    tool_calls_per_turn: PositiveInt | None = None
+    """The most calls of one turn that are run; one error answers the others. None: no limit."""
     tool_calls_at_once: PositiveInt = 16
     """Calls of one turn that run or wait at once. Further calls start when these end."""
     tool_response_chars: PositiveInt = 4096
@@ -194,14 +197,24 @@ class RolloutGenerator(Actor):
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
-        chat: type[ChatFormat] = declaration(type(self), {"chat_format": self.context.settings.chat_format})
-        return chat(tokenizer, self._environments, self._environments.schemas)
+        declared = declaration(type(self), {"chat_format": self.context.settings.chat_format})
+        try:
+            return made_format(declared, tokenizer, self._environments, self._environments.schemas)
+        except PromptError as error:
+            raise EngineRefusedError(f"the chat template of {directory}: {error}") from error
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The decisions of one rollout."""
         environment = self._environments[request.problem.environment]
         own_loop = environment.rollout is not None
-        return Episode(request, self._chat, self._engine.longest, observes=environment.observes, begun=not own_loop)
+        return Episode(
+            request,
+            self._chat,
+            self._engine.longest,
+            observes=environment.observes,
+            begun=not own_loop,
+            calls_per_turn=self.context.settings.tool_calls_per_turn,
+        )
 
     def _require_append_only(self) -> None:
         """Raises EngineRefusedError when messages answer turns, and the chat template then changes earlier turns."""

@@ -39,7 +39,7 @@ def problem(number: int = 0, *, answer: str = "4", environment: str = "arithmeti
     return Problem(f"p{number}", "What is 2 + 2?", answer, environment)
 
 
-def environments(prompt: Literal["plain", "rstar2"] = "plain") -> dict[str, Environment]:
+def environments(prompt: Literal["plain", "rstar2", "template"] = "plain") -> dict[str, Environment]:
     """The environment that `problem` is of, putting it so."""
     return {"arithmetic": Maths(seed=0, base=Path(), prompt=prompt)}
 

@@ -13,6 +13,7 @@ from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.template import made_format
 
 
 def declared_format(topology: Topology) -> type[ChatFormat]:
@@ -23,7 +24,7 @@ def declared_format(topology: Topology) -> type[ChatFormat]:
 
 def chat_format(topology: Topology, tokenizer: Any, environments: Environments) -> ChatFormat:
     """The topology's chat format with this tokenizer. Raises PromptError when the tokenizer does not suit."""
-    return declared_format(topology)(tokenizer, environments, environments.schemas)
+    return made_format(declared_format(topology), tokenizer, environments, environments.schemas)
 
 
 TURNS = (

@@ -22,7 +22,7 @@ from agent_rl.messages import Problem
 from agent_rl.models.hub import is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
-from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.prompts import ChatFormat, PromptError
 
 TRIED = 16
 """Problems of each kind that are put into prompts: the shortest texts of lists, else the first ones drawn."""
@@ -43,6 +43,9 @@ def prompt_faults(
         if tokenizer is None or length is None or not response:
             return
         chat = chat_format(topology, tokenizer, environments)
+    except PromptError as error:
+        yield source.fault(("model",), str(error), "name another model, or a template as chat_template in [model]")
+        return
     except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
         return
     long: dict[str, list[int]] = {}

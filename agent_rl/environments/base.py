@@ -228,8 +228,9 @@ class Environment(Protocol):
 
     tools: Sequence[Tool] = ()
     """What the model may call."""
-    lists_tools: bool = True
-    """Whether the prompt tells the model what it may call; False for models that learn it from demonstrations."""
+    lists_tools: bool | Literal["template"] = True
+    """Whether the prompt lists the tools; False for models that learn them from demonstrations. "template": the model's
+    own chat template lists them, and also renders calls and results (`agent_rl.rollout.template`)."""
     checks: Sequence[str] = ()
     """The functions ``module:name`` that ``judge`` has checked: executors load their modules once, before any check. A
     module with a function ``warm_up`` has it called then, perhaps several times, without arguments."""

@@ -45,14 +45,19 @@ class PlainTokenizer:
             raise Unreadable(f"{file} cannot be read ({error})") from error
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """A conversation as text; ``tokenize`` is False. Raises jinja2.TemplateError."""
         assert not tokenize
         return self._template.render(
             messages=messages,
             add_generation_prompt=add_generation_prompt,
-            tools=None,
+            tools=tools,
             documents=None,
             **self._special,
         )

@@ -31,7 +31,7 @@ from agent_rl.messages import (
     Transcript,
     TurnObserved,
 )
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall
+from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
 
 
@@ -65,11 +65,13 @@ class Episode:
         *,
         observes: bool = False,
         begun: bool = True,
+        calls_per_turn: int | None = None,
     ) -> None:
         """``longest``: the most tokens of a sequence by the engine, with its prompt.
 
         ``observes``: the environment answers turns that call no tool; otherwise such a turn ends the rollout. ``begun``
-        False: the prompt is not the environment's, and the caller calls `begin`.
+        False: the prompt is not the environment's, and the caller calls `begin`. ``calls_per_turn``: tool calls of a
+        turn that are run; one error answers all further calls.
         """
         self.request = request
         self.state = b""
@@ -77,6 +79,9 @@ class Episode:
         self._chat = chat
         self._longest = longest
         self._observes = observes
+        self._calls_per_turn = calls_per_turn
+        self._calls: tuple[AnyCall, ...] = ()
+        """Those of the last turn."""
         self._prompt: list[int] = []
         self._room = request.sampling.max_response_tokens
         self._reason = ""
@@ -141,7 +146,7 @@ class Episode:
     def wrote_text(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool) -> str:
         """Append a turn of the model, shapes [n], [n], [n, 2]; returns its text. Without a stop, the rollout ends."""
         self._append(tokens, logprobs, policies, mask=1)
-        text = self._chat.decode((tokens[:-1] if stopped else tokens).tolist())
+        text = self._chat.turn_text((tokens[:-1] if stopped else tokens).tolist())
         self._texts.append(text)
         if not stopped:
             self.ended = "truncated"
@@ -149,7 +154,7 @@ class Episode:
 
     def wrote(
         self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool
-    ) -> tuple[ParsedCall | MalformedCall, ...]:
+    ) -> tuple[AnyCall, ...]:
         """Append a turn as `wrote_text` does, and return the calls to answer.
 
         When there are none and the rollout has not ended, the environment answers the turn.
@@ -158,6 +163,11 @@ class Episode:
         if self.ended:
             return ()
         calls = self._chat.sound_calls(text)
+        if self._calls_per_turn is not None and len(calls) > self._calls_per_turn:
+            count, limit = len(calls), self._calls_per_turn
+            rest = f"Error: a turn may make {limit} tool calls, and this turn made {count}: the others were not run."
+            calls = (*calls[:limit], MalformedCall(rest))
+        self._calls = calls
         if calls and self.may_go_on:
             return calls
         if calls:
@@ -192,7 +202,7 @@ class Episode:
     def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: Policy) -> None:
         """Append the turn's tool responses, in the order of the calls. The rollout ends if they exceed the budget."""
         self._records.extend(records)
-        self._append_given(self._chat.response_tokens(responses), policy)
+        self._append_given(self._chat.response_tokens(responses, self._calls), policy)
 
     def observed(self, answer: TurnObserved, policy: Policy) -> None:
         """Take in the environment's answer to the turn. After the last turn that is allowed, no tokens are appended."""

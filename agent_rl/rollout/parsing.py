@@ -27,10 +27,14 @@ _FRAMING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call as the model wrote it. The executor finds out whether the tool exists and takes the arguments."""
+    """A call as the model wrote it. The executor finds out whether the tool exists and takes the arguments.
+
+    ``id``: the call's name, in layouts in which the model writes one.
+    """
 
     name: str
     arguments: dict[str, Any]
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,8 @@ def _parse_call(text: str, start: int) -> tuple[AnyCall, int]:
         start = _skip_space(text, start)
         content, length = _decode(text[start:])  # a copy: positions in errors count from the call's start
         end = _skip_space(text, start + length)
-        return _call(content, closed=text.startswith(CLOSING, end)), end + len(CLOSING)
+        _require_end(closed=text.startswith(CLOSING, end))
+        return _call(content), end + len(CLOSING)
     except _Malformed as error:
         closing = text.find(CLOSING, start)
         if closing < 0:
@@ -103,19 +108,61 @@ def _decode(text: str) -> tuple[object, int]:
         raise _Malformed("the tool call is nested too deeply") from None
 
 
-def _call(content: object, *, closed: bool) -> ParsedCall:
+def _require_end(*, closed: bool) -> None:
     if not closed:
-        raise _Malformed("unexpected text after the JSON object of the tool call")
+        raise _Malformed("unexpected text after the JSON of the tool call")
+
+
+def _decode_whole(text: str) -> object:
+    content, length = _decode(text)
+    _require_end(closed=length == len(text))
+    return content
+
+
+def _call(content: object, key: str = "arguments") -> ParsedCall:
+    """The call of a JSON object with its arguments under ``key``."""
     if not isinstance(content, dict):
-        raise _Malformed('the tool call is not a JSON object with "name" and "arguments"')
-    name, arguments = content.get("name"), content.get("arguments")
+        raise _Malformed(f'the tool call is not a JSON object with "name" and "{key}"')
+    name, arguments, call_id = content.get("name"), content.get(key), content.get("id")
     if not isinstance(name, str) or not name:
         raise _Malformed('"name" is missing in the tool call, or is not a string')
     if not isinstance(arguments, dict):
-        raise _Malformed('"arguments" is missing in the tool call, or is not a JSON object')
+        raise _Malformed(f'"{key}" is missing in the tool call, or is not a JSON object')
     _require_portable(name, 0)
     _require_portable(arguments, 0)
-    return ParsedCall(name, arguments)
+    return ParsedCall(name, arguments, call_id if isinstance(call_id, str) and call_id.isascii() else "")
+
+
+def parse_list(text: str, opening: str) -> tuple[AnyCall, ...]:
+    """The calls of a turn in order: a JSON list of objects after ``opening``. Without ``opening`` there are none."""
+    _, found, after = text.partition(opening)
+    if not found:
+        return ()
+    try:
+        content = _decode_whole(after.strip())
+    except _Malformed as error:
+        return (MalformedCall(f"Error: {error}."),)
+    if not isinstance(content, list):
+        return (MalformedCall(f"Error: {opening} is not followed by a JSON list of tool calls."),)
+    return tuple(_call_or_error(each) for each in content)
+
+
+def parse_object(text: str, key: str) -> tuple[AnyCall, ...]:
+    """The call of a turn that is one JSON object with "name", its arguments under ``key``. Other turns have none."""
+    stripped = text.strip()
+    if not stripped.startswith("{") or '"name"' not in stripped:
+        return ()
+    try:
+        return (_call(_decode_whole(stripped), key),)
+    except _Malformed as error:
+        return (MalformedCall(f"Error: {error}."),)
+
+
+def _call_or_error(content: object, key: str = "arguments") -> AnyCall:
+    try:
+        return _call(content, key)
+    except _Malformed as error:
+        return MalformedCall(f"Error: {error}.")
 
 
 def _require_portable(value: object, depth: int) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_rl.config.plugins import ContractError, called
 from agent_rl.environments.load import sound_prompt
@@ -59,6 +59,8 @@ class ChatFormat:
     text of results) and `demonstration` (the form of demonstrations). Name it as a generator's ``chat_format``.
     """
 
+    probes: ClassVar[Mapping[str, tuple[str, str]]] = PROBES
+
     def __init__(
         self,
         tokenizer: Any,
@@ -88,15 +90,16 @@ class ChatFormat:
         own = {name: [tool.schema for tool in environment.tools] for name, environment in environments.items()}
         self.schemas = own if schemas is None else schemas
         self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
-        self._before_response, self._after_response, end_of_turn = self._probe()
-        self.end_of_turn: int = end_of_turn
+        self.prefill = ""
+        """The text with which the template begins the model's turn, after the assistant's header."""
+        self._before_response, self._after_response, self.end_of_turn = self._probe()
         eos = tokenizer.eos_token_id
-        self.stop_tokens: frozenset[int] = frozenset({end_of_turn} | ({eos} if eos is not None else set()))
+        self.stop_tokens: frozenset[int] = frozenset({self.end_of_turn} | ({eos} if eos is not None else set()))
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """The prompt up to the model's first token. The last one is kept: a group's samples share their prompt."""
         if self._last_prompt[0] != problem:
-            tokens = self._encode(self._render(self.messages(problem), generate=True))
+            tokens = self._encode(self._prompt(self.messages(problem), problem))
             self._last_prompt = (problem, tuple(tokens))
         return list(self._last_prompt[1])
 
@@ -107,7 +110,7 @@ class ChatFormat:
         """
         given = self._with_tools([{"role": role, "content": content} for role, content in messages], problem)
         try:
-            return self._encode(self._render(given, generate=True))
+            return self._encode(self._prompt(given, problem))
         except Exception as error:  # templates raise arbitrary errors
             raise PromptError(f"the chat template does not take these messages: {error}") from error
 
@@ -117,21 +120,24 @@ class ChatFormat:
         A token is at least a byte of text, so only prompts of many bytes are encoded.
         """
         frame = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
-        around = len(self._encode(self._render(frame, generate=True)))
+        one_of_each = {problem.environment: problem for problem in problems}
+        around = {name: len(self._encode(self._prompt(frame, each))) for name, each in one_of_each.items()}
         suspects = [
             problem
             for problem in problems
-            if sum(len(message["content"].encode()) for message in self.messages(problem)) + around >= longest
+            if sum(len(message["content"].encode()) for message in self.messages(problem)) + around[problem.environment]
+            >= longest
         ]
         lengths = [(problem, len(self.prompt_tokens(problem))) for problem in suspects]
         return [(problem, length) for problem, length in lengths if length >= longest]
 
-    def response_tokens(self, responses: Sequence[str]) -> list[int]:
-        """The tokens from the end of an assistant's turn to the model's next one, with these tool responses.
+    def response_tokens(self, responses: Sequence[str], calls: Sequence[AnyCall] = ()) -> list[int]:
+        """The tokens from the end of an assistant's turn to the model's next one, with these responses to ``calls``.
 
         The text of a control token (``</s>``, ``[INST]``) in a response does not become the token.
         """
-        spelt = [self._controls.sub(_as_text, text) for text in responses]
+        del calls
+        spelt = [self._spelt(text) for text in responses]
         return self._encode(self._before_response + self.responses(spelt) + self._after_response)
 
     def message_tokens(self, messages: Sequence[tuple[str, str]]) -> list[int]:
@@ -139,7 +145,7 @@ class ChatFormat:
 
         Control tokens are treated as in responses. Raises PromptError when the template does not take the roles.
         """
-        spelt = [{"role": role, "content": self._controls.sub(_as_text, content)} for role, content in messages]
+        spelt = [{"role": role, "content": self._spelt(content)} for role, content in messages]
         if len(spelt) == 1 and spelt[0]["role"] == "user":
             return self._encode(self._before_response + spelt[0]["content"] + self._after_response)
         frame = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _MARK}]
@@ -156,6 +162,10 @@ class ChatFormat:
                 f"the chat template leaves out messages of the roles {', '.join(role for role, _ in messages)}"
             )
         return self._encode(after.removeprefix(end))
+
+    def turn_text(self, tokens: Sequence[int]) -> str:
+        """The text of a turn of the model, with the template's prefill."""
+        return self.prefill + self.decode(tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special tokens included."""
@@ -175,12 +185,15 @@ class ChatFormat:
         start = 1 + (messages[0]["role"] == "system")
         tokens = self._encode(self._render(list(messages[:start]), generate=True))
         mask = [0] * len(tokens)
+        calls: tuple[AnyCall, ...] = ()
         for role, turns in groupby(messages[start:], key=lambda message: message["role"]):
             contents = [turn["content"] for turn in turns]
             if role == "assistant":
-                added = [token for content in contents for token in (*self._encode(content), self.end_of_turn)]
+                calls = self.calls(contents[-1])
+                texts = [content.removeprefix(self.prefill) for content in contents]
+                added = [token for text in texts for token in (*self._encode(text), self.end_of_turn)]
             elif role == "tool":
-                added = self.response_tokens(contents)
+                added = self.response_tokens(contents, calls)
             else:
                 added = self.message_tokens([(role, content) for content in contents])
             tokens += added
@@ -230,8 +243,23 @@ class ChatFormat:
         """A demonstration in this format. ``messages`` have the format of `ChatFormat`, as task sources write it."""
         return messages
 
-    def _render(self, messages: list[dict[str, str]], *, generate: bool) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
+    def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
+        """The text of a prompt about a problem."""
+        del problem
+        return self._render(messages, generate=True)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], *, generate: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        rendered = self._tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=generate, **options
+        )
+        return str(rendered)
+
+    def _spelt(self, text: str) -> str:
+        """``text`` without control tokens."""
+        return self._controls.sub(_as_text, text)
 
     def _encode(self, text: str) -> list[int]:
         if self._fast is None:
@@ -244,14 +272,15 @@ class ChatFormat:
         The agent loop builds turn by turn, and the model is trained on this. Many servers render the whole conversation
         again at each turn. There the model would read another text.
         """
-        return [text for name, turns in PROBES.items() if (text := self._difference(name, turns))]
+        return [text for name, turns in self.probes.items() if (text := self._difference(name, turns))]
 
     def rewriting(self) -> str:
         """How the template changes earlier turns when a user's message answers them; empty if it does not.
 
         White space does not count.
         """
-        return next((text for name, turns in PROBES.items() if (text := self._difference(name, turns, plain=True))), "")
+        found = (self._difference(name, turns, plain=True) for name, turns in self.probes.items())
+        return next(filter(None, found), "")
 
     def _difference(self, name: str, turns: Sequence[str], *, plain: bool = False) -> str:
         """The first difference in a conversation with these turns of the model; empty if there is none.
@@ -265,17 +294,19 @@ class ChatFormat:
             answer = "Go on." if plain else self.responses(responses)
             added = self.message_tokens([("user", answer)]) if plain else self.response_tokens(responses)
             built += [*self._encode(text), self.end_of_turn, *added]
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": answer}]
+            messages += [{"role": "assistant", "content": self.prefill + text}, {"role": "user", "content": answer}]
             whole = self._encode(self._render(messages, generate=True))
-            if built != whole and not (plain and _solid(self.decode(built)) == _solid(self.decode(whole))):
-                same = next((at for at, pair in enumerate(zip(built, whole, strict=False)) if pair[0] != pair[1]), None)
-                at = min(len(built), len(whole)) if same is None else same
-                near = slice(max(0, at - 4), at + 12)
-                return (
-                    f"{name}, turn {number}, token {at}: built {self.decode(built[near])!r}, "
-                    f"the template gives {self.decode(whole[near])!r}"
-                )
+            if difference := self._compare(built, whole, plain=plain):
+                return f"{name}, turn {number}, {difference}"
         return ""
+
+    def _compare(self, built: Sequence[int], whole: Sequence[int], *, plain: bool) -> str:
+        if built == whole or (plain and _solid(self.decode(built)) == _solid(self.decode(whole))):
+            return ""
+        same = next((at for at, pair in enumerate(zip(built, whole, strict=False)) if pair[0] != pair[1]), None)
+        at = min(len(built), len(whole)) if same is None else same
+        near = slice(max(0, at - 4), at + 12)
+        return f"token {at}: built {self.decode(built[near])!r}, the template gives {self.decode(whole[near])!r}"
 
     def _probe(self) -> tuple[str, str, int]:
         """The text before and after a tool response, and the token that ends a turn, from a conversation with marks."""
@@ -288,6 +319,8 @@ class ChatFormat:
         rendered = self._render(messages, generate=True)
         if rendered.count(answer) != 1 or rendered.count(response) != 1:
             raise PromptError("the chat template leaves out or repeats a turn of a conversation")
+        header, begun = rendered.split(answer)[0], self._render(messages[:1], generate=True)
+        self.prefill = begun.removeprefix(header) if begun.startswith(header) else ""
         between = rendered.split(answer)[1].split(response)[0]
         after = rendered.split(response)[1]
         first = self._encode(between)[:1]

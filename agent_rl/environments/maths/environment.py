@@ -73,22 +73,24 @@ class Maths(BoxedAnswers):
         files: tuple[str, ...] = (),
         weights: tuple[PositiveFloat, ...] = (),
         evaluation_files: tuple[str, ...] = (),
-        prompt: Literal["plain", "rstar2"] = "plain",
+        prompt: Literal["plain", "rstar2", "template"] = "plain",
         notebook: bool = False,
     ) -> None:
         """``files`` hold the training problems, ``evaluation_files`` the held-out ones.
 
         ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them
-        every problem of every file is as likely as any other. ``prompt`` is the problem's text alone, or rStar2's
-        system text, tools and answer instruction. ``notebook``: the model's Python runs as the cells of a notebook,
-        not each call by itself. Raises TaskError when settings contradict each other.
+        every problem of every file is as likely as any other. ``prompt``: the problem's text alone ("plain"); the
+        structure of rStar2's prompt in our words, with system text, tools and answer instruction ("rstar2"); or the
+        problem's text alone, with the tools as the model's own chat template lists them ("template"). ``notebook``: the
+        model's Python runs as the cells of a notebook, not each call by itself. Raises TaskError when settings
+        contradict each other.
         """
         if weights and len(weights) != len(files):
             raise TaskError(f"`weights` holds {len(weights)} numbers for {len(files)} entries of `files`", ("weights",))
         self._seed, self._base = seed, base
         self._files, self._weights, self._evaluation_files = files, weights, evaluation_files
         self._prompt = prompt
-        self.lists_tools = prompt == "rstar2"
+        self.lists_tools = "template" if prompt == "template" else prompt == "rstar2"
         if notebook:
             self.tools = (python_tools.notebook,)
 
@@ -107,7 +109,7 @@ class Maths(BoxedAnswers):
 
     def prompt(self, problem: Problem) -> ChatMessages:
         """The problem, as the setting ``prompt`` says."""
-        if self._prompt == "plain":
+        if self._prompt != "rstar2":
             return [{"role": "user", "content": problem.text}]
         return [
             {"role": "system", "content": SYSTEM},

@@ -1,0 +1,207 @@
+"""Prompts, calls and results by a model's own chat template: token for token what the template makes of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_rl import testing
+from agent_rl.messages import Policy, Sampling
+from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, parse_object
+from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.rollout.template import made_format
+from tests.agent_rl.rollout.templates import FORGETTING, HERMES, LLAMA, MISTRAL, THINKING, tokenizer_with
+
+PYTHON = "python_code_with_standard_io"
+PROBLEM = testing.problem()
+QUESTION = {"role": "user", "content": PROBLEM.text}
+SCHEMAS = [tool.schema for tool in testing.environments()["arithmetic"].tools]
+
+
+def chat_of(template: str) -> tuple[Any, ChatFormat]:
+    tokenizer, environments = tokenizer_with(template), testing.environments("template")
+    return tokenizer, made_format(ChatFormat, tokenizer, environments, {"arithmetic": SCHEMAS})
+
+
+def turn(tokens: list[int]) -> dict[str, Any]:
+    """A turn of the model, as an engine returns it."""
+    count = len(tokens)
+    return {
+        "tokens": np.array(tokens, dtype=np.int32),
+        "logprobs": np.full(count, -0.1, dtype=np.float32),
+        "policies": np.tile(np.array([[1, 0]], dtype=np.int32), (count, 1)),
+        "stopped": True,
+    }
+
+
+def asked(*codes: str, content: str = "", ids: str = "abcdefgh") -> dict[str, Any]:
+    calls = [
+        {"id": f"{ids}{n}", "type": "function", "function": {"name": PYTHON, "arguments": {"code": code}}}
+        for n, code in enumerate(codes)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def answered(*texts: str, ids: str = "abcdefgh") -> list[dict[str, Any]]:
+    return [
+        {"role": "tool", "name": PYTHON, "tool_call_id": f"{ids}{n}", "content": text} for n, text in enumerate(texts)
+    ]
+
+
+def whole(tokenizer: Any, messages: list[dict[str, Any]], *, generate: bool = True) -> list[int]:
+    rendered = tokenizer.apply_chat_template(
+        messages, tools=SCHEMAS, add_generation_prompt=generate, tokenize=True, return_dict=False
+    )
+    return list(rendered)
+
+
+def written(tokenizer: Any, chat: ChatFormat, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens with which the model writes the last message: after the generation prompt, up to its end of turn."""
+    added = whole(tokenizer, messages, generate=False)[len(whole(tokenizer, messages[:-1])) :]
+    ends = [place for place, token in enumerate(added) if token in chat.stop_tokens]
+    return added[: ends[-1] + 1]
+
+
+LONG = "for i in range(2):\n    print(i < 1)"
+CONVERSATIONS = [
+    pytest.param(HERMES, [(LONG,), ("print(3)", 'print("x")')], "", id="hermes"),
+    pytest.param(THINKING, [(LONG,), ("print(3)",)], "<think>\nhm\n</think>\n", id="hermes with a prefill"),
+    pytest.param(LLAMA, [(LONG,), ("print(3)",)], "", id="llama"),
+    pytest.param(MISTRAL, [(LONG,), ("print(3)", "1/0")], "", id="mistral"),
+]
+
+
+@pytest.mark.parametrize(("template", "turns", "content"), CONVERSATIONS)
+def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
+    template: str, turns: list[tuple[str, ...]], content: str
+) -> None:
+    tokenizer, chat = chat_of(template)
+    episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
+    messages: list[dict[str, Any]] = [QUESTION]
+    assert episode.tokens == whole(tokenizer, messages)
+    for number, codes in enumerate(turns):
+        ids = f"turn{number}abc"
+        messages.append(asked(*codes, content=content, ids=ids))
+        calls = episode.wrote(**turn(written(tokenizer, chat, messages)))
+        assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list(codes)
+        results = [f'{{"a": {code!r}}}\n' for code in codes]
+        episode.responded(results, [testing.call() for _ in codes], Policy(1, 0))
+        messages += answered(*results, ids=ids)
+        assert episode.tokens == whole(tokenizer, messages)
+    messages.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
+    assert episode.wrote(**turn(written(tokenizer, chat, messages))) == ()
+    assert episode.ended == "finished"
+    assert episode.transcript.texts[-1].strip() == messages[-1]["content"]
+    assert episode.transcript.texts[0].startswith(content)
+
+
+@pytest.mark.parametrize("template", [HERMES, THINKING, LLAMA, MISTRAL])
+def test_templates_that_keep_turns_with_calls_show_no_difference(template: str) -> None:
+    assert chat_of(template)[1].differences() == []
+
+
+def test_nothing_of_ours_is_in_the_prompt() -> None:
+    tokenizer, chat = chat_of(LLAMA)
+    prompt = chat.decode(chat.prompt_tokens(PROBLEM))
+    assert "<tool_response>" not in prompt
+    assert "<answer>" not in prompt
+    assert prompt == tokenizer.apply_chat_template(
+        [QUESTION], tools=SCHEMAS, add_generation_prompt=True, tokenize=False
+    )
+
+
+def test_a_prefill_is_part_of_the_prompt_and_of_the_turns_text() -> None:
+    _, chat = chat_of(THINKING)
+    assert chat.prefill == "<think>\n"
+    assert chat.decode(chat.prompt_tokens(PROBLEM)).endswith("<|im_start|>assistant\n<think>\n")
+    episode = Episode(testing.request(problem=PROBLEM), chat)
+    episode.wrote(**turn([*chat._encode("hm\n</think>4"), chat.end_of_turn]))
+    assert episode.transcript.texts == ("<think>\nhm\n</think>4",)
+
+
+def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named() -> None:
+    _, chat = chat_of(FORGETTING)
+    assert any("thinking before a call, turn 1" in difference for difference in chat.differences())
+    assert chat.rewriting(), "an environment that answers turns is refused"
+    episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
+    before = episode.tokens
+    first = [*chat._encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
+    episode.wrote(**turn(first))
+    episode.responded(["1"], [testing.call()], Policy(1, 0))
+    assert episode.tokens[: len(before) + len(first)] == [*before, *first], "the model's own tokens have changed"
+    end = chat.decode(episode.tokens[len(before) + len(first) :])
+    assert end == "\n<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+def call_text(code: str) -> str:
+    return f'<tool_call>\n{{"name": "{PYTHON}", "arguments": {{"code": "{code}"}}}}\n</tool_call>'
+
+
+def test_tools_that_move_to_the_last_message_refuse_environments_that_answer() -> None:
+    assert "turn 1" in chat_of(MISTRAL)[1].rewriting()
+    assert chat_of(HERMES)[1].rewriting() == ""
+
+
+def test_errors_of_malformed_calls_are_results_too() -> None:
+    tokenizer, chat = chat_of(HERMES)
+    episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
+    (call,) = episode.wrote(**turn([*chat._encode("<tool_call>{</tool_call>"), chat.end_of_turn]))
+    assert isinstance(call, MalformedCall)
+    episode.responded([call.error], [testing.call("malformed")], Policy(1, 0))
+    assert tokenizer.decode(episode.tokens).count("<tool_response>\nError: ") == 1
+
+
+WITHOUT_TOOLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+XML = HERMES.replace(
+    '\'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \'',
+    "'<function=' + call.function.name + '>'",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (WITHOUT_TOOLS, "does not list tools"),
+        (HERMES.replace("message.role == 'tool'", "message.role == 'none'"), "does not append the results"),
+        (LLAMA.replace("(message.content | tojson)", "raise_exception('no tools')"), "cannot render .*: no tools"),
+        (XML, r"writes a tool call as .*<function=probe>.*; known are <tool_call>"),
+    ],
+)
+def test_a_template_without_tools_calls_or_results_is_refused(template: str, reason: str) -> None:
+    with pytest.raises(PromptError, match=reason):
+        chat_of(template)
+
+
+def test_another_format_and_the_template_exclude_each_other() -> None:
+    class Mine(ChatFormat):
+        pass
+
+    with pytest.raises(PromptError, match="environment 'arithmetic' is prompted by the model's chat template"):
+        made_format(Mine, tokenizer_with(HERMES), testing.environments("template"), {"arithmetic": SCHEMAS})
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (parse_list('text [TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "123456789"}]', "[TOOL_CALLS]"), "f"),
+        (parse_list('[TOOL_CALLS] [{"name": "f", "arguments": 3}]', "[TOOL_CALLS]"), '"arguments" is missing'),
+        (parse_list('[TOOL_CALLS] {"name": "f"}', "[TOOL_CALLS]"), "not followed by a JSON list"),
+        (parse_list('[TOOL_CALLS] [{"name": "f"', "[TOOL_CALLS]"), "not valid JSON"),
+        (parse_object('{"name": "f", "parameters": {}}', "parameters"), "f"),
+        (parse_object('{"name": "f", "arguments": {}}', "parameters"), '"parameters" is missing'),
+        (parse_object('{"name": "f", "parameters": {}} and', "parameters"), "unexpected text"),
+    ],
+)
+def test_calls_of_other_layouts_are_read_or_named(calls: Any, expected: str) -> None:
+    (call,) = calls
+    assert call.name == expected if isinstance(call, ParsedCall) else expected in call.error
+
+
+@pytest.mark.parametrize("text", ["", "the answer", '{"x": 1}', "[1, 2]", "a {"])
+def test_other_turns_have_no_call(text: str) -> None:
+    assert parse_list(text, "[TOOL_CALLS]") == parse_object(text, "parameters") == ()
