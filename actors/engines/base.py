@@ -36,7 +36,9 @@ class TurnRequest:
     """Continue ``tokens`` until a stop token, ``max_tokens`` new tokens, or cancellation.
 
     ``rollout`` names the sequence: if its KV cache is still there from an earlier turn, only new tokens are computed.
-    ``temperature`` 0 is greedy. The same seed and weights give the same tokens in any batch, up to rounding.
+    ``temperature`` 0 is greedy. The same seed and weights give the same tokens in any batch, up to rounding. ``top_k``
+    (0: all) keeps the k likeliest tokens, and those as likely as the last of them. Of these, ``top_p`` keeps the fewest
+    likeliest tokens whose share reaches it.
     """
 
     rollout: str
@@ -45,13 +47,22 @@ class TurnRequest:
     temperature: float
     stop_tokens: frozenset[int]
     seed: int
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens are not sampled."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
     """The tokens of a turn, n of them: ``tokens`` [n] int32 (with the stop token), ``logprobs`` [n] float32 (natural
-    logarithm, under the distribution sampled from; for greedy decoding under the model's own at temperature 1),
-    ``policies`` [n, 2] int32 (epoch, version).
+    logarithm, under the whole vocabulary at the request's temperature, or at 1 for greedy decoding), ``policies``
+    [n, 2] int32 (epoch, version).
+
+    ``top_p`` and ``top_k`` do not change log-probabilities: the learner computes those of the whole vocabulary too.
     """
 
     tokens: Int32Vector
@@ -91,6 +102,11 @@ class EngineLimits:
             raise EngineError(
                 f"{request.rollout}: a turn needs tokens ({count}), max_tokens of at least 1 ({request.max_tokens}) "
                 f"and a finite temperature of at least 0 ({request.temperature})"
+            )
+        if not 0 < request.top_p <= 1 or request.top_k < 0:
+            raise EngineError(
+                f"{request.rollout}: top_p must be above 0 and at most 1 ({request.top_p}), top_k at least 0 "
+                f"({request.top_k})"
             )
         if count + request.max_tokens > self.longest:
             raise EngineError(

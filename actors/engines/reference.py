@@ -45,9 +45,21 @@ class Reference:
 
     def logprobs(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> np.ndarray:
         """Log-probabilities of the tokens ``written`` after ``tokens``: [n] float32."""
+        return self._of_written(tokens, written, temperature)[1].numpy()
+
+    def likelier(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> tuple[int, float]:
+        """The most tokens that were likelier than one of ``written``, and the greatest share of such tokens."""
+        scaled, of_written = self._of_written(tokens, written, temperature)
+        above = scaled > of_written[:, None] + 1e-4  # engines round differently
+        return int(above.sum(-1).max()), float((scaled.exp() * above).sum(-1).max())
+
+    def _of_written(
+        self, tokens: Sequence[int], written: Sequence[int], temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of the whole vocabulary [n, vocabulary], and of the tokens ``written`` [n]."""
         logits = self._logits([*tokens, *written])[len(tokens) - 1 : -1]
         scaled = (logits / (temperature or 1.0)).log_softmax(-1)
-        return scaled[torch.arange(len(written)), torch.tensor(list(written))].numpy()
+        return scaled, scaled[torch.arange(len(written)), torch.tensor(list(written))]
 
     def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode():

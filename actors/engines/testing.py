@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -91,6 +91,8 @@ def turn(
     temperature: float = 0.0,
     stop_tokens: frozenset[int] = frozenset(),
     seed: int = 0,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> TurnRequest:
     """A TurnRequest, greedy by default."""
     return TurnRequest(
@@ -100,6 +102,8 @@ def turn(
         temperature=temperature,
         stop_tokens=stop_tokens,
         seed=seed,
+        top_p=top_p,
+        top_k=top_k,
     )
 
 
@@ -167,16 +171,23 @@ async def check_rewritten_history_is_computed_anew(subject: Subject) -> None:
             assert result.tokens.tolist() == subject.reference.greedy(tokens, 5)
 
 
-async def check_logprobs_are_of_the_distribution_sampled(subject: Subject) -> None:
-    """Log-probabilities include the temperature (greedy: temperature 1). Rows of one batch do not mix."""
-    temperatures = [0.0, 0.5, 1.0, 1.7]
+async def check_logprobs_are_of_the_whole_vocabulary(subject: Subject) -> None:
+    """Log-probabilities include the temperature (greedy: temperature 1), and no filter. Rows of a batch do not mix."""
+    sampling: list[dict[str, Any]] = [{"temperature": temperature} for temperature in (0.0, 0.5, 1.0, 1.7)]
+    sampling += [{"temperature": 1.7, "top_k": 3}, {"temperature": 1.0, "top_p": 0.4}, {"temperature": 1.7, "top_k": 1}]
+    sampling += [{"temperature": 0.0, "top_k": 3, "top_p": 0.4}]
     prompts = [random_prompt(i, 5 + 7 * i) for i in range(8)]
     async with subject.running() as engine:
         requests = [
-            turn(f"r{i}", prompt, 20, temperature=temperatures[i % 4], seed=i) for i, prompt in enumerate(prompts)
+            turn(f"r{i}", prompt, 20, seed=i, **options)
+            for i, (prompt, options) in enumerate(zip(prompts, sampling, strict=True))
         ]
         for request, result in zip(requests, await generate_all(engine, requests), strict=True):
-            expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), request.temperature)
+            written = result.tokens.tolist()
+            rank, share = subject.reference.likelier(request.tokens, written, request.temperature)
+            assert rank < request.top_k or not request.top_k, f"a token of rank {rank} of the top {request.top_k}"
+            assert share < request.top_p, f"a token beyond the share {request.top_p}"
+            expected = subject.reference.logprobs(request.tokens, written, request.temperature)
             assert np.abs(result.logprobs - expected).max() < subject.tolerance
             assert [array.dtype.name for array in (result.tokens, result.policies)] == ["int32", "int32"]
             assert result.logprobs.dtype.name == "float32"
@@ -361,7 +372,7 @@ async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
 CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_greedy_is_the_models_own,
     check_rewritten_history_is_computed_anew,
-    check_logprobs_are_of_the_distribution_sampled,
+    check_logprobs_are_of_the_whole_vocabulary,
     check_seed_decides_whatever_shares_the_batch,
     check_stop_tokens_end_a_turn,
     check_more_requests_than_slots,

@@ -77,6 +77,8 @@ class AgentLoop:
                 temperature=request.sampling.temperature,
                 stop_tokens=self.chat.stop_tokens,
                 seed=request.seed,
+                top_p=request.sampling.top_p,
+                top_k=request.sampling.top_k,
             )
         )
         turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"

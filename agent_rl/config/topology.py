@@ -34,6 +34,7 @@ def _named(kind: Kind, name: str) -> str:
 SelectionName = Annotated[str, AfterValidator(partial(_named, "selection"))]
 AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
 LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
+TopP = Annotated[float, Field(gt=0, le=1)]
 
 
 class InitialiseModel(Part):
@@ -156,6 +157,10 @@ class EvaluateStage(Part):
     """The most turns of the model in a rollout."""
     temperature: PositiveFloat = 1.0
     """The temperature of sampled rollouts; the greedy answer has none."""
+    top_p: TopP = 1.0
+    """The share of probability that rollouts are sampled from: the fewest likeliest tokens that reach it."""
+    top_k: PositiveInt | None = None
+    """The number of likeliest tokens that rollouts are sampled from. None: all."""
     samples: PositiveInt = 1
     """Rollouts that are sampled for each problem."""
     greedy: bool = True
@@ -208,6 +213,10 @@ class Interim(Part):
     """Rollouts that are sampled for each problem."""
     temperature: PositiveFloat = 1.0
     """The temperature of the sampling."""
+    top_p: TopP = 1.0
+    """As of an evaluate stage."""
+    top_k: PositiveInt | None = None
+    """As of an evaluate stage."""
     max_response_tokens: PositiveInt | None = None
     """The most tokens of a response; None: as the stage says."""
     max_turns: PositiveInt | None = None
@@ -257,6 +266,8 @@ class RlStage(Part):
             samples=self.evaluate.samples,
             greedy=False,
             temperature=self.evaluate.temperature,
+            top_p=self.evaluate.top_p,
+            top_k=self.evaluate.top_k,
             max_response_tokens=self.evaluate.max_response_tokens or self.max_response_tokens,
             max_turns=self.evaluate.max_turns or self.max_turns,
         )
@@ -285,6 +296,11 @@ class Algorithm(Part):
     """The loss: ``grpo`` (the paper's surrogate), or ``module:function`` (`agent_rl.learning.losses.base.Loss`)."""
     temperature: PositiveFloat = 1.0
     """The temperature of sampling and of losses."""
+    top_p: TopP = 1.0
+    """The share of probability that rollouts are sampled from: the fewest likeliest tokens that reach it. Losses take
+    the whole vocabulary."""
+    top_k: PositiveInt | None = None
+    """The number of likeliest tokens that rollouts are sampled from. None: all. Losses take the whole vocabulary."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """A ratio below ``1 - clip_low`` is clipped."""
     clip_high: PositiveFloat = 0.28

@@ -35,6 +35,8 @@ class Asked:
     max_response_tokens: int
     max_turns: int
     seed: int
+    top_p: float = 1.0
+    top_k: int | None = None
 
 
 def find_model(named: str | Path, report: Callable[[str], object] = lambda _: None) -> tuple[Path, str, str | None]:
@@ -134,6 +136,8 @@ def evaluation_topology(asked: Asked, directory: Path, files: Files | None) -> d
                 "samples": asked.samples,
                 "greedy": False,
                 "temperature": asked.temperature,
+                "top_p": asked.top_p,
+                **({} if asked.top_k is None else {"top_k": asked.top_k}),
                 "max_response_tokens": asked.max_response_tokens,
                 "max_turns": asked.max_turns,
             }

@@ -51,11 +51,15 @@ class Sampling:
     """How tokens are sampled, and the limits at which a rollout ends.
 
     ``temperature`` 0 means greedy. ``max_response_tokens`` counts everything after the prompt, tool responses included.
+    ``top_p``: the share of probability that is sampled from, at most 1 (all). ``top_k``: the number of tokens that are
+    sampled from; 0: all.
     """
 
     temperature: float
     max_response_tokens: int
     max_turns: int
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

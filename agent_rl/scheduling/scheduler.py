@@ -323,6 +323,7 @@ class GroupScheduler:
             temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
         else:
             temperature = self._algorithm.temperature
+        filters = self._algorithm if stage.kind == "rl" else stage
         request = RolloutRequest(
             rollout=rollout_id(opened.group, sample, attempt),
             group=opened.group,
@@ -331,7 +332,9 @@ class GroupScheduler:
             attempt=attempt,
             purpose=opened.purpose,
             problem=opened.problem,
-            sampling=Sampling(temperature, stage.max_response_tokens, stage.max_turns),
+            sampling=Sampling(
+                temperature, stage.max_response_tokens, stage.max_turns, filters.top_p, filters.top_k or 0
+            ),
             seed=rollout_seed(self._seed, opened.group, sample, attempt),
         )
         self._pending.append(Waiting(request, self._need(opened)))

@@ -62,10 +62,12 @@ def evaluate(
     n: Annotated[Positive, Parameter(help="answers sampled of each problem")] = 16,
     problems: Annotated[Positive | None, Parameter(metavar="N", help="ask the first N problems alone")] = None,
     temperature: PositiveNumber = 0.6,
+    top_p: Annotated[float, Parameter(help="share of probability that is sampled from")] = 1.0,
+    top_k: Annotated[Positive | None, Parameter(help="likeliest tokens that are sampled from; left out: all")] = None,
     max_tokens: Annotated[Positive, Parameter(help="of a response, tools included")] = 30720,
     max_turns: Positive = 30,
     prompt: Annotated[
-        Literal["plain", "rstar2"] | None, Parameter(help="left out: as the run was, else rstar2")
+        Literal["plain", "rstar2", "template"] | None, Parameter(help="left out: as the run was, else rstar2")
     ] = None,
     seed: int = 0,
     out: Annotated[
@@ -107,6 +109,8 @@ def evaluate(
             samples=n,
             problems=chosen.count,
             temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
             max_response_tokens=max_tokens,
             max_turns=max_turns,
             seed=seed,

@@ -147,7 +147,8 @@ class Decoder:
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))
         draws = uniforms(sequences.seed[slots], sequences.total[slots])
-        tokens, logprobs = sample(logits, sequences.temperature[slots], draws)
+        filters = sequences.top_p[slots], sequences.top_k[slots]
+        tokens, logprobs = sample(logits, sequences.temperature[slots], draws, *filters)
         self.prefilled_tokens += packed.count - self._decoding
         self.generated_tokens += len(slots)
         self._decoding = len(slots)

@@ -32,11 +32,18 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
     return ((mixed >> np.uint64(64 - _BITS)).astype(np.float32)) * np.float32(2.0**-_BITS)
 
 
-def sample(logits: Tensor, temperatures: NDArray[np.float32], draws: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor,
+    temperatures: NDArray[np.float32],
+    draws: NDArray[np.float32],
+    top_p: NDArray[np.float32] | None = None,
+    top_k: NDArray[np.int64] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Sample one token per row by inverting the cumulative distribution; temperature 0 takes the likeliest.
 
-    ``logits`` [n, vocabulary], ``temperatures`` [n], ``draws`` [n] in [0, 1). Returns tokens [n] int64 and their
-    log-probabilities [n] float32 under the distribution sampled from (for temperature 0: at temperature 1).
+    ``logits`` [n, vocabulary], ``temperatures`` [n], ``draws`` [n] in [0, 1), ``top_p`` and ``top_k`` [n] as of
+    `actors.engines.base.TurnRequest`. Returns tokens [n] int64 and their log-probabilities [n] float32 under the whole
+    vocabulary at the temperature (for temperature 0: at temperature 1).
     """
     logits = logits.float()
     greedy = temperatures == 0.0
@@ -48,10 +55,33 @@ def sample(logits: Tensor, temperatures: NDArray[np.float32], draws: NDArray[np.
     if greedy.all():
         tokens = logits.argmax(-1, keepdim=True)
     else:
-        cumulative = logprobs.exp().cumsum(-1)
-        targets = torch.from_numpy(draws).to(logits.device)[:, None] * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[1] - 1)
+        uniform = torch.from_numpy(draws).to(logits.device)[:, None]
+        tokens = _draw(logprobs.exp(), uniform)
+        if top_p is not None and top_k is not None:
+            filtered = np.flatnonzero(~greedy & ((top_p < 1.0) | (top_k > 0)))
+            if len(filtered):
+                rows = torch.from_numpy(filtered).to(logits.device)
+                probabilities, order = logprobs[rows].double().exp().sort(dim=-1, descending=True, stable=True)
+                kept = _filtered(probabilities, top_p[filtered], top_k[filtered])
+                tokens[rows] = order.gather(1, _draw(kept, uniform[rows].double()))
         if greedy.any():
             is_greedy = torch.from_numpy(greedy).to(logits.device)[:, None]
             tokens = torch.where(is_greedy, logits.argmax(-1, keepdim=True), tokens)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+
+
+def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """A token [n, 1] for each row [n, vocabulary], which need not add up to 1, from ``uniform`` [n, 1]."""
+    cumulative = probabilities.cumsum(-1)
+    found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    return found.clamp_(max=probabilities.shape[1] - 1)
+
+
+def _filtered(probabilities: Tensor, top_p: NDArray[np.float32], top_k: NDArray[np.int64]) -> Tensor:
+    """``probabilities`` [n, vocabulary], in descending order, with 0 for the tokens that are not sampled."""
+    size = probabilities.shape[1]
+    last = torch.from_numpy(np.where(top_k > 0, np.minimum(top_k, size), size) - 1).to(probabilities.device)
+    probabilities = probabilities.where(probabilities >= probabilities.gather(1, last[:, None]), 0.0)
+    share = torch.from_numpy(top_p.astype(np.float64)).to(probabilities.device)[:, None]
+    cumulative = probabilities.cumsum(-1)
+    return probabilities.where(cumulative - probabilities < share * cumulative[:, -1:], 0.0)

@@ -48,6 +48,8 @@ class Sequences:
         self.held = np.zeros(slots, np.int64)
         self.total = np.zeros(slots, np.int64)
         self.temperature = np.zeros(slots, np.float32)
+        self.top_p = np.ones(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int64)
         self.seed = np.zeros(slots, np.uint64)
         self.tokens = np.zeros((slots, 64), np.int64)
         self._start = np.zeros(slots, np.int64)
@@ -75,6 +77,7 @@ class Sequences:
         self._reserve(start + request.max_tokens, len(request.stop_tokens))
         self.total[slot] = known
         self.temperature[slot] = request.temperature
+        self.top_p[slot], self.top_k[slot] = request.top_p, request.top_k
         self.seed[slot] = request.seed & _SEED_MASK
         self.tokens[slot, :known] = turn.tokens
         self._start[slot] = start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +60,53 @@ def test_the_largest_draw_never_takes_what_is_impossible() -> None:
     tokens, logprobs = sample(logits, np.ones(500, np.float32), largest)
     assert tokens.max() < 60
     assert logprobs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [
+        (1.0, 2, [1, 3]),
+        (1.0, 1, [3]),
+        (0.5, 0, [3]),
+        (0.9, 0, [0, 1, 3]),
+        (0.5, 3, [3]),
+        (1.0, 99, [0, 1, 3, 4]),
+        (1e-6, 0, [3]),
+    ],
+)
+def test_filters_keep_the_likeliest_tokens_alone(top_p: float, top_k: int, kept: list[int]) -> None:
+    count = 20000
+    logits = torch.tensor([0.0, 1.0, -float("inf"), 2.0, -1.0])  # 0.09, 0.24, 0, 0.64, 0.03
+    draws = uniforms(np.arange(count, dtype=np.uint64), np.full(count, 17))
+    tokens, logprobs = sample(
+        logits.expand(count, 5),
+        np.ones(count, np.float32),
+        draws,
+        np.full(count, top_p, np.float32),
+        np.full(count, top_k),
+    )
+    expected = torch.zeros(5)
+    expected[kept] = logits.softmax(-1)[kept]
+    frequencies = torch.bincount(tokens, minlength=5) / count
+    assert frequencies.nonzero()[:, 0].tolist() == kept
+    assert (frequencies - expected / expected.sum()).abs().max() < 0.012
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1)[tokens])
+
+
+def test_tokens_as_likely_as_the_last_of_the_top_k_are_kept() -> None:
+    logits = torch.tensor([[1.0, 3.0, 1.0, 1.0, 0.0]]).expand(500, 5)
+    draws = uniforms(np.arange(500, dtype=np.uint64), np.zeros(500, np.int64))
+    tokens, _ = sample(logits, np.full(500, 5.0, np.float32), draws, np.ones(500, np.float32), np.full(500, 2))
+    assert set(tokens.tolist()) == {0, 1, 2, 3}
+
+
+def test_a_row_without_filters_draws_as_if_it_were_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 97, generator=generator)
+    draws = uniforms(np.arange(64, dtype=np.uint64), np.zeros(64, np.int64))
+    temperatures = np.where(np.arange(64) % 4 == 1, 0.0, 1.0).astype(np.float32)
+    alone, _ = sample(logits, temperatures, draws)
+    top_k = np.where(np.arange(64) % 2 == 0, 3, 0)
+    mixed, _ = sample(logits, temperatures, draws, np.ones(64, np.float32), top_k)
+    assert mixed[1::2].tolist() == alone[1::2].tolist()
+    assert all(token in row.topk(3).indices for token, row in zip(mixed[::2], logits[::2], strict=True))

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from actors.engines.base import EngineError
 from actors.engines.vllm import weights as vllm_weights
 from actors.engines.vllm.weights import VllmWeights
+from actors.engines.vllm.worker import PublishedWeightsLoader
 from actors.weights.transfer import TransferError
 from agent_rl.messages import TransferOffer
 
@@ -91,3 +94,27 @@ def test_workers_that_hang_in_a_transfer_are_not_waited_for_for_ever(monkeypatch
     with pytest.raises(EngineError, match="weights by gloo did not arrive within"):
         sent(llm, VllmWeights())
     assert "resume" not in llm.did
+
+
+class Filtering:
+    """As vLLM's sampler after the temperature: changes the logits in place, and reports what is left of them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def forward(self, logits: torch.Tensor, _generators: Any, k: Any, _p: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        logits[logits < logits.topk(k).values.min()] = -float("inf")
+        return logits.argmax(-1), logits.log_softmax(-1)
+
+
+def test_tokens_that_a_filter_chose_have_the_log_probabilities_of_the_whole_vocabulary() -> None:
+    filtering = Filtering()
+    worker = PublishedWeightsLoader()
+    worker.model_runner = SimpleNamespace(sampler=SimpleNamespace(topk_topp_sampler=filtering))
+    for _ in range(2):
+        worker.agent_rl_report_unfiltered()
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    tokens, logprobs = filtering.forward(logits.clone(), {}, 1, None)
+    assert (tokens.tolist(), filtering.calls) == ([1], 1)
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1))

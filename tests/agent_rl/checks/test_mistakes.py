@@ -42,6 +42,7 @@ class Loop(ToolExecutor):
     links = {"again": Call(ToolCall, ToolResult)}
 """
 OWN = """
+from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.messages import Problem
@@ -80,6 +81,10 @@ class Packed(Mute):
 class Twice(Mute):
     def problems(self):
         return ListedTasks([[Problem("a", "?")]], [Problem("a", "!")], seed=0)
+
+
+class ByTemplate(Arithmetic):
+    lists_tools = "template"
 
 
 class Endless(Mute):
@@ -206,7 +211,7 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         'class = "own_environments:Unmade"',
         [
             "environments.0.class: environment 'Unmade': the constructor fails with ValueError: not today",
-            "(own_environments.py, line 10)",
+            "(own_environments.py, line 11)",
         ],
     ),
     "an environment whose prompt is none": (
@@ -309,6 +314,14 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         "[model.initialise]",
         '[model]\npath = "FOLDER/models/sound"\nchat_template = "held_out.jsonl.jinja"\n[unused]',
         ["model.chat_template: the chat template cannot be compiled"],
+    ),
+    "a prompt by a chat template without tools": (
+        GENERATOR,
+        'class = "own_environments:ByTemplate"',
+        [
+            "environments.0: the chat template does not list tools",
+            "name another model, or a template as chat_template in [model]",
+        ],
     ),
     "responses longer than the model's sequences": (
         "max_response_tokens = 40",

@@ -9,6 +9,7 @@ import pytest
 
 from agent_rl import testing
 from agent_rl.messages import Policy, Sampling
+from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, parse_object
 from agent_rl.rollout.prompts import ChatFormat, PromptError
@@ -175,6 +176,35 @@ XML = HERMES.replace(
 def test_a_template_without_tools_calls_or_results_is_refused(template: str, reason: str) -> None:
     with pytest.raises(PromptError, match=reason):
         chat_of(template)
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA, MISTRAL])
+def test_a_check_reads_the_prompt_that_a_generator_reads(template: str) -> None:
+    tokenizer, chat = chat_of(template)
+    special = {"eos_token": tokenizer.eos_token}
+    plain = PlainTokenizer(tokenizer.backend_tokenizer, template, special)
+    schemas = [{"type": "function", "function": {"name": "f", "description": "a < b & 'c'", "parameters": {}}}]
+    environments = testing.environments("template")
+    read, used = (
+        made_format(ChatFormat, each, environments, {"arithmetic": schemas}).prompt_tokens(PROBLEM)
+        for each in (plain, tokenizer)
+    )
+    assert read == used
+    assert chat.prompt_tokens(PROBLEM) != used
+
+
+def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
+    _, chat = chat_of(HERMES)
+    request = testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9))
+    for limit, texts in ((2, 2), (4, 4), (None, 4)):
+        episode = Episode(request, chat, calls_per_turn=limit)
+        calls = episode.wrote(**turn([*chat._encode("".join(map(call_text, "1234"))), chat.end_of_turn]))
+        assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list("1234")[:texts]
+        errors = [call.error for call in calls if isinstance(call, MalformedCall)]
+        assert len(errors) == (limit == 2)
+        assert all("may make 2 tool calls, and this turn made 4" in error for error in errors)
+        episode.responded(["x"] * len(calls), [testing.call() for _ in calls], Policy(1, 0))
+        assert chat.decode(episode.tokens).count("<tool_response>\nx") == len(calls)
 
 
 def test_another_format_and_the_template_exclude_each_other() -> None:

@@ -218,6 +218,17 @@ def test_a_new_stage_cancels_what_the_old_one_left_and_samples_held_out_problems
     assert [r.sampling.temperature for r in requests] == [1.0] * 3 + [0.0] * 3
 
 
+def test_filters_of_training_are_the_algorithms_and_those_of_an_evaluation_its_own() -> None:
+    interim = {"every": 1, "problems": 1, "top_k": 5}
+    made = scheduler(algorithm=builders.algorithm(top_p=0.9), stages=[builders.rl_stage(evaluate=interim)])
+    world = World(made)
+    world.begin(total=10_000)
+    trained = [place.request.sampling for place in world.placed]
+    assert {(sampling.top_p, sampling.top_k) for sampling in trained} == {(0.9, 0)}
+    evaluation = builders.rl_stage(evaluate=interim).interim(1)
+    assert (evaluation.top_p, evaluation.top_k) == (1.0, 5)
+
+
 def test_an_older_announcement_changes_nothing() -> None:
     world = World(scheduler())
     world.begin(total=10_000)
