@@ -44,9 +44,9 @@ def prompt_faults(
             return
         chat = chat_format(topology, tokenizer, environments)
     except PromptError as error:
-        asking = (at for at, each in enumerate(environments.values()) if each.lists_tools == "template")
-        remedy = "name another model, or a template as chat_template in [model]"
-        yield source.fault(("environments", next(asking, 0)), str(error), remedy)
+        asking = [at for at, each in enumerate(environments.values()) if each.lists_tools == "template"]
+        place: KeyPath = ("environments", asking[0]) if asking else ("model",)
+        yield source.fault(place, str(error), "name another model, or a template as chat_template in [model]")
         return
     except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
         return

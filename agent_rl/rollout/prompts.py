@@ -174,24 +174,28 @@ class ChatFormat:
 
     def demonstration_tokens(self, shown: Demonstration) -> tuple[list[int], list[int]]:
         """A demonstration as tokens, and its loss mask: 1 for the assistant's turns with their ends."""
-        return self.conversation_tokens([*self.messages(shown.problem), *self.demonstration(shown.messages)[1:]])
+        messages = [*self.messages(shown.problem), *self.demonstration(shown.messages)[1:]]
+        return self.conversation_tokens(messages, shown.problem)
 
-    def conversation_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
+    def conversation_tokens(
+        self, messages: Sequence[dict[str, str]], problem: Problem | None = None
+    ) -> tuple[list[int], list[int]]:
         """A conversation as tokens, and its loss mask: 1 for the assistant's turns with their ends.
 
         ``messages`` (``role``, ``content``) begin with a user's message or a system message before it. Consecutive
-        messages of the role ``tool`` are the responses to one turn's calls.
+        messages of the role ``tool`` are the responses to one turn's calls. The prompt lists the tools of ``problem``.
         """
         start = 1 + (messages[0]["role"] == "system")
-        tokens = self._encode(self._render(list(messages[:start]), generate=True))
+        first = list(messages[:start])
+        prompt = self._render(first, generate=True) if problem is None else self._prompt(first, problem)
+        tokens = self._encode(prompt)
         mask = [0] * len(tokens)
         calls: tuple[AnyCall, ...] = ()
         for role, turns in groupby(messages[start:], key=lambda message: message["role"]):
             contents = [turn["content"] for turn in turns]
             if role == "assistant":
-                calls = self.calls(contents[-1])
-                texts = [content.removeprefix(self.prefill) for content in contents]
-                added = [token for text in texts for token in (*self._encode(text), self.end_of_turn)]
+                calls = parse_calls(contents[-1])  # whatever the format: demonstrations have tags
+                added = [token for content in contents for token in self._turn_tokens(content)]
             elif role == "tool":
                 added = self.response_tokens(contents, calls)
             else:
@@ -242,6 +246,10 @@ class ChatFormat:
     def demonstration(cls, messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
         """A demonstration in this format. ``messages`` have the format of `ChatFormat`, as task sources write it."""
         return messages
+
+    def _turn_tokens(self, content: str) -> list[int]:
+        """A demonstrated turn as the model would write it, with its end."""
+        return [*self._encode(content.removeprefix(self.prefill)), self.end_of_turn]
 
     def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
         """The text of a prompt about a problem."""

@@ -13,11 +13,12 @@ by turn; `ChatFormat.differences` names what it changes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent_rl.rollout.parsing import AnyCall, ParsedCall, parse_calls, parse_list, parse_object
+from agent_rl.rollout.parsing import OPENING, AnyCall, ParsedCall, parse_calls, parse_list, parse_object
 from agent_rl.rollout.prompts import EMPTY, ChatFormat, PromptError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ PROBE_TOOL = {
 }
 PROBE_CALL = ParsedCall("probe", {"text": 'a "word" < 2'})
 QUESTION = {"role": "user", "content": "What is 1 + 1?"}
+_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 ID_LENGTH = 9
 """Mistral's templates refuse call ids of other lengths."""
 
@@ -74,6 +76,30 @@ class TemplateFormat(ChatFormat):
     def calls(cls, text: str) -> tuple[AnyCall, ...]:
         """The tool calls in a turn of the model, in order."""
         raise NotImplementedError
+
+    @classmethod
+    def demonstration(cls, messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
+        """Task sources put responses between tags into messages of the user; here their role is ``tool``."""
+        shown: list[dict[str, str]] = []
+        for message in messages:
+            results = _RESPONSE.findall(message["content"]) if message["role"] == "user" and shown else []
+            shown += [{"role": "tool", "content": text} for text in results] or [message]
+        return shown
+
+    def _turn_tokens(self, content: str) -> list[int]:
+        calls = [call for call in parse_calls(content) if isinstance(call, ParsedCall)]
+        if not calls:
+            return super()._turn_tokens(content)
+        text = content.partition(OPENING)[0].strip()
+        prompt = self._render([QUESTION], generate=True, tools=[PROBE_TOOL])
+        turn = _assistant(text, [_with_id(call, number) for number, call in enumerate(calls)])
+        try:
+            ended = self._render([QUESTION, turn], generate=False, tools=[PROBE_TOOL])
+        except Exception as error:  # templates raise arbitrary errors
+            reason = f"the chat template cannot render a demonstrated turn with {len(calls)} tool calls: {error}"
+            raise PromptError(reason) from error
+        end = self.decode([self._end_of_call])
+        return self._encode(self._turn_text(ended, prompt).rpartition(end)[0] + end)
 
     def response_tokens(self, responses: Sequence[str], calls: Sequence[AnyCall] = ()) -> list[int]:
         """The tokens from the end of an assistant's turn to the model's next one: the responses in the role ``tool``.

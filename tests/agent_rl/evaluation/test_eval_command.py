@@ -17,7 +17,7 @@ from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model
-from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
 from agent_rl.records.checkpoint_files import STATE_FILE
 from tests.agent_rl.evaluation.test_results import result
 from tests.end_to_end.topologies import write_micro
@@ -58,7 +58,7 @@ def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_pat
     micro.write_text(
         micro.read_text().replace("[model.initialise]", '[model]\nchat_template = "t.jinja"\n[model.initialise]')
     )
-    (tmp_path / "t.jinja").touch()
+    (tmp_path / "t.jinja").write_text(CHAT_TEMPLATE)
     file = tmp_path / "evaluation.toml"
     file.write_text(tomli_w.dumps(evaluation_topology(asked(model, write_problems(tmp_path)), tmp_path / "run", micro)))
     topology = load_topology(file)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agent_rl import testing
+from agent_rl.environments.base import Demonstration
 from agent_rl.messages import Policy, Sampling
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.episode import Episode
@@ -205,6 +207,34 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
         assert all("may make 2 tool calls, and this turn made 4" in error for error in errors)
         episode.responded(["x"] * len(calls), [testing.call() for _ in calls], Policy(1, 0))
         assert chat.decode(episode.tokens).count("<tool_response>\nx") == len(calls)
+
+
+@pytest.mark.parametrize(("template", "turns", "content"), CONVERSATIONS)
+def test_demonstrations_are_in_the_templates_layout(template: str, turns: list[tuple[str, ...]], content: str) -> None:
+    tokenizer, chat = chat_of(template)
+    shown: list[dict[str, str]] = [QUESTION]
+    messages: list[dict[str, Any]] = [QUESTION]
+    for number, codes in enumerate(turns):
+        arguments = [json.dumps({"name": PYTHON, "arguments": {"code": code}}) for code in codes]
+        calls = "\n".join(f"<tool_call>{each}</tool_call>" for each in arguments)
+        results = [f"result {number} {code}" for code in codes]
+        tagged = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in results)
+        shown += [{"role": "assistant", "content": content + calls}, {"role": "user", "content": tagged}]
+        messages += [asked(*codes, content=content.strip(), ids="call0000"), *answered(*results, ids="call0000")]
+    shown.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
+    tokens, mask = chat.demonstration_tokens(Demonstration(PROBLEM, tuple(shown)))
+    last = len(chat._encode("\\boxed{4}")) + 1 + len(chat._encode(content.removeprefix(chat.prefill)))
+    assert tokens[:-last] == whole(tokenizer, messages)
+    trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
+    assert "result" not in trained
+    assert trained.count(PYTHON) == sum(map(len, turns))
+
+
+def test_a_turn_with_more_calls_than_the_template_takes_is_no_demonstration() -> None:
+    chat = chat_of(LLAMA)[1]
+    call = f'<tool_call>{{"name": "{PYTHON}", "arguments": {{}}}}</tool_call>'
+    with pytest.raises(PromptError, match="a demonstrated turn with 2 tool calls: one call at a time"):
+        chat.conversation_tokens([QUESTION, {"role": "assistant", "content": 2 * call}])
 
 
 def test_another_format_and_the_template_exclude_each_other() -> None:

@@ -1,0 +1,83 @@
+"""A generator whose environment is prompted by the model's chat template: refused, or run with the template's tool role."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engines.base import EngineRefusedError
+from actors.weights.files import model_directory
+from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.messages import Sampling, Trajectory
+from tests.actors.test_rollout_generator import ask, generator, simulate
+from tests.actors.topologies import micro
+
+TEMPLATE = """\
+{%- if tools %}{{- '<|user|>' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '<|end|>' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|assistant|>' + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) }}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- elif message.role == 'tool' %}{{- '<|user|>' + message.name + ': ' + message.content }}
+    {%- else %}{{- '<|user|>' + message.content }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+PYTHON = "python_code_with_standard_io"
+CALL = f"<tool_call>{json.dumps({'name': PYTHON, 'arguments': {'code': 'print(2+2)'}})}</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generator")
+    return model_directory(micro(folder), folder)
+
+
+def maths(folder: Path) -> EnvironmentEntry:
+    (folder / "problems.jsonl").write_text(json.dumps({"id": "p", "problem": "What is 2 + 2?", "answer": "4"}) + "\n")
+    settings = {"files": ["problems.jsonl"], "prompt": "template"}
+    return EnvironmentEntry(**{"class": "maths", "name": "arithmetic", "settings": settings})
+
+
+def test_tools_calls_and_results_are_the_templates(tmp_path: Path, model: Path) -> None:
+    def script(number: int, _: Any) -> str:
+        return 3 * CALL if number == 1 else "\\boxed{4}"
+
+    async def main() -> None:
+        (tmp_path / "tools.jinja").write_text(TEMPLATE)
+        options: dict[str, Any] = {"tasks": maths(tmp_path), "template": "tools.jinja", "tool_calls_per_turn": 2}
+        async with generator(tmp_path, model, script, **options) as (stage, actor):
+            await ask(stage, sampling=Sampling(1.0, 2000, 3))
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+            assert (made.status, made.turns) == ("finished", 2)
+            prompt, given = (
+                actor._chat.decode(tokens.tolist()) for tokens in (made.prompt_tokens, made.tokens[made.loss_mask == 0])
+            )
+            assert prompt.startswith('<|user|>{"type": "function", "function": {"name": "python_code')
+            assert prompt.endswith("<|end|><|user|>What is 2 + 2?<|end|><|assistant|>")
+            assert given.count(f"<|user|>{PYTHON}: 4") == 2
+            assert f"<|user|>{PYTHON}: Error: a turn may make 2 tool calls, and this turn made 3" in given
+            assert "<tool_response>" not in given
+            assert [call.outcome for call in made.transcript.calls] == ["success", "success", "malformed"]
+
+    simulate(main)
+
+
+def test_a_template_without_tools_is_refused_at_the_start(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with generator(tmp_path, model, str, tasks=maths(tmp_path)):
+            pass
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(EngineRefusedError, match=f"the chat template of {tmp_path}.*: .* does not list tools"),
+        flatten_subgroups=True,
+    ):
+        simulate(main)
