@@ -23,6 +23,6 @@ class ShortestCorrectFilter(RoCFilter):
         right = [index for index, rollout in enumerate(group) if rollout.reward > 0]
         wrong = [index for index, rollout in enumerate(group) if rollout.reward <= 0]
         keep = self.context.topology.algorithm.keep
-        kept_right, kept_wrong = quotas(len(right), len(wrong), keep, minimum=1)
+        kept_right, kept_wrong = quotas(len(right), len(wrong), keep)
         shortest = sorted(right, key=lambda index: (group[index].tokens, index))
         return (*shortest[:kept_right], *rng.sample(wrong, kept_wrong))

@@ -45,6 +45,7 @@ class SampleState:
             format_penalty=self.judgement.format_penalty,
             tokens=figures.tokens,
             success=figures.success,
+            tags=figures.tags,
         )
 
 

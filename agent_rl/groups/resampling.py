@@ -10,11 +10,12 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 from agent_rl.config.plugins import ContractError, called, defined_at, resolve
+from agent_rl.messages import TagCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Candidate:
     format_penalty: float
     tokens: int
     success: bool = False
+    tags: TagCounts = field(default_factory=TagCounts)
 
 
 Select: TypeAlias = Callable[[Sequence[Candidate], random.Random], tuple[int, ...]]
@@ -42,20 +44,17 @@ def penalty(rollout: Candidate) -> float:
     return errors + rollout.format_penalty
 
 
-def quotas(positives: int, negatives: int, keep: int, minimum: int) -> tuple[int, int]:
-    """Split ``keep`` places between the classes in proportion to their sizes, with at least ``minimum`` of each class.
+def quotas(positives: int, negatives: int, keep: int) -> tuple[int, int]:
+    """Split ``keep`` places between the classes in proportion to their sizes, with at least one of each class.
 
-    Rounding never loses the last of a class. The places sum to min(keep, positives + negatives). An exact half goes to
-    the rarer class, whose members have the larger advantages.
+    The places sum to min(keep, positives + negatives). An exact half goes to the rarer class, whose members have the
+    larger advantages.
     """
     keep = min(keep, positives + negatives)
-    share = keep * positives / (positives + negatives) if positives + negatives else 0.0
+    share = keep * positives / (positives + negatives) if keep else 0.0
     kept = math.floor(share + 0.5) if positives <= negatives else math.ceil(share - 0.5)
-    floor = max(min(minimum, positives), keep - negatives)
-    ceiling = min(positives, keep - min(minimum, negatives))
-    if floor > ceiling:  # too few places for both minima: one of each class
-        floor, ceiling = max(min(1, positives), keep - negatives), min(positives, keep - min(1, negatives))
-    kept = max(floor, min(kept, ceiling))
+    kept = min(kept, positives, keep - min(1, negatives))
+    kept = max(kept, min(1, positives), keep - negatives)
     return kept, keep - kept
 
 
@@ -90,25 +89,16 @@ def _with_signal(group: Sequence[Candidate], chosen: Sequence[int]) -> tuple[int
 def select_paper(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
     """The paper's rule: negatives uniformly, positives in inverse proportion to their penalty."""
     positives, negatives = _split(group)
-    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
+    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep)
     weights = [1.0 / max(CLEANEST, penalty(group[index])) for index in positives]
     chosen = _weighted(positives, weights, kept_positives, rng) + rng.sample(negatives, kept_negatives)
     return _with_signal(group, chosen)
 
 
-def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
-    """The release's rule, without chance: the cleanest positives and the first negatives, at least 2 of each class."""
-    del rng
-    positives, negatives = _split(group)
-    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=2)
-    cleanest = sorted(positives, key=lambda index: (penalty(group[index]), index))
-    return _with_signal(group, cleanest[:kept_positives] + negatives[:kept_negatives])
-
-
 def select_uniform(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
     """Random members of each class: the baseline of RoC (``resampling = "none"``)."""
     positives, negatives = _split(group)
-    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep, minimum=1)
+    kept_positives, kept_negatives = quotas(len(positives), len(negatives), keep)
     return _with_signal(group, rng.sample(positives, kept_positives) + rng.sample(negatives, kept_negatives))
 
 

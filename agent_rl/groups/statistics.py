@@ -12,7 +12,7 @@ from agent_rl.config.topology import EvaluateStage
 from agent_rl.environments.judging import LOST
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures
 from agent_rl.groups.measures import bootstrap_interval
-from agent_rl.messages import GroupOpened, Judgement, Trajectory
+from agent_rl.messages import GroupOpened, Judgement, TagCounts, Trajectory
 from agent_rl.scheduling.staleness import Step
 
 
@@ -41,6 +41,7 @@ class RolloutFigures:
     environment: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
     """The parts of the judgement."""
+    tags: TagCounts = field(default_factory=TagCounts)
 
     @classmethod
     def of(cls, trajectory: Trajectory, opened: GroupOpened) -> RolloutFigures:
@@ -63,6 +64,7 @@ class RolloutFigures:
             oldest=int(versions.min()) if len(versions) else opened.policy.version,
             newest=int(versions.max()) if len(versions) else opened.policy.version,
             environment=opened.problem.environment,
+            tags=trajectory.tags,
         )
 
     def judged(self, judgement: Judgement) -> RolloutFigures:

@@ -180,6 +180,24 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class TagCounts:
+    """Tags in the text of a whole response, control tokens included; ``resampling = "release"`` selects by them.
+
+    ``tool_responses`` are spans from ``<tool_response>`` to ``</tool_response>``, ``error_responses`` those with the
+    word "error" in any case. ``answers`` are spans from ``<answer>`` to ``</answer>``; ``answers_opened`` and
+    ``answers_closed`` count these tags by themselves. ``turns`` are spans from ``<|im_start|>assistant`` to
+    ``<|im_end|>``; the header of the first turn is in the prompt.
+    """
+
+    tool_responses: int = 0
+    error_responses: int = 0
+    answers_opened: int = 0
+    answers_closed: int = 0
+    answers: int = 0
+    turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One rollout from prompt to end, token in and token out.
 
@@ -187,7 +205,7 @@ class Trajectory:
     [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural logarithm under the
     distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch, version) that
     sampled the token, or that was current when a tool's or the environment's token was appended. ``judgement`` is None
-    where an executor has to judge, and for a rollout without a result.
+    where an executor has to judge, and for a rollout without a result. ``tags`` are of the text of ``tokens``.
     """
 
     rollout: str
@@ -206,6 +224,7 @@ class Trajectory:
     generator: str
     seconds: float
     judgement: Judgement | None = None
+    tags: TagCounts = field(default_factory=TagCounts)
 
     @property
     def status(self) -> TrajectoryStatus:

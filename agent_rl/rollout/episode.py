@@ -33,6 +33,7 @@ from agent_rl.messages import (
 )
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.tags import tag_counts
 
 
 @dataclass
@@ -258,6 +259,7 @@ class Episode:
             policies=np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
             generator=generator,
             seconds=seconds,
+            tags=tag_counts(self._chat.decode(self._tokens)),
         )
 
     def _append(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, mask: int) -> None:

@@ -17,12 +17,12 @@ from agent_rl.messages import TrainingGroup, Trajectory
 
 
 def penalty(rollout: Trajectory) -> float:
-    """p_err + p_format."""
-    failed = [call for call in rollout.transcript.calls if call.outcome != "success"]
-    p_err = len(failed) / len(rollout.transcript.calls) if rollout.transcript.calls else 0.5
-    tags = rollout.transcript.text.count("<answer>")
-    p_format = 1.0 if tags == 0 else min(1.0, (tags - 1) / rollout.turns)
-    return p_err + p_format
+    """p_err + p_format of the release, by the tags of the response."""
+    tags = rollout.tags
+    p_err = tags.error_responses / tags.tool_responses if tags.tool_responses else 0.5
+    if tags.answers == 0 or tags.answers_opened != tags.answers or tags.answers_closed != tags.answers:
+        return p_err + 1.0
+    return p_err + (1.0 if tags.turns == 0 else min(1.0, (tags.answers - 1) / tags.turns))
 
 
 def release_keeps(rollouts: list[Trajectory], rewards: list[float], keep: int) -> list[int]:

@@ -24,7 +24,7 @@ from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
-from agent_rl.messages import Judgement, TrainingGroup, Trajectory
+from agent_rl.messages import Judgement, TagCounts, TrainingGroup, Trajectory
 from tests import builders
 from tests.agent_rl.learning import reference_loss
 
@@ -56,6 +56,7 @@ def sampled(seed: int, *, spread: float, mode: str = "release", count: int = 2) 
             rollouts.append(
                 replace(
                     plain,
+                    tags=TagCounts(2, int(rng.integers(3)), *[int(rng.integers(1, 4))] * 3, int(rng.integers(3))),
                     prompt_tokens=rng.integers(7, 100, rng.integers(1, 6)).astype(np.int32),
                     tokens=rng.integers(7, 100, size).astype(np.int32),
                     loss_mask=mask,
