@@ -12,7 +12,7 @@ import pytest
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.messages import Policy, Problem, Sampling
+from agent_rl.messages import Policy, Problem, Sampling, TagCounts
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.chat_templates import CHATML as CHATML_OF_OURS
@@ -201,6 +201,16 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     assert (made.logprobs[made.loss_mask == 0] == 0).all()
     assert made.transcript.text == f"{CALL}\n{ANSWER}"  # what the model wrote: tool responses are no part of it
     assert len(made.tokens) == len(made.logprobs) == len(made.policies)
+
+
+def test_a_trajectory_counts_the_tags_of_its_whole_response(chatml: tuple[Any, ChatFormat]) -> None:
+    _, chat = chatml
+    episode = Episode(builders.request(sampling=Sampling(1.0, 1000, 3)), chat)
+    episode.wrote(**turn(chat, f"{CALL}\n{CALL}"))
+    episode.responded(["4", "no Error"], [builders.call(), builders.call()], Policy(1, 4))
+    episode.wrote(**turn(chat, f"{ANSWER} <answer>"))
+    tags = episode.trajectory(generator="g", seconds=1.0).tags
+    assert tags == TagCounts(2, 1, answers_opened=2, answers_closed=1, answers=1, turns=1)
 
 
 def test_a_turn_that_does_not_end_is_truncated_even_with_a_call_in_it(chat: ChatFormat) -> None:
