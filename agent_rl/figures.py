@@ -61,6 +61,10 @@ class StepFigures:
     staleness_mean: float | None = None
     """Versions by which the oldest token of a trained group is behind; None where no group was trained."""
     staleness_max: int | None = None
+    group_seconds: float | None = None
+    """Mean over the trained groups, of the longest rollout of each."""
+    stale_group_seconds: float | None = None
+    """The same, until they were dropped, of the groups dropped as stale that ended since the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -330,7 +330,11 @@ class Algorithm(Part):
     max_staleness: NonNegativeInt = 1
     """Steps that the oldest policy of a group may be behind the policy that is trained."""
     on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
-    """What happens to an older group: training waits for it, it is dropped, or it is trained with the correction."""
+    """What happens to an older group: training waits for it, it is dropped, or it is trained with the correction. The
+    last two favour short rollouts (docs/guarantees.md)."""
+    max_corrected_staleness: NonNegativeInt = 4
+    """With ``train_corrected``, an open group that would grow older than this is dropped. At least ``max_staleness``
+    counts."""
     refill: bool = False
     """Whether groups with equal rewards are replaced by others, so that the batch does not shrink."""
     max_refill: PositiveInt = 3

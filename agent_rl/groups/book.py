@@ -82,8 +82,10 @@ class GroupBook:
     _opened: int = 0
     _decided: int = 0
     _retries: dict[tuple[str, int], Retry] = field(default_factory=dict)
-    _dropped: dict[str, set[int]] = field(default_factory=dict)
-    """Groups dropped while open, with the samples whose rollouts may still be in flight."""
+    _dropped: dict[str, UndecidedGroup] = field(default_factory=dict)
+    """Groups dropped while open that may still have rollouts in flight."""
+    _stale_seconds: list[float] = field(default_factory=list)
+    """How long the groups dropped as stale lasted whose rollouts have ended since the last step."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _evaluated: list[RolloutFigures] = field(default_factory=list)
     _lost: list[RolloutFigures] = field(default_factory=list)
@@ -116,6 +118,7 @@ class GroupBook:
                 groups_per_step=self.algorithm.groups_per_step,
                 max_staleness=self.max_staleness,
                 on_stale=self.algorithm.on_stale,
+                max_corrected_staleness=self.algorithm.max_corrected_staleness,
                 refill=self.algorithm.refill,
                 max_refill=self.algorithm.max_refill,
             )
@@ -212,11 +215,12 @@ class GroupBook:
 
     def unwanted(self, trajectory: Trajectory) -> None:
         """A trajectory that is not new: a dropped group has one rollout less in flight."""
-        samples = self._dropped.get(trajectory.group)
-        if samples is not None:
-            samples.discard(trajectory.sample)
-            if not samples:
+        group = self._dropped.get(trajectory.group)
+        if group is not None and trajectory.sample in group.running:
+            group.samples[trajectory.sample].ended = RolloutFigures.of(trajectory, group.opened)
+            if not group.running:
                 del self._dropped[trajectory.group]
+                self._stale_seconds.append(group.seconds)
 
     # Questions
 
@@ -336,7 +340,8 @@ class GroupBook:
             instructions.extend(self._drop(group, STALE) for group in step.dropped_open)
             rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())] + self._lost
             self._lost.clear()
-            figures = step_figures(rollouts, step, several=self.several_environments)
+            figures = step_figures(rollouts, step, self._stale_seconds, several=self.several_environments)
+            self._stale_seconds.clear()
             instructions.append(Closed(self.entered.stage, step, figures))
         return instructions
 
@@ -372,7 +377,9 @@ class GroupBook:
         for position in range(len(group.samples)):
             self._retries.pop((name, position), None)
         if reason == STALE and group.running:
-            self._dropped[name] = group.running
+            self._dropped[name] = group
+        elif reason == STALE:
+            self._stale_seconds.append(group.seconds)
         judged = group.judged_figures()
         return Dropped(
             group=name,

@@ -59,8 +59,13 @@ class UndecidedGroup:
 
     @property
     def running(self) -> set[int]:
-        """The samples of which no attempt has ended."""
-        return {position for position, sample in enumerate(self.samples) if sample.ended is None}
+        """The samples that an attempt may still be in flight of."""
+        return {position for position, sample in enumerate(self.samples) if not sample.lost and sample.ended is None}
+
+    @property
+    def seconds(self) -> float:
+        """How long the group's longest rollout took, of those that have ended."""
+        return max((sample.ended.seconds for sample in self.samples if sample.ended is not None), default=0.0)
 
     def awaits(self, position: int, attempt: int) -> bool:
         """Whether a judgement of this attempt at a sample is still wanted."""

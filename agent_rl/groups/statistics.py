@@ -130,11 +130,18 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
     )
 
 
-def step_figures(rollouts: Sequence[RolloutFigures], step: Step, *, several: bool = False) -> StepFigures:
+def step_figures(
+    rollouts: Sequence[RolloutFigures], step: Step, stale_seconds: Sequence[float] = (), *, several: bool = False
+) -> StepFigures:
     """A step's figures of all sampled rollouts of the groups it decided, kept or not.
 
+    ``stale_seconds``: how long groups lasted that were dropped as stale and have ended since the step before.
     ``several``: the run has several environments, so the figures are also given by environment.
     """
+    lasted = dict.fromkeys(step.trained, 0.0)
+    for rollout in rollouts:
+        if rollout.group in lasted and not rollout.lost:
+            lasted[rollout.group] = max(lasted[rollout.group], rollout.seconds)
     each = by_environment(rollouts) if several else {}
     return StepFigures(
         sampled=rollout_means(rollouts),
@@ -144,6 +151,8 @@ def step_figures(rollouts: Sequence[RolloutFigures], step: Step, *, several: boo
         groups_dropped_stale=len(step.dropped_open),
         staleness_mean=_mean([float(s) for s in step.staleness]) if step.staleness else None,
         staleness_max=max(step.staleness, default=None),
+        group_seconds=_mean(list(lasted.values())) if lasted else None,
+        stale_group_seconds=_mean(stale_seconds) if stale_seconds else None,
     )
 
 

@@ -87,6 +87,10 @@ def summarise(
         "mean_staleness": staleness / groups if groups else None,
         "max_staleness": max((step.figures.staleness_max or 0 for step in updated), default=None),
     }
+    for name in ("group_seconds", "stale_group_seconds"):
+        seconds_of = [value for step in steps if (value := getattr(step.figures, name)) is not None]
+        if audit.dropped.get("stale") and seconds_of:
+            summary[name] = round(sum(seconds_of) / len(seconds_of), 3)
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
     summary["remarks"] = remarks(summary, evaluations.values())
@@ -121,6 +125,12 @@ def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]
     for name, kind in (("steps_skipped", "steps"), ("sft_steps_skipped", "supervised steps")):
         if summary.get(name):
             sentences.append(f"{summary[name]:,} {kind} were skipped: their loss or gradient was not finite")
+    if "stale_group_seconds" in summary:
+        sentences.append(
+            f"groups dropped for staleness had lasted {summary['stale_group_seconds']:.1f} s when they were dropped, "
+            f"trained groups {summary.get('group_seconds', 0.0):.1f} s: training favours short rollouts; "
+            'on_stale = "wait" does not'
+        )
     if damaged := summary.get("checkpoints_damaged"):
         one = damaged == 1
         sentences.append(

@@ -19,7 +19,9 @@ decided. The wait ends, because decided groups are taken first. So no group is t
 waits for each open group that is due now.)
 
 The other choices: ``drop`` closes the step and drops such open groups. ``train_corrected`` closes it and trains them
-when they are ready; the loss then corrects for the gap.
+when they are ready; the loss then corrects for the gap. It drops the open groups that would grow older than C, its cap
+`max_corrected_staleness`: the same rule with C in place of S. Groups that last long are the ones that grow old, so both
+choices favour short rollouts.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class StepAssembler:
     on_stale: Literal["wait", "drop", "train_corrected"]
     refill: bool = False
     max_refill: int = 3
+    max_corrected_staleness: int = 4
     _open: dict[str, int] = field(default_factory=dict)
     _waiting: list[_Decided] = field(default_factory=list)
     surplus: int = 0
@@ -97,20 +100,18 @@ class StepAssembler:
         """The open groups that alone hold back the next step, oldest first; empty when others are missing too."""
         if self.on_stale != "wait" or not self._complete():
             return ()
-        return self._overdue()
+        return self._overdue(self.max_staleness)
 
     def close(self) -> Step | None:
         """Close the next step if it is complete and the staleness rule permits. Call it until None after each event."""
         if not self._complete():
             return None
-        overdue = self._overdue()
+        corrected = self.on_stale == "train_corrected"
+        overdue = self._overdue(max(self.max_staleness, self.max_corrected_staleness if corrected else 0))
         if self.on_stale == "wait" and overdue:
             return None
-        dropped: tuple[str, ...] = ()
-        if self.on_stale == "drop":
-            dropped = overdue
-            for group in dropped:
-                self.forgotten(group)
+        for group in overdue:
+            self.forgotten(group)
         taken = self._oldest()
         gone = {item.group for item in taken}
         self._waiting = [item for item in self._waiting if item.group not in gone]
@@ -118,7 +119,7 @@ class StepAssembler:
             version=self.version,
             trained=tuple(item.group for item in taken if item.signal),
             decided=tuple(item.group for item in taken),
-            dropped_open=dropped,
+            dropped_open=overdue,
             staleness=tuple(self.version - item.oldest for item in taken if item.signal),
         )
         self.surplus += len(taken) - self.groups_per_step
@@ -131,8 +132,8 @@ class StepAssembler:
         with_signal = sum(item.signal for item in self._waiting)
         return with_signal >= self.groups_per_step or len(self._waiting) >= self.max_refill * self.groups_per_step
 
-    def _overdue(self) -> tuple[str, ...]:
-        """Open groups that could not be trained in time if this step closed now, oldest first."""
+    def _overdue(self, budget: int) -> tuple[str, ...]:
+        """Open groups that could not be trained within the staleness ``budget`` if this step closed now, oldest first."""
         taken = {item.group for item in self._oldest()}
         # Groups that are only counted take places of a step like others, unless they are replaced.
         left = [i.oldest for i in self._waiting if i.group not in taken and (i.signal or not self.refill)]
@@ -140,7 +141,7 @@ class StepAssembler:
         late: list[str] = []
         due = 0
         for oldest in sorted({*left, *self._open.values()}):
-            room = max(0, oldest + self.max_staleness - self.version) * self.groups_per_step
+            room = max(0, oldest + budget - self.version) * self.groups_per_step
             due += left.count(oldest)
             here = [group for version, group in open_groups if version == oldest]
             fitting = min(len(here), max(0, room - due))

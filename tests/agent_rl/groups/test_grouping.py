@@ -183,10 +183,12 @@ def test_stale_open_groups_are_dropped_and_reported() -> None:
     assert made.progress().uncounted == 1
     for sample in range(1, 4):  # they come in cancelled; after the last nobody needs to be told any more
         assert made.progress().dropped_groups == (straggler.group,)
-        late = builders.trajectory(straggler, sample, status="cancelled")
+        late = replace(builders.trajectory(straggler, sample, status="cancelled"), seconds=5.0 + sample % 3)
         assert not made.wants(late)
         made.unwanted(late)
     assert made.progress().dropped_groups == ()
+    (closed,) = kinds(settle(made, 2, ["4", "5", "4", "5"]), Closed)
+    assert (closed.figures.group_seconds, closed.figures.stale_group_seconds) == (0.1, 7.0)
 
 
 def test_a_stage_boundary_drops_what_is_open() -> None:

@@ -101,6 +101,20 @@ def test_training_corrected_takes_the_straggler_whenever_it_is_ready() -> None:
     assert step.staleness == (4, 0)
 
 
+def test_training_corrected_drops_a_straggler_that_would_grow_older_than_its_cap() -> None:
+    steps = assembler(version=3, on_stale="train_corrected", max_corrected_staleness=4)
+    steps.opened("old", 0)
+    dropped = []
+    for version in (3, 4):
+        for name in "ab":
+            steps.opened(name, version)
+            steps.decided(name, version, signal=True)
+        step = steps.close()
+        assert step is not None
+        dropped.append(step.dropped_open)
+    assert dropped == [(), ("old",)]  # trained at version 5 it would be 5 behind
+
+
 def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
     steps = assembler(groups_per_step=1, max_staleness=3)
     for name in "abcd":  # all that may be opened at version 0: due by version 3
@@ -124,7 +138,7 @@ def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
     seed=st.integers(0, 10**6),
     budget=st.integers(0, 5),
     groups_per_step=st.integers(1, 4),
-    on_stale=st.sampled_from(["wait", "drop"]),
+    on_stale=st.sampled_from(["wait", "drop", "train_corrected"]),
     refill=st.booleans(),
     lag=st.integers(0, 2),
 )
@@ -139,8 +153,14 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
     """A random run: groups open within the opening bound, are decided in random order, engines lag behind the learner."""
     rng = random.Random(seed)
     steps = assembler(
-        groups_per_step=groups_per_step, max_staleness=budget, on_stale=on_stale, refill=refill, max_refill=2
+        groups_per_step=groups_per_step,
+        max_staleness=budget,
+        on_stale=on_stale,
+        refill=refill,
+        max_refill=2,
+        max_corrected_staleness=3,
     )
+    most = max(budget, 3) if on_stale == "train_corrected" else budget
     served = opened = 0
     open_groups: dict[str, int] = {}
     seen: list[str] = []
@@ -160,7 +180,7 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
             oldest = rng.randint(open_groups.pop(name), served)
             steps.decided(name, oldest, signal=rng.random() < 0.7)
         while (step := steps.close()) is not None:
-            assert all(staleness <= budget for staleness in step.staleness)
+            assert all(staleness <= most for staleness in step.staleness)
             seen.extend(step.decided)
             for name in step.dropped_open:
                 del open_groups[name]
