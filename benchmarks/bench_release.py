@@ -13,7 +13,6 @@ groups are counted apart.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -40,6 +39,7 @@ from agent_rl.rollout.chat_templates import CHATML
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.testing import algorithm, call, opened, request, rl_stage
+from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 
 PACKAGE = Path("rstar2_agent/down_sample")
@@ -74,6 +74,18 @@ KEEP = (4, 5, 7, 8, 8, 16)
 
 Format = tuple[ChatFormat, Callable[[str], list[int]]]
 """A chat format, and how its tokenizer encodes a text."""
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    checkout: Path
+    """A clone of github.com/microsoft/rStar."""
+    groups: int = 4000
+    """How many random groups are decided."""
+    seed: int = 0
+    """Of the groups."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +223,7 @@ def public_code(checkout: Path) -> ModuleType:
 
 
 def public(code: ModuleType, group: Group) -> tuple[int, ...]:
-    """The samples that the public code keeps, by the settings of its own example. Raises AssertionError where it does."""
+    """The samples that the public code keeps, by its example's settings. Raises AssertionError where that code does."""
     count = len(group.texts)
     rewards = [each.judgement.reward if each.judgement else 0.0 for each in group.trajectories]
     others: dict[str, list[Any]] = {
@@ -259,17 +271,12 @@ def compare(code: ModuleType, groups: int, seed: int) -> Counter[str]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: Options) -> int:
     """Compare, and print the figures."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench release", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--checkout", type=Path, required=True, help="a clone of github.com/microsoft/rStar")
-    parser.add_argument("--groups", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
     try:
         code = public_code(options.checkout)
     except FileNotFoundError as error:
-        parser.error(str(error))
+        raise WrongOptions(str(error)) from error
     found = compare(code, options.groups, options.seed)
     decided = found["equal"] + found["different"]
     print_table(
@@ -285,7 +292,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,14 +10,11 @@ A rule that is fair trains groups that last 1 on average.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
 import random
 import statistics
-import sys
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +22,26 @@ from agent_rl.scheduling.staleness import StepAssembler
 from benchmarks.reporting import print_figures, print_table
 
 RULES: tuple[Literal["wait", "drop", "train_corrected"], ...] = ("wait", "drop", "train_corrected")
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    steps: int = 5000
+    """How many steps each rule makes."""
+    groups_per_step: int = 8
+    """Groups that a step takes."""
+    max_staleness: int = 1
+    """The staleness budget."""
+    max_corrected_staleness: int = 4
+    """The cap of train_corrected."""
+    step_seconds: float = 0.3
+    """Of training a step, where a group lasts 1 second on average."""
+    spread: float = 1.0
+    """The standard deviation of the logarithm of a group's seconds."""
+    seed: int = 0
+    """Of the simulation."""
 
 
 @dataclass
@@ -38,7 +55,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def simulate(rule: Literal["wait", "drop", "train_corrected"], options: argparse.Namespace) -> Outcome:
+def simulate(rule: Literal["wait", "drop", "train_corrected"], options: Options) -> Outcome:
     """Run ``options.steps`` steps under one rule."""
     rng, outcome = random.Random(options.seed), Outcome()
     budget, count = options.max_staleness, options.groups_per_step
@@ -83,17 +100,8 @@ def simulate(rule: Literal["wait", "drop", "train_corrected"], options: argparse
     return outcome
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: Options) -> int:
     """Simulate each rule, and print the figures."""
-    parser = argparse.ArgumentParser(prog="agent-rl bench staleness", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--groups-per-step", type=int, default=8)
-    parser.add_argument("--max-staleness", type=int, default=1)
-    parser.add_argument("--max-corrected-staleness", type=int, default=4)
-    parser.add_argument("--step-seconds", type=float, default=0.3, help="of training, by groups of a mean of 1 second")
-    parser.add_argument("--spread", type=float, default=1.0, help="the standard deviation of a group's log seconds")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
     rows: list[list[object]] = []
     figures: dict[str, float] = {}
     for rule in RULES:
@@ -111,7 +119,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_table("Simulated seconds by staleness rule", header, rows)
     print_figures(figures)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

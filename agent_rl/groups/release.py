@@ -1,4 +1,4 @@
-"""The selection of the authors' public code (github.com/microsoft/rStar, ``down_sample``), by ``resampling = "release"``.
+"""The selection of the authors' public code, ``resampling = "release"``: ``down_sample`` of github.com/microsoft/rStar.
 
 It differs from the paper, and everything here follows the code, flaws included:
 

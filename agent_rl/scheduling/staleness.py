@@ -133,7 +133,7 @@ class StepAssembler:
         return with_signal >= self.groups_per_step or len(self._waiting) >= self.max_refill * self.groups_per_step
 
     def _overdue(self, budget: int) -> tuple[str, ...]:
-        """Open groups that could not be trained within the staleness ``budget`` if this step closed now, oldest first."""
+        """Open groups that could not be trained within the ``budget`` if this step closed now, oldest first."""
         taken = {item.group for item in self._oldest()}
         # Groups that are only counted take places of a step like others, unless they are replaced.
         left = [i.oldest for i in self._waiting if i.group not in taken and (i.signal or not self.refill)]
