@@ -104,13 +104,10 @@ def formats() -> list[Format]:
     chatml.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     chatml.chat_template = CHATML
     plain = build_tokenizer(4096, byte_fallback=True)
-    prompts = ((chatml, "rstar2"), (plain, "plain"))
+    maths = {chatml: Maths(seed=0, base=Path(), prompt="rstar2"), plain: Maths(seed=0, base=Path())}
     return [
-        (
-            ChatFormat(tokenizer, {"arithmetic": Maths(seed=0, base=Path(), prompt=prompt)}),
-            partial(tokenizer.encode, add_special_tokens=False),
-        )
-        for tokenizer, prompt in prompts
+        (ChatFormat(tokenizer, {"arithmetic": environment}), partial(tokenizer.encode, add_special_tokens=False))
+        for tokenizer, environment in maths.items()
     ]
 
 

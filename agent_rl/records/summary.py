@@ -14,6 +14,7 @@ from agent_rl.records.journal import StepRow
 
 REASONS = {
     "equal_rewards": "equal rewards",
+    "not_selected": "a selection that kept none of their rollouts",
     "too_few_rollouts": "too few rollouts that ended",
     "prompt_too_long": "a prompt longer than the model allows",
     "stale": "staleness",
