@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import ask
-from actors.contract.base import RL_STAGE
+from actors.contract.base import RL_STAGE, trio_test
 from actors.contract.filter_bench import (
     EVALUATION,
     FILTER,
@@ -71,22 +71,19 @@ class FilterContract(FilterBench):
         assert len(found) == 5, f"only {len(found)} of 5 messages were acknowledged"
         assert all(found), "a message was acknowledged that the journal did not hold yet"
 
-    def test_a_complete_group_becomes_one_training_group(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_a_complete_group_becomes_one_training_group(self, tmp_path: Path) -> None:
         """Of trajectories that were sampled for it, each at most once, with their rewards, of both kinds."""
-
-        async def main() -> None:
-            rng = random.Random(0)
-            async with self.alive(tmp_path, algorithm={"max_staleness": 20}) as stage:
-                await self.enter(stage)
-                given: dict[str, list[Trajectory]] = {}
-                for number in range(12):
-                    answers = mixed(rng)
-                    given[opened(number).group] = await self.settle(stage, opened(number), answers)
-                await self.settled()
-                groups = [m for m in stage["learner"].log if isinstance(m, TrainingGroup)]
-                self.check_groups(groups, given)
-
-        self.run(main)
+        rng = random.Random(0)
+        async with self.alive(tmp_path, algorithm={"max_staleness": 20}) as stage:
+            await self.enter(stage)
+            given: dict[str, list[Trajectory]] = {}
+            for number in range(12):
+                answers = mixed(rng)
+                given[opened(number).group] = await self.settle(stage, opened(number), answers)
+            await self.settled()
+            groups = [m for m in stage["learner"].log if isinstance(m, TrainingGroup)]
+            self.check_groups(groups, given)
 
     def check_groups(self, groups: Sequence[TrainingGroup], given: dict[str, list[Trajectory]]) -> None:
         """What the learner was sent, held against what was sampled."""
@@ -108,30 +105,24 @@ class FilterContract(FilterBench):
                 assert made.loss_mask.tolist() == original.loss_mask.tolist(), f"the mask of {made.rollout} was changed"
             assert set(group.rewards.tolist()) == {0.0, 1.0}, f"{group.group} has no signal: {group.rewards.tolist()}"
 
-    def test_equal_rewards_are_not_trained_and_count_towards_the_step(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_equal_rewards_are_not_trained_and_count_towards_the_step(self, tmp_path: Path) -> None:
         """A step of nothing but such groups is closed, empty: a run ends whatever the rewards."""
+        async with self.alive(tmp_path) as stage:
+            await self.enter(stage)
+            await self.settle(stage, opened(0), [RIGHT] * 4)
+            await self.settle(stage, opened(1), [WRONG] * 4)
+            step = await stage["learner"].receive(StepReady)
+            assert (step.version, step.groups) == (0, ()), f"an empty step 0 was due, not {step}"
+            sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
+            assert not sent, f"groups of equal rewards were sent to be trained: {sent}"
 
-        async def main() -> None:
-            async with self.alive(tmp_path) as stage:
-                await self.enter(stage)
-                await self.settle(stage, opened(0), [RIGHT] * 4)
-                await self.settle(stage, opened(1), [WRONG] * 4)
-                step = await stage["learner"].receive(StepReady)
-                assert (step.version, step.groups) == (0, ()), f"an empty step 0 was due, not {step}"
-                sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
-                assert not sent, f"groups of equal rewards were sent to be trained: {sent}"
-
-        self.run(main)
-
-    def test_steps_are_closed_in_order_with_groups_sent_before(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_steps_are_closed_in_order_with_groups_sent_before(self, tmp_path: Path) -> None:
         """Versions count up by one; each group is in exactly one step, and went out before it."""
-
-        async def main() -> None:
-            async with self.alive(tmp_path) as stage:
-                await self.enter(stage)
-                await self.train(stage, range(8), steps=4)
-
-        self.run(main)
+        async with self.alive(tmp_path) as stage:
+            await self.enter(stage)
+            await self.train(stage, range(8), steps=4)
 
     async def train(self, stage: Stage, numbers: Iterable[int], *, steps: int) -> None:
         """Settle groups two by two, and train the steps they make."""
@@ -240,117 +231,100 @@ class FilterContract(FilterBench):
         assert balance.balanced, "\n".join(balance.lines())
         assert balance.open == 0, f"killed after {kill_at} trajectories, {balance.open} groups stay open"
 
-    def test_a_restarted_learner_is_sent_what_it_has_not_trained(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_a_restarted_learner_is_sent_what_it_has_not_trained(self, tmp_path: Path) -> None:
         """From its checkpoint's version on, in order, under a new epoch; a step reported again is no second step."""
+        async with self.alive(tmp_path) as stage:
+            first = await self.enter(stage)
+            await self.train(stage, range(6), steps=3)
+            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("c", 1, 1))
+            sent = [m for m in stage["learner"].log if isinstance(m, StepReady) and m.version >= 1]
+            before = len(stage["learner"].log)
+            second = await self.enter(stage, version=1)
+            assert second.epoch > first.epoch, "a restored learner needs a new epoch"
+            await self.settled()
+            again = [m for m in stage["learner"].log[before:] if isinstance(m, StepReady)]
+            assert [step.version for step in again] == [1, 2], f"steps 1 and 2 were due again, not {again}"
+            same = [step.groups for step in again] == [step.groups for step in sent]
+            assert same, f"the steps were sent again with other groups: {again}"
+            groups = {m.group for m in stage["learner"].log[before:] if isinstance(m, TrainingGroup)}
+            assert groups == {group for step in again for group in step.groups}, f"sent again were {sorted(groups)}"
+            await self.trained(stage, again[0])
+        assert audit(tmp_path).steps == 3, "a step reported again was counted again"
 
-        async def main() -> None:
-            async with self.alive(tmp_path) as stage:
-                first = await self.enter(stage)
-                await self.train(stage, range(6), steps=3)
-                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("c", 1, 1))
-                sent = [m for m in stage["learner"].log if isinstance(m, StepReady) and m.version >= 1]
-                before = len(stage["learner"].log)
-                second = await self.enter(stage, version=1)
-                assert second.epoch > first.epoch, "a restored learner needs a new epoch"
-                await self.settled()
-                again = [m for m in stage["learner"].log[before:] if isinstance(m, StepReady)]
-                assert [step.version for step in again] == [1, 2], f"steps 1 and 2 were due again, not {again}"
-                same = [step.groups for step in again] == [step.groups for step in sent]
-                assert same, f"the steps were sent again with other groups: {again}"
-                groups = {m.group for m in stage["learner"].log[before:] if isinstance(m, TrainingGroup)}
-                assert groups == {group for step in again for group in step.groups}, f"sent again were {sorted(groups)}"
-                await self.trained(stage, again[0])
-            assert audit(tmp_path).steps == 3, "a step reported again was counted again"
-
-        self.run(main)
-
-    def test_unfinished_groups_are_told_with_what_they_lack(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_unfinished_groups_are_told_with_what_they_lack(self, tmp_path: Path) -> None:
         """For a scheduler that keeps nothing: open groups, samples without a trajectory, and their attempts."""
+        async with self.alive(tmp_path) as stage:
+            await self.enter(stage)
+            await self.settle(stage, opened(0), [RIGHT, WRONG, WRONG, RIGHT])
+            await self.settle(stage, opened(1), [RIGHT, WRONG])
+            await self.give(stage, rollout(opened(1), 2, WRONG, status="failed"))
+            await self.settled()
+            answer: GroupsUnfinished = await ask(
+                stage["kv_scheduler"].call("journal", FILTER), UnfinishedGroups(RL), timeout=30
+            )
+            assert answer.opened == 2, f"2 groups were opened, the answer says {answer.opened}"
+            assert len(answer.groups) == 1, f"1 group is unfinished, the answer names {len(answer.groups)}"
+            group = answer.groups[0]
+            assert group.opened == opened(1), f"unfinished is {group.opened}"
+            missing = {Retry(opened(1).group, 2, 1, 1), Retry(opened(1).group, 3, 0, 1)}
+            assert set(group.missing) == missing, f"{group.missing} is said to be missing"
 
-        async def main() -> None:
-            async with self.alive(tmp_path) as stage:
-                await self.enter(stage)
-                await self.settle(stage, opened(0), [RIGHT, WRONG, WRONG, RIGHT])
-                await self.settle(stage, opened(1), [RIGHT, WRONG])
-                await self.give(stage, rollout(opened(1), 2, WRONG, status="failed"))
-                await self.settled()
-                answer: GroupsUnfinished = await ask(
-                    stage["kv_scheduler"].call("journal", FILTER), UnfinishedGroups(RL), timeout=30
-                )
-                assert answer.opened == 2, f"2 groups were opened, the answer says {answer.opened}"
-                assert len(answer.groups) == 1, f"1 group is unfinished, the answer names {len(answer.groups)}"
-                group = answer.groups[0]
-                assert group.opened == opened(1), f"unfinished is {group.opened}"
-                missing = {Retry(opened(1).group, 2, 1, 1), Retry(opened(1).group, 3, 0, 1)}
-                assert set(group.missing) == missing, f"{group.missing} is said to be missing"
-
-        self.run(main)
-
-    def test_failed_rollouts_are_sampled_again_then_given_up(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_failed_rollouts_are_sampled_again_then_given_up(self, tmp_path: Path) -> None:
         """Infrastructure that fails is no wrong answer: another attempt is announced, up to ``rollout_attempts``."""
+        async with self.alive(tmp_path, algorithm={"rollout_attempts": 2, "groups_per_step": 1}) as stage:
+            await self.enter(stage)
+            group = opened()
+            await self.settle(stage, group, [RIGHT, WRONG, RIGHT])
+            await self.give(stage, rollout(group, 3, WRONG, status="failed"))
+            await self.settled()
+            progress = [m for m in stage["kv_scheduler"].log if isinstance(m, GroupsProgress)][-1]
+            assert progress.retries == (Retry(group.group, 3, 1, group.number),), f"no retry of sample 3: {progress}"
+            assert not any(isinstance(m, StepReady) for m in stage["learner"].log), "the step waits for it"
+            await self.give(stage, rollout(group, 3, WRONG, status="cancelled", attempt=1))
+            sent = await stage["learner"].receive(TrainingGroup)
+            assert all(made.sample != 3 for made in sent.trajectories), "a failed rollout is trained on"
 
-        async def main() -> None:
-            async with self.alive(tmp_path, algorithm={"rollout_attempts": 2, "groups_per_step": 1}) as stage:
-                await self.enter(stage)
-                group = opened()
-                await self.settle(stage, group, [RIGHT, WRONG, RIGHT])
-                await self.give(stage, rollout(group, 3, WRONG, status="failed"))
-                await self.settled()
-                progress = [m for m in stage["kv_scheduler"].log if isinstance(m, GroupsProgress)][-1]
-                assert progress.retries == (Retry(group.group, 3, 1, group.number),), (
-                    f"no retry of sample 3: {progress}"
-                )
-                assert not any(isinstance(m, StepReady) for m in stage["learner"].log), "the step waits for it"
-                await self.give(stage, rollout(group, 3, WRONG, status="cancelled", attempt=1))
-                sent = await stage["learner"].receive(TrainingGroup)
-                assert all(made.sample != 3 for made in sent.trajectories), "a failed rollout is trained on"
-
-        self.run(main)
-
-    def test_a_trajectory_that_comes_twice_counts_once(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_a_trajectory_that_comes_twice_counts_once(self, tmp_path: Path) -> None:
         """Both are acknowledged; the group is decided by one of them."""
+        async with self.alive(tmp_path, algorithm={"groups_per_step": 1}) as stage:
+            await self.enter(stage)
+            made = await self.settle(stage, opened(), [RIGHT, WRONG, WRONG])
+            for each in made:
+                await self.give(stage, each)
+            await self.settled()
+            assert not any(isinstance(m, StepReady) for m in stage["learner"].log), "sample 3 is missing"
+            await self.give(stage, rollout(opened(), 3, RIGHT))
+            await stage["learner"].receive(StepReady)
+            link = stage["rollout_generator"].push("trajectories", FILTER)
+            await self.settled()
+            assert link.unacknowledged() == 0, "a trajectory that came twice is not acknowledged"
 
-        async def main() -> None:
-            async with self.alive(tmp_path, algorithm={"groups_per_step": 1}) as stage:
-                await self.enter(stage)
-                made = await self.settle(stage, opened(), [RIGHT, WRONG, WRONG])
-                for each in made:
-                    await self.give(stage, each)
-                await self.settled()
-                assert not any(isinstance(m, StepReady) for m in stage["learner"].log), "sample 3 is missing"
-                await self.give(stage, rollout(opened(), 3, RIGHT))
-                await stage["learner"].receive(StepReady)
-                link = stage["rollout_generator"].push("trajectories", FILTER)
-                await self.settled()
-                assert link.unacknowledged() == 0, "a trajectory that came twice is not acknowledged"
-
-        self.run(main)
-
-    def test_answers_that_text_cannot_decide_are_judged_by_the_executor(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_answers_that_text_cannot_decide_are_judged_by_the_executor(self, tmp_path: Path) -> None:
         """And a check that fails itself is asked again; it is no verdict."""
+        failures = iter(["the checker died", "", ""])
 
-        async def main() -> None:
-            failures = iter(["the checker died", "", ""])
+        def judge(message: Any) -> Any:
+            assert isinstance(message, JudgementWanted), f"the executor was called with {message}"
+            failure, right = next(failures), "\\sqrt{16}" in message.transcript.text
+            judgement = None if failure else Judgement(float(right), right, {"shape": 0.5}, 0.25, "symbolic", "4")
+            return JudgementReply(message.rollout, judgement, "", failure)
 
-            def judge(message: Any) -> Any:
-                assert isinstance(message, JudgementWanted), f"the executor was called with {message}"
-                failure, right = next(failures), "\\sqrt{16}" in message.transcript.text
-                judgement = None if failure else Judgement(float(right), right, {"shape": 0.5}, 0.25, "symbolic", "4")
-                return JudgementReply(message.rollout, judgement, "", failure)
-
-            async with self.among_stand_ins(tmp_path, algorithm={"groups_per_step": 1}) as (topology, stage):
-                stage["tool_executor"].reply = judge
-                async with self.running(topology, stage):
-                    await self.enter(stage)
-                    await self.settle(stage, opened(), ["\\sqrt{16}", "\\sqrt{15}", WRONG, WRONG])
-                    await stage["learner"].receive(StepReady)
-            found = {each.sample: each.judgement for each in trajectories(tmp_path, opened().group)}
-            rewards = {sample: given.reward for sample, given in found.items() if given is not None}
-            assert rewards == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {rewards}"
-            whole = Judgement(1.0, success=True, parts={"shape": 0.5}, format_penalty=0.25, note="symbolic", answer="4")
-            assert found[0] == whole, f"the journal holds {found[0]}, which is not the whole judgement"
-
-        self.run(main)
+        async with self.among_stand_ins(tmp_path, algorithm={"groups_per_step": 1}) as (topology, stage):
+            stage["tool_executor"].reply = judge
+            async with self.running(topology, stage):
+                await self.enter(stage)
+                await self.settle(stage, opened(), ["\\sqrt{16}", "\\sqrt{15}", WRONG, WRONG])
+                await stage["learner"].receive(StepReady)
+        found = {each.sample: each.judgement for each in trajectories(tmp_path, opened().group)}
+        rewards = {sample: given.reward for sample, given in found.items() if given is not None}
+        assert rewards == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {rewards}"
+        whole = Judgement(1.0, success=True, parts={"shape": 0.5}, format_penalty=0.25, note="symbolic", answer="4")
+        assert found[0] == whole, f"the journal holds {found[0]}, which is not the whole judgement"
 
     def test_the_same_groups_are_selected_alike(self, tmp_path: Path) -> None:
         """Chance comes from the generator the selection is given: the same run selects the same rollouts again."""
@@ -373,24 +347,21 @@ class FilterContract(FilterBench):
         self.run(main)
         assert kept[0] == kept[1], "two runs of the same groups kept different rollouts"
 
-    def test_an_evaluation_is_ready_when_every_rollout_is_judged(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_an_evaluation_is_ready_when_every_rollout_is_judged(self, tmp_path: Path) -> None:
         """Once, with success sampled and greedy; nothing of it is trained."""
-
-        async def main() -> None:
-            async with self.alive(tmp_path) as stage:
-                await self.enter(stage, EVALUATION)
-                for number, answer in enumerate((RIGHT, WRONG, RIGHT, RIGHT)):
-                    purpose = "evaluate_sampled" if number < 2 else "evaluate_greedy"
-                    group = opened(number, stage=EVALUATION, samples=1, purpose=purpose)
-                    await self.settled(1)
-                    assert not any(isinstance(m, EvaluationReady) for m in stage["learner"].log), "too early"
-                    await self.settle(stage, group, [answer])
-                ready = await stage["learner"].receive(EvaluationReady)
-                success = tuple(answers.success for answers in ready.figures.ways().values())
-                assert (ready.evaluation.stage, success) == (EVALUATION, (0.5, 1.0)), (
-                    f"in stage {ready.evaluation.stage}: {success}"
-                )
-                sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
-                assert not sent, f"groups of an evaluation were sent to be trained: {sent}"
-
-        self.run(main)
+        async with self.alive(tmp_path) as stage:
+            await self.enter(stage, EVALUATION)
+            for number, answer in enumerate((RIGHT, WRONG, RIGHT, RIGHT)):
+                purpose = "evaluate_sampled" if number < 2 else "evaluate_greedy"
+                group = opened(number, stage=EVALUATION, samples=1, purpose=purpose)
+                await self.settled(1)
+                assert not any(isinstance(m, EvaluationReady) for m in stage["learner"].log), "too early"
+                await self.settle(stage, group, [answer])
+            ready = await stage["learner"].receive(EvaluationReady)
+            success = tuple(answers.success for answers in ready.figures.ways().values())
+            assert (ready.evaluation.stage, success) == (EVALUATION, (0.5, 1.0)), (
+                f"in stage {ready.evaluation.stage}: {success}"
+            )
+            sent = [m.group for m in stage["learner"].log if isinstance(m, TrainingGroup)]
+            assert not sent, f"groups of an evaluation were sent to be trained: {sent}"

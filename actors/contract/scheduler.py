@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import trio
 
-from actors.contract.base import EVALUATE_STAGE, RL_STAGE, RoleContract
+from actors.contract.base import EVALUATE_STAGE, RL_STAGE, RoleContract, trio_test
 from actors.testing import Stage, stand_ins
 from agent_rl.messages import (
     GroupOpened,
@@ -135,55 +135,46 @@ class SchedulerContract(RoleContract):
 
     # Promises
 
-    def test_nothing_is_opened_before_the_filter_said_what_is_open(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_nothing_is_opened_before_the_filter_said_what_is_open(self, tmp_path: Path) -> None:
         """A scheduler that was restarted must not open a group a second time."""
-
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as (topology, peers):
-                peers.answering = trio.Event()
-                async with self.running(topology, peers.stage):
-                    peers.publish()
-                    peers.load(ENGINES[0])
-                    await self.settled()
-                    assert peers.asked == [RL], f"the filter was asked about the stages {peers.asked}"
-                    assert not peers.opened, "groups were opened before the filter answered"
-                    peers.answering.set()
-                    await self.settled()
-                    assert peers.opened, "no group was opened after the filter answered"
-
-        self.run(main)
-
-    def test_a_group_is_recorded_before_its_rollouts_are_requested(self, tmp_path: Path) -> None:
-        """GroupOpened is acknowledged first: no rollout may come back for a group the journal does not know."""
-
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as (topology, peers):
-                peers.recording = trio.Event()
-                async with self.running(topology, peers.stage):
-                    peers.publish()
-                    peers.load(ENGINES[0])
-                    await self.settled()
-                    assert peers.opened, "no group was opened"
-                    assert not peers.requests, "rollouts were requested before their group was recorded"
-                    peers.recording.set()
-                    await self.settled()
-                    assert peers.requests, "the recorded groups' rollouts were never requested"
-                    assert not peers.early, f"requested before their group was recorded: {peers.early}"
-
-        self.run(main)
-
-    def test_each_sample_is_requested_exactly_once(self, tmp_path: Path) -> None:
-        """With its group's problem, stage and purpose; names and seeds are all different."""
-
-        async def main() -> None:
-            async with self.alive(tmp_path) as peers:
+        async with self.among_peers(tmp_path) as (topology, peers):
+            peers.answering = trio.Event()
+            async with self.running(topology, peers.stage):
                 peers.publish()
-                for name in ENGINES:
-                    peers.load(name)
-                await self.settled(20)
-                self.check_requests(peers.opened, peers.requests)
+                peers.load(ENGINES[0])
+                await self.settled()
+                assert peers.asked == [RL], f"the filter was asked about the stages {peers.asked}"
+                assert not peers.opened, "groups were opened before the filter answered"
+                peers.answering.set()
+                await self.settled()
+                assert peers.opened, "no group was opened after the filter answered"
 
-        self.run(main)
+    @trio_test
+    async def test_a_group_is_recorded_before_its_rollouts_are_requested(self, tmp_path: Path) -> None:
+        """GroupOpened is acknowledged first: no rollout may come back for a group the journal does not know."""
+        async with self.among_peers(tmp_path) as (topology, peers):
+            peers.recording = trio.Event()
+            async with self.running(topology, peers.stage):
+                peers.publish()
+                peers.load(ENGINES[0])
+                await self.settled()
+                assert peers.opened, "no group was opened"
+                assert not peers.requests, "rollouts were requested before their group was recorded"
+                peers.recording.set()
+                await self.settled()
+                assert peers.requests, "the recorded groups' rollouts were never requested"
+                assert not peers.early, f"requested before their group was recorded: {peers.early}"
+
+    @trio_test
+    async def test_each_sample_is_requested_exactly_once(self, tmp_path: Path) -> None:
+        """With its group's problem, stage and purpose; names and seeds are all different."""
+        async with self.alive(tmp_path) as peers:
+            peers.publish()
+            for name in ENGINES:
+                peers.load(name)
+            await self.settled(20)
+            self.check_requests(peers.opened, peers.requests)
 
     def check_requests(self, opened: Sequence[GroupOpened], requests: Sequence[RolloutRequest]) -> None:
         """What the generators were asked for, held against what was opened."""
@@ -230,79 +221,68 @@ class SchedulerContract(RoleContract):
                 f"3 replaced groups may be opened again: {bound}, not {len(peers.opened)}"
             )
 
-    def test_no_more_groups_are_opened_than_the_stage_trains(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_no_more_groups_are_opened_than_the_stage_trains(self, tmp_path: Path) -> None:
         """A stage of one step opens one step's groups."""
+        async with self.alive(tmp_path, stages=[{**RL_STAGE, "steps": 1}]) as peers:
+            peers.publish()
+            peers.load(ENGINES[0])
+            await self.settled()
+            assert len(peers.opened) == 2, f"{len(peers.opened)} groups were opened for a step of 2"
 
-        async def main() -> None:
-            async with self.alive(tmp_path, stages=[{**RL_STAGE, "steps": 1}]) as peers:
-                peers.publish()
-                peers.load(ENGINES[0])
-                await self.settled()
-                assert len(peers.opened) == 2, f"{len(peers.opened)} groups were opened for a step of 2"
-
-        self.run(main)
-
-    def test_no_engine_is_promised_more_than_it_has(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_no_engine_is_promised_more_than_it_has(self, tmp_path: Path) -> None:
         """An engine's rollouts fit its KV cache at their longest, and its number of rows; yet all are placed."""
 
-        async def main() -> None:
-            def seconds(request: RolloutRequest) -> float:
-                return 0.1 + 0.3 * (request.sample % 3)
+        def seconds(request: RolloutRequest) -> float:
+            return 0.1 + 0.3 * (request.sample % 3)
 
-            async with self.alive(tmp_path, seconds=seconds) as peers:
-                peers.publish()
-                peers.load(ENGINES[0], total=3 * LONGEST_RESPONSE + 50)
-                peers.load(ENGINES[1], most=2)
-                await self.settled(60)
-                full = peers.most_in_flight
-                assert full[ENGINES[0]] <= 3, f"{full[ENGINES[0]]} rollouts at once in a cache for fewer than 4"
-                assert full[ENGINES[1]] <= 2, f"{full[ENGINES[1]]} rollouts at once in an engine of 2 rows"
-                self.check_requests(peers.opened, peers.requests)
-                assert len(peers.opened) == 4, "the budget was not spent, though rollouts kept ending"
+        async with self.alive(tmp_path, seconds=seconds) as peers:
+            peers.publish()
+            peers.load(ENGINES[0], total=3 * LONGEST_RESPONSE + 50)
+            peers.load(ENGINES[1], most=2)
+            await self.settled(60)
+            full = peers.most_in_flight
+            assert full[ENGINES[0]] <= 3, f"{full[ENGINES[0]]} rollouts at once in a cache for fewer than 4"
+            assert full[ENGINES[1]] <= 2, f"{full[ENGINES[1]]} rollouts at once in an engine of 2 rows"
+            self.check_requests(peers.opened, peers.requests)
+            assert len(peers.opened) == 4, "the budget was not spent, though rollouts kept ending"
 
-        self.run(main)
-
-    def test_failed_rollouts_are_requested_again_once(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_failed_rollouts_are_requested_again_once(self, tmp_path: Path) -> None:
         """As the attempt the filter names, with a seed of its own, however often it is announced."""
+        async with self.alive(tmp_path) as peers:
+            peers.publish()
+            peers.load(ENGINES[0])
+            await self.settled()
+            retry = Retry(peers.opened[1].group, 2, 1, peers.opened[1].number)
+            for decided in range(3):
+                peers.progress(decided=decided, retries=(retry,))
+                await self.settled()
+            count = peers.asked_for()[retry.group, 2, 1]
+            assert count == 1, f"the announced attempt was requested {count} times"
+            first, again = (r for r in peers.requests if (r.group, r.sample) == (retry.group, 2))
+            assert again.seed != first.seed, "another attempt needs another seed"
+            assert again.problem == first.problem, "another attempt is about the same problem"
 
-        async def main() -> None:
-            async with self.alive(tmp_path) as peers:
-                peers.publish()
+    @trio_test
+    async def test_a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else(self, tmp_path: Path) -> None:
+        """It keeps nothing: the filter tells it the open groups, what they lack, and how many were opened."""
+        known = await self.open_some(tmp_path / "first")
+        missing = (Retry(known[1].group, 0, 1, known[1].number), Retry(known[1].group, 3, 0, known[1].number))
+        unfinished = GroupsUnfinished(RL, 3, (UnfinishedGroup(known[1], missing),))
+        folder = tmp_path / "second"
+        async with self.among_peers(folder, unfinished=unfinished) as (topology, peers):
+            peers.recorded.add(known[1].group)
+            async with self.running(topology, peers.stage, incarnation=2):
+                peers.publish(0)
                 peers.load(ENGINES[0])
                 await self.settled()
-                retry = Retry(peers.opened[1].group, 2, 1, peers.opened[1].number)
-                for decided in range(3):
-                    peers.progress(decided=decided, retries=(retry,))
-                    await self.settled()
-                count = peers.asked_for()[retry.group, 2, 1]
-                assert count == 1, f"the announced attempt was requested {count} times"
-                first, again = (r for r in peers.requests if (r.group, r.sample) == (retry.group, 2))
-                assert again.seed != first.seed, "another attempt needs another seed"
-                assert again.problem == first.problem, "another attempt is about the same problem"
-
-        self.run(main)
-
-    def test_a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else(self, tmp_path: Path) -> None:
-        """It keeps nothing: the filter tells it the open groups, what they lack, and how many were opened."""
-
-        async def main() -> None:
-            known = await self.open_some(tmp_path / "first")
-            missing = (Retry(known[1].group, 0, 1, known[1].number), Retry(known[1].group, 3, 0, known[1].number))
-            unfinished = GroupsUnfinished(RL, 3, (UnfinishedGroup(known[1], missing),))
-            folder = tmp_path / "second"
-            async with self.among_peers(folder, unfinished=unfinished) as (topology, peers):
-                peers.recorded.add(known[1].group)
-                async with self.running(topology, peers.stage, incarnation=2):
-                    peers.publish(0)
-                    peers.load(ENGINES[0])
-                    await self.settled()
-                    fresh = {group.group for group in peers.opened}
-                    asked = [(r.group, r.sample, r.attempt) for r in peers.requests if r.group not in fresh]
-                    assert sorted(asked) == [(m.group, m.sample, m.attempt) for m in missing], f"it asked for {asked}"
-                    numbers = [group.number for group in peers.opened]
-                    assert numbers == [3], f"of 4 groups in the budget 3 were open; it opened the numbers {numbers}"
-
-        self.run(main)
+                fresh = {group.group for group in peers.opened}
+                asked = [(r.group, r.sample, r.attempt) for r in peers.requests if r.group not in fresh]
+                assert sorted(asked) == [(m.group, m.sample, m.attempt) for m in missing], f"it asked for {asked}"
+                numbers = [group.number for group in peers.opened]
+                assert numbers == [3], f"of 4 groups in the budget 3 were open; it opened the numbers {numbers}"
 
     async def open_some(self, folder: Path) -> list[GroupOpened]:
         """What a scheduler opens at first."""
@@ -330,49 +310,43 @@ class SchedulerContract(RoleContract):
         assert seen[0][0] == seen[1][0], "two schedulers of one run opened different groups"
         assert seen[0][1] == seen[1][1], "two schedulers of one run asked for different rollouts"
 
-    def test_a_new_stage_starts_afresh(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_a_new_stage_starts_afresh(self, tmp_path: Path) -> None:
         """An evaluation: each held-out problem once sampled and once greedily, by the new stage's own numbers."""
+        async with self.alive(tmp_path) as peers:
+            peers.publish()
+            peers.load(ENGINES[0])
+            await self.settled()
+            before = len(peers.opened)
+            peers.publish(3, stage=EVALUATION, begun=3)
+            await self.settled()
+            assert len(peers.opened) == before, "no engine serves the stage's policy yet"
+            peers.load(ENGINES[0], 3)
+            await self.settled()
+            groups = peers.opened[before:]
+            purposes = Counter(group.purpose for group in groups)
+            wanted = dict.fromkeys(("evaluate_sampled", "evaluate_greedy"), EVALUATE_STAGE["problems"])
+            assert purposes == wanted, f"groups by purpose: {dict(purposes)}"
+            assert {group.samples for group in groups} == {1}, "an evaluation takes one sample of each"
+            greedy = {g.problem.id for g in groups if g.purpose == "evaluate_greedy"}
+            sampled = {g.problem.id for g in groups if g.purpose == "evaluate_sampled"}
+            assert greedy == sampled, f"sampled were {sampled}, greedy {greedy}"
+            for request in peers.requests:
+                is_greedy = request.sampling.temperature == 0.0
+                assert is_greedy == (request.purpose == "evaluate_greedy"), f"{request.purpose}: {request.sampling}"
 
-        async def main() -> None:
-            async with self.alive(tmp_path) as peers:
-                peers.publish()
-                peers.load(ENGINES[0])
-                await self.settled()
-                before = len(peers.opened)
-                peers.publish(3, stage=EVALUATION, begun=3)
-                await self.settled()
-                assert len(peers.opened) == before, "no engine serves the stage's policy yet"
-                peers.load(ENGINES[0], 3)
-                await self.settled()
-                groups = peers.opened[before:]
-                purposes = Counter(group.purpose for group in groups)
-                wanted = dict.fromkeys(("evaluate_sampled", "evaluate_greedy"), EVALUATE_STAGE["problems"])
-                assert purposes == wanted, f"groups by purpose: {dict(purposes)}"
-                assert {group.samples for group in groups} == {1}, "an evaluation takes one sample of each"
-                greedy = {g.problem.id for g in groups if g.purpose == "evaluate_greedy"}
-                sampled = {g.problem.id for g in groups if g.purpose == "evaluate_sampled"}
-                assert greedy == sampled, f"sampled were {sampled}, greedy {greedy}"
-                for request in peers.requests:
-                    is_greedy = request.sampling.temperature == 0.0
-                    assert is_greedy == (request.purpose == "evaluate_greedy"), f"{request.purpose}: {request.sampling}"
-
-        self.run(main)
-
-    def test_rollouts_of_dropped_groups_are_called_off(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_rollouts_of_dropped_groups_are_called_off(self, tmp_path: Path) -> None:
         """While any is in flight; once none is, the name leaves the announcement."""
-
-        async def main() -> None:
-            async with self.alive(tmp_path, seconds=lambda _: 30.0) as peers:
-                peers.publish()
-                peers.load(ENGINES[0])
-                await self.settled(2)
-                group = peers.opened[0].group
-                peers.progress(dropped_groups=(group,))
-                await self.settled(2)
-                told = [m.groups for m in peers.stage[ENGINES[0]].log if isinstance(m, GroupsUnwanted)]
-                assert told[-1:] == [(group,)], f"the generator was told {told}"
-                await self.settled(60)
-                told = [m.groups for m in peers.stage[ENGINES[0]].log if isinstance(m, GroupsUnwanted)]
-                assert told[-1] == (), f"nothing of {group} is in flight any more, yet {told[-1]} are unwanted"
-
-        self.run(main)
+        async with self.alive(tmp_path, seconds=lambda _: 30.0) as peers:
+            peers.publish()
+            peers.load(ENGINES[0])
+            await self.settled(2)
+            group = peers.opened[0].group
+            peers.progress(dropped_groups=(group,))
+            await self.settled(2)
+            told = [m.groups for m in peers.stage[ENGINES[0]].log if isinstance(m, GroupsUnwanted)]
+            assert told[-1:] == [(group,)], f"the generator was told {told}"
+            await self.settled(60)
+            told = [m.groups for m in peers.stage[ENGINES[0]].log if isinstance(m, GroupsUnwanted)]
+            assert told[-1] == (), f"nothing of {group} is in flight any more, yet {told[-1]} are unwanted"

@@ -188,6 +188,7 @@ def test_several_calls_of_a_turn_run_at_once_and_come_back_in_order(tmp_path: Pa
             assert len(made.transcript.calls) == 2
             response = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
             assert response.index("<tool_response>1<") < response.index("<tool_response>2<")
+            assert (made.tags.tool_responses, made.tags.answers) == (2, 1)
 
     simulate(main)
 
