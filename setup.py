@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: the wheel holds the examples, inside the package, under no name of their own.
 
-It also holds the templates of the report and the style of its charts.
+It also holds the templates of the pages about a run, and the style of their charts.
 """
 
 from setuptools import find_packages, setup
@@ -10,6 +10,7 @@ setup(
     package_dir={"agent_rl.examples": "examples"},
     package_data={
         "agent_rl.examples": ["*.toml", "word_problems/*.jsonl"],
+        "agent_rl.analysis": ["templates/*"],
         "agent_rl.observe.charts": ["*.css"],
         "agent_rl.observe.report": ["templates/*"],
         "*": ["py.typed"],

@@ -51,6 +51,7 @@ COMMANDS = {
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost or trained twice."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
+        Command("analyze", "analysis:analyze", "Study the entropy of tokens at the start, middle and end of a run."),
     ),
     "Models and data": (
         Command("eval", "evaluation.command:evaluate", "Evaluate a model on problems, or compare two results."),

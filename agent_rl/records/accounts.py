@@ -28,9 +28,13 @@ class Accounts(Store):
         where = {"stage": stage, "state": "dropped", "reason": reason, "decided_order": 0}
         return sum(1 for _ in self._scan(GroupRow, ("id",), **where))
 
+    def stored_groups(self) -> set[str]:
+        """The groups that have trajectories."""
+        return {group for (group,) in self._scan(TrajectoryRow, ("group_id",))}
+
     def left(self) -> int:
         """The number of groups, trained, evaluated or counted towards a step, whose trajectories were removed."""
-        there = {group for (group,) in self._scan(TrajectoryRow, ("group_id",))}
+        there = self.stored_groups()
         groups = self._scan(GroupRow, ("id", "state", "decided_order"))
         return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STATE_FILE = "training/state.json"
+TRAINING = "training/"
+STATE_FILE = f"{TRAINING}state.json"
 _BLOCK = 1 << 22
 
 
@@ -61,8 +62,11 @@ def checksum_of_state(state: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(state).encode())
 
 
-def verify(directory: Path) -> dict[str, Any]:
-    """The content of the state file. Raises CheckpointError when a file is missing, truncated or changed."""
+def verify(directory: Path, *, training: bool = True) -> dict[str, Any]:
+    """The content of the state file. Raises CheckpointError when a file is missing, truncated or changed.
+
+    Without ``training``, files that only training needs are not read.
+    """
     path = directory / STATE_FILE
     try:
         state = _read_state(path)
@@ -70,6 +74,8 @@ def verify(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     for name, (size, checksum) in files.items():
+        if not training and name.startswith(TRAINING):
+            continue
         try:
             found = file_checksum(directory / name)
         except OSError as error:

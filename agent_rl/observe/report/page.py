@@ -11,22 +11,20 @@ security policy names the hashes of this package's style and script, so that not
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from agent_rl.observe.charts.lines import NARROW, SMALL, WIDE, Canvas, Plot, line_chart
 from agent_rl.observe.charts.lines import style as chart_style
-from agent_rl.observe.charts.markup import join, visible
-from agent_rl.observe.charts.scales import clock, compact, percent, spread
+from agent_rl.observe.charts.markup import join
+from agent_rl.observe.charts.pages import content_policy, source, templates
+from agent_rl.observe.charts.scales import clock, percent, spread
 from agent_rl.observe.report.activity import ROLES, Activity, activity, load, role_number, supervised_losses, totals
 from agent_rl.observe.report.curves import (
     PLACES,
@@ -75,10 +73,15 @@ class Figure(NamedTuple):
     note: str
 
 
+def page_style() -> str:
+    """The style sheet of the report, which other pages about a run share."""
+    return chart_style() + source(__package__, "report.css")
+
+
 def page(records: Records, samples: Samples) -> str:
     """The whole report."""
     active = activity(records.timeline)
-    style, script = chart_style() + _source("report.css"), _source("report.js")
+    style, script = page_style(), source(__package__, "report.js")
     return (
         _environment()
         .get_template("report.html")
@@ -99,43 +102,21 @@ def page(records: Records, samples: Samples) -> str:
             room=Room(),
             style=style,
             script=script,
-            policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
-            "base-uri 'none'; form-action 'none'",
+            policy=content_policy(style, script),
         )
     )
 
 
-# Templates
-
-
-def _source(name: str) -> str:
-    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
-
-
 @cache
 def _environment() -> Environment:
-    """Templates in which line ends, with the spaces around them, are dropped. Other spaces are kept."""
-    environment = Environment(
-        loader=FunctionLoader(lambda name: "".join(line.strip() for line in _source(name).splitlines())),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-    )
+    environment = templates(__package__)
     environment.filters |= {
-        "commas": lambda count: f"{count:,}",
-        "compact": compact,
-        "count_of": lambda count, what: f"{count:,} {what}" + ("" if count == 1 else "s"),
         "cut": lambda words, longest=LONGEST_PIECE: cut_middle(words, longest),
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "milliseconds": lambda seconds: f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s",
-        "percent": percent,
     }
     environment.globals |= {"colours": OUTCOME_COLOURS, "nan": math.nan, "outcomes": OUTCOMES, "spread": spread}
     return environment
-
-
-def _hash(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 # The content of the templates
