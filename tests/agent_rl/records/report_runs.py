@@ -114,14 +114,20 @@ class SyntheticRun:
             self.records.stage_left(left, self.wall)
         self._number = 0
 
-    def step(self, rewards: Sequence[Sequence[float]], pieces: Sequence[str] = ("yes",), **figures: float) -> None:
+    def step(
+        self,
+        rewards: Sequence[Sequence[float]],
+        pieces: Sequence[str] = ("yes",),
+        calls: Sequence[ToolCallRecord] = (),
+        **figures: float,
+    ) -> None:
         """A trained step whose groups had these rewards; those with equal ones are dropped, of others all are kept."""
         trained, decided, rollouts = [], [], []
         for of in rewards:
             group = self._open("train", samples=len(of))
             decided.append(group.group)
             for sample, reward in enumerate(of):
-                made = trajectory(group, sample, pieces)
+                made = trajectory(group, sample, pieces, calls=calls)
                 rollouts.append(RolloutFigures.of(made, group).judged(Judgement(reward, success=reward > 0)))
                 self._store(made, reward)
             if len(set(of)) > 1:
