@@ -16,7 +16,6 @@ import math
 import random
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,7 +206,7 @@ def _moment(
     name: str,
     at: int,
     indices: Sequence[int],
-    there: AbstractSet[str],
+    there: set[str],
     rollouts: int,
     rng: random.Random,
 ) -> Moment | None:
@@ -262,8 +261,8 @@ def _models(directory: Path, settings: Mapping[str, Any]) -> list[Model]:
             if position is not None and not position.step and (path / "config.json").is_file():
                 found.append(Model(position.version, position.stage, path))
     began = [directory / "model"]
-    if isinstance(path := settings.get("model.path"), str):
-        began.append(Path(path).expanduser())
+    if isinstance(named := settings.get("model.path"), str):
+        began.append(Path(named).expanduser())
     found += [Model(0, 0, path) for path in began if (path / "config.json").is_file()]
     return found
 

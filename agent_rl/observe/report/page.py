@@ -111,12 +111,16 @@ def page(records: Records, samples: Samples) -> str:
 def _environment() -> Environment:
     environment = templates(__package__)
     environment.filters |= {
-        "cut": lambda words, longest=LONGEST_PIECE: cut_middle(words, longest),
+        "cut": _cut,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "milliseconds": lambda seconds: f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s",
     }
     environment.globals |= {"colours": OUTCOME_COLOURS, "nan": math.nan, "outcomes": OUTCOMES, "spread": spread}
     return environment
+
+
+def _cut(words: str, longest: int = LONGEST_PIECE) -> str:
+    return cut_middle(words, longest)
 
 
 # The content of the templates

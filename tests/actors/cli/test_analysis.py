@@ -126,9 +126,7 @@ def test_what_cannot_be_used_is_one_clear_error(
     assert not (run.directory / "analysis.html").exists()
 
 
-def test_a_checkpoint_that_changed_is_named(
-    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_changed_is_named(tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = synthetic(tmp_path, weights)
     path = next((run.directory / "checkpoints").iterdir()) / "model.safetensors"
     tensors = load_file(path)
