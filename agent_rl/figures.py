@@ -74,7 +74,7 @@ class AnswerFigures:
     problems: int
     success: float
     low: float
-    """Of the 95 % interval: Wilson's, or over problems where one has several samples."""
+    """Of the 95 % interval (`agent_rl.groups.measures.mean_interval`)."""
     high: float
     lost: int
     """Rollouts that failed in all their attempts."""

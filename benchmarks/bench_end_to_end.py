@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import trio
 
-from agent_rl.groups.statistics import wilson_interval
+from agent_rl.groups.measures import wilson_interval
 from benchmarks.bench_overlap import EXAMPLE, teach
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peers.trl_grpo import Spec, Tools

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from agent_rl.config.examples import EXAMPLES
-from agent_rl.groups.statistics import wilson_interval
+from agent_rl.groups.measures import wilson_interval
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, running, stage_rows, window

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value, read_json
-from agent_rl.groups.measures import bootstrap_intervals, maj_at_k, pass_at_k, powers_of_two
+from agent_rl.groups.measures import maj_at_k, mean_interval, pass_at_k, powers_of_two
 from agent_rl.messages import Problem
 from agent_rl.records.journal import Stored
 from agent_rl.records.opening import JOURNAL, read_journal
@@ -48,6 +47,8 @@ class ProblemResult:
     failed_calls: tuple[int, ...]
     truncated: int
     lost: int
+    no_room: int = 0
+    """Of the lost rollouts, those whose prompt left no room for an answer."""
 
     @property
     def share(self) -> Fraction:
@@ -94,7 +95,8 @@ def read_results(directory: Path, asked: int, samples: int, decode: Callable[[by
 def _problem_result(
     problem: Problem, rows: Iterable[Stored], samples: int, decode: Callable[[bytes], Any]
 ) -> ProblemResult:
-    judged = [(decode(r.payload), r.judgement) for r in rows if r.status not in LOST and r.judgement is not None]
+    stored = list(rows)
+    judged = [(decode(r.payload), r.judgement) for r in stored if r.status not in LOST and r.judgement is not None]
     rollouts = [rollout for rollout, _ in judged]
     return ProblemResult(
         environment=problem.environment,
@@ -115,6 +117,7 @@ def _problem_result(
         failed_calls=tuple(sum(call.outcome != "success" for call in rollout.transcript.calls) for rollout in rollouts),
         truncated=sum(rollout.status == "truncated" for rollout in rollouts),
         lost=samples - len(judged),
+        no_room=sum(row.status == "prompt_too_long" for row in stored),
     )
 
 
@@ -127,11 +130,12 @@ def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
     samples = results[0].samples
     ks = powers_of_two(samples)
     names = [f"pass@{k}" for k in ks] + [f"maj@{k}" for k in ks[1:]]
-    values = np.array([_shares(result, ks) for result in results])
     found: dict[str, float | None] = {"problems": float(len(results)), "samples": float(samples)}
-    intervals = bootstrap_intervals(values)
-    for name, mean, (low, high) in zip(names, values.mean(axis=0), intervals, strict=True):
-        found |= {name: float(mean), f"{name}_low": low, f"{name}_high": high}
+    for name, k, values in zip(
+        names, (*ks, *ks[1:]), zip(*(_shares(r, ks) for r in results), strict=True), strict=True
+    ):
+        low, high = mean_interval(values, samples // k)
+        found |= {name: math.fsum(values) / len(values), f"{name}_low": low, f"{name}_high": high}
     rollouts = sum(len(result.tokens) for result in results)
     calls = sum(sum(result.calls) for result in results)
 
@@ -145,6 +149,7 @@ def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
         "tool_error_share": share(sum(sum(result.failed_calls) for result in results), calls),
         "truncated_share": share(sum(result.truncated for result in results), rollouts),
         "lost": float(sum(result.lost for result in results)),
+        "no_room": float(sum(result.no_room for result in results)),
     }
 
 

@@ -13,11 +13,8 @@ from fractions import Fraction
 
 import numpy as np
 
-RESAMPLES = 10_000
-_CHUNK = 2**22
-"""Indices drawn at once: 32 MiB."""
-
-Float64Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Z = 1.959964
+"""The normal distribution's 97.5 % quantile: all intervals are of 95 %."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -60,30 +57,47 @@ def powers_of_two(n: int) -> list[int]:
     return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
 
 
-def bootstrap_intervals(
-    values: np.ndarray[tuple[int, int], np.dtype[np.float64]], seed: int = 0
-) -> list[tuple[float, float]]:
-    """95 % percentile bootstrap intervals of the columns' means, [problems, columns], resampling problems.
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a share; (0, 1) without trials. Neither number need be whole."""
+    if not trials:
+        return 0.0, 1.0
+    share = successes / trials
+    centre = share + Z * Z / (2 * trials)
+    spread = Z * math.sqrt(max(0.0, share * (1 - share)) / trials + Z * Z / (4 * trials * trials))
+    scale = 1 + Z * Z / trials
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
-    The same resamples serve every column. A column without problems has the interval (nan, nan).
+
+def mean_interval(values: Sequence[float], independent: int) -> tuple[float, float]:
+    """The 95 % interval of the mean of ``values`` in [0, 1], one for each problem; (0, 1) without problems.
+
+    Each value rests on at most ``independent`` answers that could be independent: n for pass@1 of n samples, 1 for
+    pass@n. The interval is Wilson's, with the effective number of trials: n problems count for n m (1 - m) / v trials,
+    where m is the mean and v the variance of the values over problems (the design effect of survey statistics, Korn and
+    Graubard 1998). The number lies between n (answers to one problem are all alike) and n times ``independent``. A
+    problem of value 0 and one of value 1 join the estimate of m and v: where no problem was solved the variance is not
+    0, so the interval does not shrink to a point, as the percentiles of a bootstrap do.
     """
-    problems, columns = values.shape
+    problems = len(values)
     if not problems:
-        return [(math.nan, math.nan)] * columns
-    rng = np.random.default_rng(seed)
-    means = np.empty((RESAMPLES, columns))
-    step = max(1, _CHUNK // problems)
-    for start in range(0, RESAMPLES, step):
-        drawn = rng.integers(0, problems, size=(min(step, RESAMPLES - start), problems))
-        counts = np.stack([np.bincount(row, minlength=problems) for row in drawn])
-        means[start : start + len(drawn)] = counts @ values / problems
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+        return 0.0, 1.0
+    joined = np.array([*values, 0.0, 1.0])
+    mean = float(joined.mean())
+    effect = min(max(mean * (1 - mean) / float(joined.var()), 1.0), float(independent))
+    return wilson_interval(math.fsum(values) * effect, problems * effect)
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """The interval of one mean."""
-    return bootstrap_intervals(np.array(values, dtype=np.float64).reshape(-1, 1), seed)[0]
+def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean of paired differences in [-1, 1], one for each problem.
+
+    Agresti and Min's (2005): the normal interval after two more problems, half a problem of difference 1, half of -1
+    and one of 0. So equal results do not make an interval of length 0.
+    """
+    problems = len(differences) + 2
+    mean = math.fsum(differences) / problems
+    variance = (math.fsum(difference * difference for difference in differences) + 1) / problems - mean * mean
+    spread = Z * math.sqrt(variance / problems)
+    return max(-1.0, mean - spread), min(1.0, mean + spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,7 @@ def compare(a: Sequence[Fraction], b: Sequence[Fraction]) -> PairedComparison:
     if not a or len(a) != len(b):
         raise ValueError("a comparison needs the same problems of both, at least one")
     differences = [right - left for left, right in zip(a, b, strict=True)]
-    low, high = bootstrap_interval([float(difference) for difference in differences])
+    low, high = difference_interval([float(difference) for difference in differences])
     return PairedComparison(
         problems=len(a),
         a=float(sum(a, Fraction(0)) / len(a)),

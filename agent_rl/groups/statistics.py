@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +12,7 @@ import numpy as np
 from agent_rl.config.topology import EvaluateStage
 from agent_rl.environments.judging import LOST
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures
-from agent_rl.groups.measures import bootstrap_interval
+from agent_rl.groups.measures import mean_interval
 from agent_rl.messages import GroupOpened, Judgement, TagCounts, Trajectory
 from agent_rl.scheduling.staleness import Step
 
@@ -70,17 +71,6 @@ class RolloutFigures:
     def judged(self, judgement: Judgement) -> RolloutFigures:
         """The figures with the judgement."""
         return replace(self, reward=judgement.reward, success=judgement.success, parts=judgement.parts)
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share (95 % by default); (0, 1) without trials."""
-    if trials == 0:
-        return 0.0, 1.0
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -178,25 +168,18 @@ def evaluation_figures(rollouts: Sequence[RolloutFigures], stage: EvaluateStage)
 
 
 def answer_figures(rollouts: Sequence[RolloutFigures], problems: int, samples: int) -> AnswerFigures:
-    """Success of the answers to ``problems`` problems, with a 95 % interval.
+    """Success of the answers to ``problems`` problems, with its 95 % interval (`mean_interval`).
 
-    With one sample a problem the interval is Wilson's; with several it is a bootstrap over problems. A rollout that
-    the infrastructure lost in all its attempts counts as wrong.
+    A rollout that the infrastructure lost in all its attempts counts as wrong.
     """
     judged = [rollout for rollout in rollouts if not rollout.lost]
     trials = problems * samples
-    successes = sum(r.success for r in judged)
-    if samples == 1:
-        low, high = wilson_interval(successes, trials)
-    else:
-        right: dict[str, float] = {}
-        for rollout in judged:
-            right[rollout.group] = right.get(rollout.group, 0.0) + rollout.success
-        shares = [total / samples for total in right.values()]
-        low, high = bootstrap_interval([*shares, *[0.0] * (problems - len(shares))])
+    right = Counter(rollout.group for rollout in judged if rollout.success)
+    shares = [count / samples for count in right.values()]
+    low, high = mean_interval([*shares, *[0.0] * (problems - len(shares))], samples)
     return AnswerFigures(
         problems=problems,
-        success=successes / trials,
+        success=right.total() / trials,
         low=low,
         high=high,
         lost=trials - len(judged),

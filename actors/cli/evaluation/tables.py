@@ -20,16 +20,15 @@ def print_results(name: str, found: Mapping[str, Any], problems: Sequence[Proble
     console = _console()
     overall = found["overall"]
     table = Table("figure", "value", title=name, title_justify="left")
+    missing = _missing(overall)
     table.add_row("problems x samples", f"{overall['problems']:,.0f} x {overall['samples']:.0f}")
     for key in overall:
         if "@" in key and not key.endswith(("_low", "_high")):
-            table.add_row(key, _share(overall, key))
+            table.add_row(key, _share(overall, key) + missing)
     for key in ("response_tokens", "turns", "tool_calls"):
         table.add_row(key.replace("_", " "), _number(overall[key]))
     for key in ("tool_error_share", "truncated_share"):
         table.add_row(key.replace("_", " "), _percent(overall[key]))
-    if overall["lost"]:
-        table.add_row("lost (count as wrong)", f"{overall['lost']:,.0f}")
     console.print(table)
     last = f"pass@{overall['samples']:.0f}"
     for grouping, key in GROUPINGS.items():
@@ -63,7 +62,7 @@ def print_comparison(a: str, b: str, found: PairedComparison, alone: int) -> Non
     table.add_row("pass@1 of A", _percent(found.a))
     table.add_row("pass@1 of B", _percent(found.b))
     points = tuple(100 * value for value in (found.difference, found.low, found.high))
-    table.add_row("B - A, 95 % by bootstrap over problems", "{:+.1f} points ({:+.1f} to {:+.1f})".format(*points))
+    table.add_row("B - A, 95 % over problems", "{:+.1f} points ({:+.1f} to {:+.1f})".format(*points))
     table.add_row(
         "B better, worse, equal", f"{found.better:,}, {found.worse:,}, {found.problems - found.better - found.worse:,}"
     )
@@ -77,6 +76,15 @@ def _console() -> SteadyConsole:
     if not console.is_terminal:
         console.width = WIDTH
     return console
+
+
+def _missing(figures: Mapping[str, Any]) -> str:
+    """The rollouts without an answer, which count as wrong, by reason; empty when there are none."""
+    no_room = figures["no_room"]
+    reasons = {"without room": no_room, "lost": figures["lost"] - no_room}
+    text = " and ".join(f"{count:,.0f} {reason}" for reason, count in reasons.items() if count)
+    total = figures["problems"] * figures["samples"]
+    return f"; of {total:,.0f} rollouts, {text} count as wrong" if text else ""
 
 
 def _share(figures: Mapping[str, Any], key: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from agent_rl.groups.statistics import wilson_interval
+from agent_rl.groups.measures import wilson_interval
 from agent_rl.observe.charts.lines import Line, Measurement, Plot
 from agent_rl.observe.charts.scales import bins, compact, percent, spread
 from agent_rl.observe.report.records import Fate, Records, Row, figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from agent_rl.groups.statistics import wilson_interval
+from agent_rl.groups.measures import wilson_interval
 from agent_rl.observe.charts.scales import NARROW_SPACE, duration, percent, spread
 from agent_rl.observe.report.activity import Activity, load
 from agent_rl.observe.report.curves import successes

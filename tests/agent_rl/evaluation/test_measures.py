@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.groups.measures import (
-    bootstrap_interval,
-    bootstrap_intervals,
     compare,
+    difference_interval,
     maj_at_k,
+    mean_interval,
     pass_at_k,
     powers_of_two,
     sign_flip_p,
@@ -81,23 +81,67 @@ def test_the_k_that_are_told() -> None:
     assert powers_of_two(6) == [1, 2, 4, 6]
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+SKILLS = {
+    "most are easy or hard": (0.8, 1.2),
+    "alike": (5.0, 5.0),
+    "nearly none is solved": (0.05, 0.95),
+    "nearly all are solved": (0.95, 0.05),
+}
+
+
+@pytest.mark.parametrize("skills", SKILLS)
+@pytest.mark.parametrize(("problems", "samples"), [(30, 4), (30, 16), (100, 1), (100, 8)])
+def test_the_interval_covers_the_truth_about_as_often_as_it_says(skills: str, problems: int, samples: int) -> None:
+    """400 simulated evaluations: problems are drawn anew, each with a skill of its own, then its answers."""
     rng = np.random.default_rng(1)
-    skill = rng.beta(0.8, 1.2, size=(300, 60))  # problems differ: most are easy or hard
-    truth = 0.8 / 2.0
-    shares = rng.binomial(8, skill) / 8
-    intervals = bootstrap_intervals(shares.T)  # each column an experiment of its own
-    covered = sum(low <= truth <= high for low, high in intervals) / 300
-    assert 0.90 <= covered <= 0.98
+    a, b = SKILLS[skills]
+    shares = rng.binomial(samples, rng.beta(a, b, size=(400, problems))) / samples
+    intervals = [mean_interval(each, samples) for each in shares.tolist()]
+    covered = sum(low <= a / (a + b) <= high for low, high in intervals) / len(intervals)
+    assert 0.92 <= covered <= 0.998, covered
 
 
-def test_an_interval_is_a_function_of_the_values_and_holds_the_mean() -> None:
-    values = [0.0, 0.25, 1.0, 1.0, 0.5]
-    low, high = bootstrap_interval(values)
-    assert (low, high) == bootstrap_interval(values)
-    assert low < sum(values) / 5 < high
-    assert bootstrap_interval([0.5] * 9) == (0.5, 0.5)
-    assert all(math.isnan(end) for end in bootstrap_interval([]))
+def test_an_interval_over_many_problems_is_as_wide_as_the_normal_one() -> None:
+    rng = np.random.default_rng(2)
+    shares = rng.binomial(8, rng.beta(0.8, 1.2, size=2000)) / 8
+    low, high = mean_interval(shares.tolist(), 8)
+    assert high - low == pytest.approx(2 * 1.96 * shares.std() / math.sqrt(2000), rel=0.02)
+
+
+def test_intervals_hold_at_the_edges() -> None:
+    assert mean_interval([0.0] * 30, 1) == pytest.approx((0.0, 0.1135), abs=1e-4)  # Wilson's
+    for samples in (1, 4, 16):
+        low, high = mean_interval([0.0] * 30, samples)
+        assert low == 0.0
+        assert 0.08 < high <= 0.1136
+        assert mean_interval([1.0] * 30, samples) == pytest.approx((1 - high, 1.0))
+    assert mean_interval([], 4) == (0.0, 1.0)
+    assert mean_interval([1.0], 1)[0] < 0.25
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_an_interval_holds_the_mean_and_more_samples_never_widen_it(right: list[int]) -> None:
+    values = [count / 4 for count in right]
+    low, high = mean_interval(values, 4)
+    one_low, one_high = mean_interval(values, 1)
+    mean = sum(values) / len(values)
+    assert 0.0 <= one_low <= low + 1e-12 <= mean + 2e-12
+    assert mean <= high + 1e-12 <= one_high + 2e-12 <= 1.0 + 2e-12
+    assert high - low > 0
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+def test_the_interval_of_a_difference_covers_it_also_where_hardly_any_problem_differs(samples: int) -> None:
+    rng = np.random.default_rng(3)
+    for a, b, gain in ((0.8, 1.2, 0.1), (0.05, 0.95, 0.0), (0.05, 0.95, 0.02)):
+        skill = rng.beta(a, b, size=(400, 60))
+        better = skill + gain * (1 - skill)
+        differences = (rng.binomial(samples, better) - rng.binomial(samples, skill)) / samples
+        truth = gain * (1 - a / (a + b))
+        intervals = [difference_interval(each) for each in differences.tolist()]
+        assert sum(low <= truth <= high for low, high in intervals) / 400 >= 0.93
+    low, high = difference_interval([0.0] * 30)
+    assert (low, high) == pytest.approx((-0.0613, 0.0613), abs=1e-4)
 
 
 shares = st.integers(0, 4).map(lambda right: Fraction(right, 4))

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from actors.cli.evaluation.tables import print_results
 from actors.filter.stored import decode_stored, encode_stored
+from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.results import (
     ProblemResult,
@@ -62,7 +64,7 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
         for sample, (answer, status) in enumerate(rollouts):
             made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
             journal.add_trajectory(group.group, sample, 0, status, encode_stored(made))
-            if status != "failed":
+            if status not in LOST:
                 journal.judge(
                     group.group, sample, 0, Judgement(float(answer == "4"), success=answer == "4", answer=answer or "")
                 )
@@ -132,3 +134,18 @@ def test_problems_are_paired_by_what_they_say(tmp_path: Path) -> None:
     pairs, alone = paired(a, b)
     assert pairs == [(Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(1, 2))]
     assert alone == 2
+
+
+def test_rollouts_without_room_are_named_beside_each_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[list[tuple[str | None, str]]] = [
+        [("4", "finished"), ("5", "finished")],
+        [(None, "prompt_too_long"), (None, "prompt_too_long")],
+        [("4", "finished"), (None, "failed")],
+    ]
+    directory = write_journal(tmp_path, rows)
+    found = all_figures(read_results(directory, 3, 2, decode_stored))
+    assert (found["overall"]["lost"], found["overall"]["no_room"]) == (3, 2)
+    print_results("m", found, [])
+    shares = [line for line in capsys.readouterr().out.splitlines() if "95 %" in line and "rollouts" in line]
+    assert [line.split()[1] for line in shares] == ["pass@1", "pass@2", "maj@2"]
+    assert all("of 6 rollouts, 2 without room and 1 lost count as wrong" in line for line in shares)

@@ -15,7 +15,7 @@ import trio
 from actors.cli.main import main
 from actors.filter.stored import decode_stored
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
-from agent_rl.groups.statistics import wilson_interval
+from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import ToolCallRecord
 from agent_rl.observe.report import ReportError, write_report
 from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, split
