@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import SkipTest
 
 import trio
 
@@ -41,7 +42,7 @@ class ExecutorContract(RoleContract):
     )
     """Tool, arguments, and what must stand in stdout or value."""
     endless: ClassVar[tuple[str, dict[str, Any]] | None] = (PYTHON_TOOL, {"code": "while True: pass"})
-    """A call that would never end; None where no tool can be kept busy."""
+    """A call that would never end; None where no tool can be kept busy, and the test of its deadline is skipped."""
     settings: ClassVar[dict[str, Any]] = {"wall_seconds": 2.0, "cpu_seconds": 2.0}
     deadline_seconds: ClassVar[float] = 2.0
     """When an endless call has to be over, by these settings; a busy machine is given ten times as much."""
@@ -151,7 +152,7 @@ class ExecutorContract(RoleContract):
     def test_an_endless_call_is_over_at_its_deadline_and_holds_up_nobody(self, tmp_path: Path) -> None:
         """Its outcome is a timeout; a call made after it is answered before it."""
         if self.endless is None:
-            return
+            raise SkipTest("`endless` is None: no tool of this executor can be kept busy")
         ended: list[str] = []
 
         async def main() -> None:

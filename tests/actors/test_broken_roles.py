@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pytest
@@ -499,6 +500,15 @@ EXECUTORS = [
 @pytest.mark.parametrize(("actor", "promise", "said"), EXECUTORS, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_executor_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
     assert said in broken(ExecutorContract, actor, f"test_{promise}", tmp_path, **QUICK)
+
+
+def test_an_executor_that_nothing_keeps_busy_skips_the_test_of_its_deadline_and_says_so(tmp_path: Path) -> None:
+    class Quick(ExecutorContract):
+        actor = ToolExecutor
+        endless = None
+
+    with pytest.raises(SkipTest, match="no tool of this executor can be kept busy"):
+        Quick().test_an_endless_call_is_over_at_its_deadline_and_holds_up_nobody(tmp_path)
 
 
 # Learners -------------------------------------------------------------------------------------------------------------

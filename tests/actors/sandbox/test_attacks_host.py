@@ -166,8 +166,14 @@ def test_device_nodes(attacked: Attacked) -> None:
 
 
 def test_programs_that_give_privileges(attacked: Attacked) -> None:
-    code = "import subprocess\nprint(subprocess.run(['su', '-c', 'id'], capture_output=True).returncode != 0)"
-    assert attacked.by(code).stdout == "True\n"
+    """su belongs to root and is set-user-id. The loader obeys its caller's variables only where su gets no privileges."""
+    code = (
+        "import ctypes, subprocess\nprint('no_new_privs', ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))\n"
+        "env = {'LD_TRACE_LOADED_OBJECTS': '1'}\n"
+        "su = subprocess.run(['su'], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)\n"
+        "print('libc.so' in su.stdout)"
+    )
+    assert attacked.by(code).stdout == "no_new_privs 1\nTrue\n"
 
 
 def test_connecting_to_a_port_of_loopback(attacked: Attacked) -> None:
@@ -200,11 +206,25 @@ def test_network_behind_a_program_that_is_started(attacked: Attacked) -> None:
 
 
 def test_looking_up_a_name(attacked: Attacked) -> None:
-    assert attacked.by("import socket\nsocket.getaddrinfo('example.org', 80)").outcome == "error"
+    """Neither by the files of the host, which knows this name, nor by asking a name server."""
+    assert socket.getaddrinfo("localhost", 80)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(0.2)
+        result = attacked.by(
+            "import socket\ntry: print(socket.getaddrinfo('localhost', 80))\nexcept socket.gaierror: print('unknown')\n"
+            f"socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'query', {server.getsockname()!r})"
+        )
+        assert result.stdout == "unknown\n"
+        assert "PermissionError" in result.stderr
+        with pytest.raises(TimeoutError):
+            server.recv(1)
 
 
 def test_interfaces_of_the_host(attacked: Attacked) -> None:
-    assert "192." not in attacked.by("import socket\nprint(socket.if_nameindex())").stdout
+    result = attacked.by("import socket\nprint(socket.if_nameindex())")
+    assert (result.outcome, result.stdout) == ("error", "")
+    assert "PermissionError: [Errno 1]" in result.stderr
 
 
 def test_a_socket_pair_is_all_there_is(attacked: Attacked) -> None:

@@ -106,12 +106,32 @@ def test_other_files_in_the_place_of_its_descriptors(attacked: Attacked) -> None
     assert attacked.by(code).outcome == "error"
 
 
-def test_patching_the_runner(attacked: Attacked) -> None:
-    code = (
-        "import sys, os\nchild = sys.modules['actors.sandbox.inside.child']\nchild.cut = lambda *a: 'x' * 10**8\n"
-        "child.json = child.ast = child.traceback = None\nos.pwrite = lambda *a: 1\nos.ftruncate = lambda *a: None\n1/0"
-    )
-    assert attacked.by(code).outcome in ("error", "timeout", "memory_limit")
+RUNNER = "import os, sys\nrunner = sys.modules['actors.sandbox.inside.child']\n"
+
+
+@pytest.mark.parametrize(
+    ("patch", "end"),
+    [
+        ("runner.ast = runner.traceback = None", "The process ended with status 70 before the code did.\n"),
+        (
+            "os.pwrite = lambda *a: 1\nos.ftruncate = lambda *a: None",
+            "The process ended with status 0 before the code did.\n",
+        ),
+        ("os.pwrite = os.ftruncate = None", "The process ended with status 70 before the code did.\n"),
+    ],
+)
+def test_patching_the_runner(attacked: Attacked, patch: str, end: str) -> None:
+    """A runner that cannot report is an error, never a success."""
+    result = attacked.by(f"{RUNNER}{patch}\nprint('forged')\n1/0")
+    assert (result.outcome, result.value) == ("error", "")
+    assert result.stderr.endswith(end)
+
+
+def test_a_patched_runner_whose_report_has_no_bound(attacked: Attacked) -> None:
+    """The owner reads no more than the limits allow, whatever the runner wrote."""
+    result = attacked.by(f"{RUNNER}runner.cut = lambda *a: 'x' * 10**8\n1/0")
+    assert result.outcome == "output_limit"
+    assert 0 < len(result.stdout) + len(result.stderr) + len(result.value) < 11_000
 
 
 def test_printing_the_framing_of_the_conversation(attacked: Attacked) -> None:
@@ -137,10 +157,20 @@ def test_output_that_is_no_text(attacked: Attacked) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["x\0", "\ud800", "'\ud800'", "\ufeffprint(1)", "print(1)\r\nprint(2)\x0c", "# coding: rot13\nprint(1)"]
+    ("code", "outcome", "text"),
+    [
+        ("x\0", "error", "SyntaxError: source code string cannot contain null bytes"),
+        ("\ud800", "error", "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 0"),
+        ("'\ud800'", "error", "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 1"),
+        ("\ufeffprint(1)", "error", "SyntaxError: invalid non-printable character U+FEFF"),
+        ("print(1)\r\nprint(2)\x0c", "success", "1\n2\n"),
+        ("# coding: rot13\nprint(1)", "success", "1\n"),
+    ],
 )
-def test_code_that_is_hardly_text(attacked: Attacked, code: str) -> None:
-    assert attacked.by(code).outcome in ("success", "error")
+def test_code_that_is_hardly_text(attacked: Attacked, code: str, outcome: str, text: str) -> None:
+    result = attacked.by(code)
+    assert result.outcome == outcome
+    assert text in (result.stderr if outcome == "error" else result.stdout)
 
 
 def test_input_that_is_hardly_text(attacked: Attacked) -> None:
