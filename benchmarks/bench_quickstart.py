@@ -90,6 +90,7 @@ def main(options: Options) -> int:
     reached = sum(s["success_after_sampled"] >= 0.8 and s["success_after_greedy"] >= 0.9 for s in summaries)
     honest = sum(s["success_before_sampled"] <= 0.3 and s["success_before_greedy"] <= 0.3 for s in summaries)
     figures: dict[str, Any] = {"seeds": len(summaries), "seeds_at_goal": reached, "seeds_honest": honest}
+    figures["overlap"] = sum(summary["overlap"] for summary in summaries)
     for name in (*FIGURES, "minutes", "rl_minutes", "mean_staleness"):
         values = [summary[name] for summary in summaries]
         figures[f"{name}_median"] = None if None in values else round(statistics.median(values), 4)
