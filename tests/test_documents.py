@@ -1,4 +1,4 @@
-"""What documents name is there."""
+"""What documents name is there, and a measured figure names the command that prints it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,81 @@ def test_the_files_and_headings_that_a_document_names_are_there(document):
         if not target.exists() or (heading and target.suffix == ".md" and heading not in anchors(target.read_text())):
             missing.append(f"{file}#{heading}")
     assert not missing
+
+
+COMMAND = re.compile(r"`[^`]*(?:agent-rl [a-z]+|make [a-z][\w-]*|python -m [a-z]+)[^`]*`")
+FIGURE = re.compile(
+    r"\d[\d,.]*\s?(?:%|[kKMG]i?B\b|µs\b|ms\b|s\b|minutes?\b|times\b|points?\b|a second\b|[A-Za-z]* ?[A-Za-z]+/s\b|/s\b)"
+)
+RATE = re.compile(r"\d[\d,.]*\s?(?:µs\b|ms\b|[A-Za-z]+/s\b|/s\b)")
+"""Units of what was measured wherever they stand; other units are those of limits and settings as well."""
+OF_MEASUREMENTS = {"README.md", "docs/measurements.md"}
+GENERATED = {"docs/configuration.md", "docs/messages.md"}
+MACHINE = re.compile(r"Machine [A-Z]: ")
+BLOCK = re.compile(r"(?ms)^```.*?^```$|^#[^\n]*$|(?:^(?!```|#)[^\n]*\S[^\n]*\n?)+")
+ITEM = re.compile(r"(?m)^(?= *(?:[-*]|\d+\.) )")
+
+
+def figures_without_command(text: str, figure: re.Pattern[str]) -> list[str]:
+    """Paragraphs, list items and tables with a figure, but no command from their heading up to and including them.
+
+    A command is set as code or stands in a block of code. What describes the machine needs none.
+    """
+    found, named = [], False
+    for match in BLOCK.finditer(text):
+        for block in ITEM.split(match[0]):
+            if block.startswith("#"):
+                named = False
+            elif block.startswith("```"):
+                named = named or bool(COMMAND.search(f"`{block.strip('`')}`"))
+            else:
+                named = named or bool(COMMAND.search(" ".join(block.split())))
+                if not named and figure.search(re.sub(r"`[^`]*`", "", block)) and not MACHINE.match(block):
+                    found.append(block)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_measured_figure_stands_under_the_command_that_prints_it(document):
+    name = str(document.relative_to(ROOT))
+    if name not in GENERATED:
+        assert figures_without_command(document.read_text(), FIGURE if name in OF_MEASUREMENTS else RATE) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# One\n\nA call takes 7.2 ms.\n", 1),
+        ("# One\n\n`agent-rl bench tools`: a call takes 7.2 ms.\n\nIt was 9 %.\n\n- more: 3 s\n", 0),
+        ("# One\n\n`agent-rl bench tools`\n\n## Two\n\n| a | b |\n|---|---|\n| 1 | 3,000 calls/s |\n", 1),
+        ("# One\n\n- 3.1 minutes\n- `make train`: 3.1 minutes\n- 5 MiB\n", 1),
+        ("# One\n\n```\nagent-rl bench tools\n```\n\n1.5 times\n", 0),
+        ("Machine A: two cores, 24 GiB\n\nFive seeds, `wall_seconds = 4 s`, group 3.\n", 0),
+    ],
+)
+def test_a_figure_without_a_command_is_found(text, found):
+    assert len(figures_without_command(text, FIGURE)) == found
+
+
+def rows_without_command(text: str) -> list[str]:
+    """Rows of tables with the columns ``command`` and ``missing`` that name neither a command nor what is missing."""
+    found, columns = [], []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if {"command", "missing"} <= set(cells):
+            columns = cells
+        elif not cells:
+            columns = []
+        elif columns and not set(cells[0]) <= set("-: "):
+            row = dict(zip(columns, cells, strict=True))
+            if not COMMAND.search(row["command"]) and not row["missing"]:
+                found.append(line)
+    return found
+
+
+def test_each_figure_of_the_paper_has_a_command_or_says_what_is_missing():
+    text = (ROOT / "docs/reproduction.md").read_text()
+    assert text.count("| figure of the paper |") == 5
+    assert rows_without_command(text) == []
+    table = "| figure of the paper | command | missing |\n|---|---|---|\n| 60.9 | none | |\n| 1 | `agent-rl eval` | |\n"
+    assert rows_without_command(table) == ["| 60.9 | none | |"]

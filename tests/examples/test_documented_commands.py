@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -28,6 +29,14 @@ def commands(text: str) -> list[str]:
     return [match[1] for match in called if match]
 
 
+def options_of(subject: str) -> set[str]:
+    """The options of a benchmark, read from its source: importing some of them takes seconds."""
+    tree = ast.parse((ROOT / "benchmarks" / f"bench_{subject}.py").read_text())
+    (options,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Options")
+    names = [node.target.id for node in options.body if isinstance(node, ast.AnnAssign) and hasattr(node.target, "id")]
+    return {"--set" if name == "overrides" else f"--{name.replace('_', '-')}" for name in names}
+
+
 CASES = sorted({(page, command) for page, text in TEXTS.items() for command in commands(text)})
 
 
@@ -38,7 +47,7 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
     words = ["3" if word == "N" else word for word in shlex.split(plain) if word != "SUBJECT"]
     app = command_line()
     if words[0] == "bench":
-        assert not words[1:] or (ROOT / "benchmarks" / f"bench_{words[1]}.py").is_file()
+        assert {word for word in words[2:] if word.startswith("--")} <= options_of(words[1]) if words[1:] else True
         return
     _, _, rest = app.parse_commands(words)
     if rest and words[:2] != ["data", "FILE"]:
