@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import statistics
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
 from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample, turns
 from benchmarks.rollout_models import Lengths, larger_model, quickstart_model, save_writer, workload
+from benchmarks.tool_processes import tree_seconds
 
 MODELS = {"quickstart": quickstart_model, "larger": larger_model}
 SUFFIX = {"quickstart": "", "larger": "_larger"}
@@ -179,20 +181,32 @@ async def compare_vllm(spec: InitialiseModel, folder: Path, options: Options, fi
     chosen = f"actors.rollout_generator.settings.engine={ENGINE}"
     async with generator(model, folder, options.threads, chosen) as stage, bare_vllm(model) as bare:
         for number in range(options.rounds + 1):
+            began = tree_seconds(os.getpid(), without=bare.pid)
             sampled = await sample(stage, requests(options.rollouts, number))
+            loop_cpu = tree_seconds(os.getpid(), without=bare.pid) - began
             written = [turn for made in sampled.trajectories.values() for turn in turns(made)]
             prompts, lengths = [tokens for tokens, _ in written], [count for _, count in written]
+            began = tree_seconds(bare.pid)
             seconds = await bare.seconds(prompts, lengths, number)
+            bare_cpu = tree_seconds(bare.pid) - began
             if number == 0:  # warms both up
                 continue
             loop, alone = sampled.tokens / sampled.seconds, sampled.tokens / seconds
             figures.add("generator_over_bare_vllm", loop / alone)
             figures.add("generator_tokens_per_s_vllm", loop)
             figures.add("bare_vllm_tokens_per_s", alone)
-    wanted = ("generator_tokens_per_s_vllm", "bare_vllm_tokens_per_s", "generator_over_bare_vllm")
+            figures.add("generator_cpu_us_per_token_vllm", 1e6 * loop_cpu / sampled.tokens)
+            figures.add("bare_vllm_cpu_us_per_token", 1e6 * bare_cpu / sampled.tokens)
+            figures.add("generator_over_bare_vllm_cpu", bare_cpu / loop_cpu)
+    wanted = (
+        *("generator_tokens_per_s_vllm", "bare_vllm_tokens_per_s", "generator_over_bare_vllm"),
+        *("generator_cpu_us_per_token_vllm", "bare_vllm_cpu_us_per_token", "generator_over_bare_vllm_cpu"),
+    )
     header = ["round", "generator over vLLM", "bare vLLM", "generator / bare"]
+    header += ["processor us a token", "bare vLLM's", "bare / generator"]
     rows = [[number + 1, *(figures.values[name][number] for name in wanted)] for number in range(options.rounds)]
-    print_table(f"tokens a second, {options.rollouts} rollouts a round, {AT_ONCE} at once", header, rows)
+    title = f"tokens a second and processor time, {options.rollouts} rollouts a round, {AT_ONCE} at once"
+    print_table(title, header, rows)
 
 
 async def measure(name: str, spec: InitialiseModel, folder: Path, options: Options, figures: Figures) -> None:

@@ -37,6 +37,7 @@ class BareVllm:
     def __init__(self, process: trio.Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
+        self.pid = process.pid
         self._stdin, self._stdout = process.stdin, process.stdout
         self._left = b""
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
 from benchmarks import tool_load
 from benchmarks.command import call
-from benchmarks.tool_processes import Floor
+from benchmarks.tool_processes import Floor, children_of, tree_seconds
 from benchmarks.tool_snippets import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY
 
 POSITIVE = {
@@ -71,3 +75,35 @@ def test_the_floor_runs_what_it_is_given_and_tells_what_failed():
 def test_snippets_are_listed(capsys):
     assert call("tools", ["--list"]) == 0
     assert all(code in capsys.readouterr().out for code in SNIPPETS[:1])
+
+
+BURN = """
+import subprocess, sys, time
+def burn(seconds):
+    began = time.process_time()
+    while time.process_time() - began < seconds: pass
+burn(float(sys.argv[1]))
+if len(sys.argv) > 2:
+    subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[2]])
+    print("burned", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processor_time_is_that_of_a_process_and_all_below_it_but_for_one() -> None:
+    """A child burns 0.3 s and starts one that burns 0.2 s; both live."""
+    command = [sys.executable, "-c", BURN, "0.3", "0.2", BURN]
+    before = tree_seconds(os.getpid())
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"burned\n"
+        deadline = time.monotonic() + 30
+        while (spent := tree_seconds(child.pid)) < 0.5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert 0.5 <= spent < 1.5
+        (grandchild,) = children_of(child.pid)
+        assert spent - 0.7 < tree_seconds(child.pid, without=grandchild) <= spent - 0.15
+        assert tree_seconds(os.getpid()) - before >= 0.45
+        assert tree_seconds(os.getpid(), without=child.pid) - before < 0.4
+        child.kill()
+    assert tree_seconds(child.pid) == 0.0

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.bench_transport import Rates, lowest
 from benchmarks.command import call
 from benchmarks.transport_messages import SIZES, trajectories
 from transport import encode
@@ -35,3 +36,8 @@ def test_messages_have_the_size_they_are_named_for_and_differ(size):
     assert len(set(frames)) == len(frames)
     for message in trajectories(size):
         assert size_of(encode(message)) == pytest.approx(size.bytes, rel=0.02)
+
+
+def test_the_run_that_flatters_the_links_least_is_told():
+    slow_pyzmq = Rates(1685, 3121, 1.83)
+    assert lowest([slow_pyzmq, Rates(4424, 3141, 0.71), Rates(4100, 3034, 0.74)]) == Rates(4424, 3141, 0.71)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.testing import opened, trajectory
+from benchmarks import bench_rollout
 from benchmarks.command import call
 from benchmarks.rollout_loop import turns
 from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
@@ -29,6 +34,50 @@ def test_a_quick_measurement_ends_with_its_figures(capfd):
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert figures.keys() >= FIGURES
     assert all(value > 0 for value in figures.values())
+
+
+BURN = """
+import sys, time
+for line in sys.stdin:
+    began = time.process_time()
+    while time.process_time() - began < 0.5: pass
+    print(flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_vllm_is_compared_by_the_clock_and_by_processor_time(monkeypatch, tmp_path):
+    """Without vLLM: the embedded engine is behind the generator, and bare vLLM a process that takes 0.5 s a batch."""
+    command = [sys.executable, "-c", BURN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        class Bare:
+            pid = process.pid
+
+            async def seconds(self, _prompts, _lengths, _seed):
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                await trio.to_thread.run_sync(process.stdout.readline)
+                return 2.0
+
+        @asynccontextmanager
+        async def bare_vllm(_model):
+            yield Bare()
+
+        embedded = bench_rollout.generator
+        monkeypatch.setattr("benchmarks.rollout_vllm.bare_vllm", bare_vllm)
+        monkeypatch.setattr(
+            bench_rollout, "generator", lambda model, folder, threads, _engine: embedded(model, folder, threads)
+        )
+        figures = bench_rollout.Figures()
+        options = bench_rollout.Options(rounds=1, rollouts=16)
+        trio.run(bench_rollout.compare_vllm, quickstart_model(), tmp_path, options, figures)
+        process.stdin.close()
+    tokens = 2.0 * figures.median("bare_vllm_tokens_per_s")
+    assert 0.45e6 < tokens * figures.median("bare_vllm_cpu_us_per_token") < 0.8e6
+    ratio = figures.median("bare_vllm_cpu_us_per_token") / figures.median("generator_cpu_us_per_token_vllm")
+    assert figures.median("generator_over_bare_vllm_cpu") == pytest.approx(ratio)
+    assert figures.median("generator_over_bare_vllm") > 0
 
 
 def test_workloads_are_functions_of_their_seed_and_as_long_as_they_say():
