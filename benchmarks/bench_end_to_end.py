@@ -25,7 +25,7 @@ from typing import Any, Literal
 import trio
 
 from agent_rl.groups.measures import wilson_interval
-from benchmarks.bench_overlap import EXAMPLE, teach
+from benchmarks.bench_overlap import EXAMPLE, INDEPENDENT, teach
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peers.trl_grpo import Spec, Tools
 from benchmarks.reporting import print_figures, print_table
@@ -260,7 +260,7 @@ def report(found: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
         "trained in all",
         "seconds in all",
     )
-    title = "completions a second from the first step's end to the last one's; medians over rounds"
+    title = f"completions a second, first step's end to the last one's; medians over rounds; success with {INDEPENDENT}"
     print_table(title, header, rows)
     ratios = {}
     for tools in {tools: None for tools, _ in found}:

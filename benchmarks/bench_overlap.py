@@ -28,6 +28,7 @@ from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, running, stage_rows, window
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
+INDEPENDENT = "Wilson's 95 % interval, which takes the rollouts of a group as independent and so is too narrow"
 SLOW_TOOLS = (
     "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",
     "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
@@ -193,9 +194,8 @@ def report(found: dict[str, list[Measured]]) -> None:
         "learner idle %",
         "generator idle %",
     )
-    print_table(
-        "medians over rounds; success of all rollouts of the steps' second half, with 95 % interval", header, rows
-    )
+    title = "medians over rounds; success of all rollouts of the steps' second half, with " + INDEPENDENT
+    print_table(title, header, rows)
     print_budget(found)
     ratios = {"async_over_sync": ratio(found, ""), "async_over_sync_slow_tools": ratio(found, ", slow tools")}
     idle: dict[str, Any] = {
