@@ -211,10 +211,10 @@ def _accuracy(
     judged = [(row["gold"], row["pred"], bool(row["equal"])) for row in rows]
     table: list[list[object]] = []
     for name, check in checkers.items():
-        found, misses = accuracy(check, judged)
-        table.append([name, found.right, found.pairs, found.right / found.pairs, found.false_positives])
-        figures[f"{_prefix(name)}_right"] = found.right / found.pairs
-        figures[f"{_prefix(name)}_false_positives"] = found.false_positives
+        result, misses = accuracy(check, judged)
+        table.append([name, result.right, result.pairs, result.right / result.pairs, result.false_positives])
+        figures[f"{_prefix(name)}_right"] = result.right / result.pairs
+        figures[f"{_prefix(name)}_false_positives"] = result.false_positives
         if list_misses and name == OURS:
             missed = [
                 [rows[at].get("id", at), judged[at][2], judged[at][0][-60:], judged[at][1][-60:]] for at in misses
@@ -246,13 +246,13 @@ def _generated(equal: Sequence[Pair], misses: Sequence[Pair], figures: dict[str,
             [
                 kind,
                 mutation or "none: equal",
-                len(found),
+                len(examples),
                 totals[kind, mutation],
                 pair.gold.strip(),
                 pair.prediction.strip(),
             ]
-            for (kind, mutation), found in sorted(wrong.items(), key=lambda item: -len(item[1]))
-            for pair in found[:SHOWN]
+            for (kind, mutation), examples in sorted(wrong.items(), key=lambda item: -len(item[1]))
+            for pair in examples[:SHOWN]
         ]
         header = ["kind", "mutation", "misjudged", "of", "gold", "prediction"]
         print_table("Misjudged generated pairs, the first of each kind and mutation", header, shown)

@@ -184,7 +184,7 @@ def read_peer(path: Path, seconds: float) -> Measured:
 
 async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     """All runs by tools and side; sides alternate."""
-    found: dict[tuple[Tools, str], list[Measured]] = {}
+    by_side: dict[tuple[Tools, str], list[Measured]] = {}
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
         folder = Path(name)
         (folder / "teach").mkdir()
@@ -199,10 +199,10 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
                         measured = await ours(place, spec, options.overrides)
                     else:
                         measured = await peer(place, spec, options.python)
-                    found.setdefault((tools, side), []).append(measured)
+                    by_side.setdefault((tools, side), []).append(measured)
                     rate = f"{measured.trained_per_s:.1f} trained completions/s"
                     print(f"round {number + 1}, tools {tools}: {side}: {rate}", flush=True)
-    return found
+    return by_side
 
 
 def specification(options: Options, tools: Tools, model: Path, place: Path) -> Spec:
@@ -228,11 +228,11 @@ def specification(options: Options, tools: Tools, model: Path, place: Path) -> S
     )
 
 
-def report(found: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
+def report(by_side: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
     """Print the table and the figures."""
     rows = []
     figures: dict[str, float] = {}
-    for (tools, side), runs in found.items():
+    for (tools, side), runs in by_side.items():
         right, sampled = (sum(run.late[part] for run in runs) for part in (0, 1))
         low, high = wilson_interval(round(right), round(sampled))
         figures |= {
@@ -263,9 +263,9 @@ def report(found: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
     title = f"completions a second, first step's end to the last one's; medians over rounds; success with {INDEPENDENT}"
     print_table(title, header, rows)
     ratios = {}
-    for tools in {tools: None for tools, _ in found}:
+    for tools in {tools: None for tools, _ in by_side}:
         for suffix, name in (("", "trained_per_s"), ("_from_start", "trained_per_s_from_start")):
-            pairs = zip(found[tools, OURS], found[tools, PEER], strict=True)
+            pairs = zip(by_side[tools, OURS], by_side[tools, PEER], strict=True)
             ratios[f"over_trl_{tools}{suffix}"] = statistics.median(
                 getattr(one, name) / getattr(other, name) for one, other in pairs
             )
@@ -301,6 +301,6 @@ def main(options: Options) -> int:
             f"--micro-batch {options.micro_batch} does not divide the {completions} completions of a step"
         )
     require_peer(options.python)
-    found = trio.run(measure, options)
-    report(found)
+    by_side = trio.run(measure, options)
+    report(by_side)
     return 0

@@ -195,9 +195,9 @@ async def reach(level: Level, attacks: Sequence[Attack], options: Options) -> li
     async with trio.open_nursery() as nursery:
         await nursery.start(sandbox.run)
         for attack in attacks:
-            if said := await failure(sandbox, attack):
+            if reason := await failure(sandbox, attack):
                 broken.append(attack.name)
-                print(f"{attack.name} got through: {attack.proof}\n{said}", file=sys.stderr)
+                print(f"{attack.name} got through: {attack.proof}\n{reason}", file=sys.stderr)
         nursery.cancel_scope.cancel()
     return broken
 

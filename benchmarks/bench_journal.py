@@ -193,11 +193,11 @@ def main(options: Options) -> int:
     """Measure and print."""
     packed = packing()
     print_table("A trajectory of 10,000 tokens", list(packed), [list(packed.values())])
-    found = [compaction(size, options.directory) for size in options.gigabytes]
-    print_table("Trajectories leave", list(found[0]), [list(each.values()) for each in found])
+    results = [compaction(size, options.directory) for size in options.gigabytes]
+    print_table("Trajectories leave", list(results[0]), [list(each.values()) for each in results])
     deleted = {
         f"sqlite_delete_s_per_gb{'_secure' if secure else ''}": deleting_in_sqlite(options.directory, secure=secure)
         for secure in (True, False)
     }
-    print_figures({**packed, **found[-1], **deleted})
+    print_figures({**packed, **results[-1], **deleted})
     return 0

@@ -171,13 +171,13 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 def restart_seconds(directory: Path) -> dict[str, float]:
     """By role, the seconds from the end of its process to the first sign of the next one, from the run's log."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for line in (directory / "logs" / "supervisor.local.jsonl").read_text().splitlines():
         row = json.loads(line)
         actor, runs, rest = str(row.get("text", "")).partition(" runs again, ")
         if runs:
-            found[actor.rpartition(".")[0]] = float(rest.split()[0])
-    return found
+            seconds[actor.rpartition(".")[0]] = float(rest.split()[0])
+    return seconds
 
 
 def kept_outside() -> set[str]:

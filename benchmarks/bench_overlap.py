@@ -133,7 +133,7 @@ async def one(
 
 async def measure(options: Options) -> dict[str, list[Measured]]:
     """All runs, by ``mode`` or ``mode, slow tools``; modes alternate within each round."""
-    found: dict[str, list[Measured]] = {}
+    by_kind: dict[str, list[Measured]] = {}
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
         folder = Path(name)
         (folder / "teach").mkdir()
@@ -148,29 +148,29 @@ async def measure(options: Options) -> dict[str, list[Measured]]:
                     place = folder / f"{number}-{mode}{tools}".replace(", ", "-").replace(" ", "-")
                     place.mkdir()
                     measured = await one(place, model, mode, options, staleness, [*overrides, *options.overrides])
-                    found.setdefault(mode + tools, []).append(measured)
+                    by_kind.setdefault(mode + tools, []).append(measured)
                     print(f"round {number + 1}: {mode + tools}: {measured.tokens_per_s:,.0f} tokens/s", flush=True)
-    return found
+    return by_kind
 
 
-def ratio(found: dict[str, list[Measured]], tools: str) -> float:
+def ratio(by_kind: dict[str, list[Measured]], tools: str) -> float:
     """Median over rounds of asynchronous over synchronous tokens a second, each round by itself."""
-    pairs = zip(found["asynchronous" + tools], found["synchronous" + tools], strict=True)
+    pairs = zip(by_kind["asynchronous" + tools], by_kind["synchronous" + tools], strict=True)
     return statistics.median(ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs)
 
 
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    found = trio.run(measure, options)
-    report(found)
+    by_kind = trio.run(measure, options)
+    report(by_kind)
     return 0
 
 
-def report(found: dict[str, list[Measured]]) -> None:
+def report(by_kind: dict[str, list[Measured]]) -> None:
     """Print the table and the figures."""
     rows = []
     success: dict[str, float] = {}
-    for kind, runs in found.items():
+    for kind, runs in by_kind.items():
         correct, rollouts = (sum(getattr(run, name) for run in runs) for name in ("correct", "rollouts"))
         low, high = wilson_interval(round(correct), round(rollouts))
         success[kind] = correct / rollouts
@@ -196,10 +196,10 @@ def report(found: dict[str, list[Measured]]) -> None:
     )
     title = "medians over rounds; success of all rollouts of the steps' second half, with " + INDEPENDENT
     print_table(title, header, rows)
-    print_budget(found)
-    ratios = {"async_over_sync": ratio(found, ""), "async_over_sync_slow_tools": ratio(found, ", slow tools")}
+    print_budget(by_kind)
+    ratios = {"async_over_sync": ratio(by_kind, ""), "async_over_sync_slow_tools": ratio(by_kind, ", slow tools")}
     idle: dict[str, Any] = {
-        f"{role}_idle_share{suffix}": _median(found[kind], f"{role}_idle")
+        f"{role}_idle_share{suffix}": _median(by_kind[kind], f"{role}_idle")
         for kind, suffix in (
             ("asynchronous", ""),
             ("synchronous", "_sync"),
@@ -212,7 +212,7 @@ def report(found: dict[str, list[Measured]]) -> None:
             **ratios,
             **idle,
             **{
-                f"cpu_seconds_per_step{suffix}": statistics.median(sum(run.cpu.values()) for run in found[kind])
+                f"cpu_seconds_per_step{suffix}": statistics.median(sum(run.cpu.values()) for run in by_kind[kind])
                 for kind, suffix in (
                     ("asynchronous", ""),
                     ("synchronous", "_sync"),
@@ -222,17 +222,17 @@ def report(found: dict[str, list[Measured]]) -> None:
             },
             "success_async": success["asynchronous"],
             "success_sync": success["synchronous"],
-            "groups_per_s_async": statistics.median(run.groups / run.seconds for run in found["asynchronous"]),
-            "groups_per_s_sync": statistics.median(run.groups / run.seconds for run in found["synchronous"]),
+            "groups_per_s_async": statistics.median(run.groups / run.seconds for run in by_kind["asynchronous"]),
+            "groups_per_s_sync": statistics.median(run.groups / run.seconds for run in by_kind["synchronous"]),
         }
     )
 
 
-def print_budget(found: Mapping[str, Sequence[Measured]]) -> None:
+def print_budget(by_kind: Mapping[str, Sequence[Measured]]) -> None:
     """Print what a step costs in processor time, by actor, beside what the cores had to give while it lasted."""
-    actors = sorted({actor for runs in found.values() for run in runs for actor in run.cpu})
+    actors = sorted({actor for runs in by_kind.values() for run in runs for actor in run.cpu})
     rows = []
-    for kind, runs in found.items():
+    for kind, runs in by_kind.items():
         spent = [statistics.median(run.cpu.get(actor, 0.0) for run in runs) for actor in actors]
         had = statistics.median(run.step_seconds * run.cores for run in runs)
         rows.append((kind, *spent, sum(spent), had))

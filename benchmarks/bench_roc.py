@@ -65,11 +65,12 @@ class Options:
 
 def curves(steps: Sequence[Mapping[str, Any]]) -> Curves:
     """A value a step of each quantity. The share of tool errors is not known where no rollout was correct."""
-    found = {name: [float(step[key]) for step in steps] for name, key in QUANTITIES.items()}
-    found["error_share"] = [
-        share if success else math.nan for share, success in zip(found["error_share"], found["success"], strict=True)
+    columns = {name: [float(step[key]) for step in steps] for name, key in QUANTITIES.items()}
+    columns["error_share"] = [
+        share if success else math.nan
+        for share, success in zip(columns["error_share"], columns["success"], strict=True)
     ]
-    return found
+    return columns
 
 
 def reached(values: Sequence[float]) -> float:
@@ -107,21 +108,21 @@ def one_seed(options: Options, seed: int) -> dict[str, Curves]:
     model = max((folder / "taught" / "run" / "checkpoints").glob("version-*"))
     rl = f'{{kind="rl", steps={options.steps}, learning_rate=3e-4, warmup_steps=5, schedule="cosine", {LENGTHS}}}'
     evaluation = f'{{kind="evaluate", name="after", problems={options.problems}, {LENGTHS}}}'
-    found: dict[str, Curves] = {}
+    by_mode: dict[str, Curves] = {}
     for mode in options.modes:
         began = time.monotonic()
         stages = f"stages=[{rl}, {evaluation}]"
         own = [setting for setting in settings if not setting.startswith("model.")]
         make(folder / mode, [*own, f'model={{path="{model}"}}', stages, f"algorithm.resampling={mode}"])
         rows = [json.loads(line) for line in (folder / mode / "run" / "metrics.jsonl").read_text().splitlines()]
-        found[mode] = curves([row for row in rows if row["kind"] == "step"])
-        share = 100 * reached(found[mode]["error_share"])
+        by_mode[mode] = curves([row for row in rows if row["kind"] == "step"])
+        share = 100 * reached(by_mode[mode]["error_share"])
         minutes = (time.monotonic() - began) / 60
         print(f"seed {seed}, {mode}: tool errors in correct rollouts {share:.1f} % ({minutes:.1f} min)", flush=True)
-    return found
+    return by_mode
 
 
-def report(found: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
+def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
     """Draw, and print the table and the figures."""
     titles = {
         "error_share": "tool errors in correct rollouts, of their calls",
@@ -129,17 +130,17 @@ def report(found: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: 
         "response_tokens": "response tokens",
     }
     panels = [
-        Panel(title, {NAMES[mode]: [seed[mode][name] for seed in found] for mode in modes}, name != "response_tokens")
+        Panel(title, {NAMES[mode]: [seed[mode][name] for seed in runs] for mode in modes}, name != "response_tokens")
         for name, title in titles.items()
     ]
-    count = f"{len(found)} seeds" if len(found) > 1 else "1 seed"
+    count = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
     figure.write_text(draw(panels, f"RL steps; thin: each of {count}, thick: their mean; running means over 9 steps"))
     rows: list[list[object]] = []
-    figures: dict[str, float] = {"seeds": float(len(found))}
+    figures: dict[str, float] = {"seeds": float(len(runs))}
     for mode in modes:
         row: list[object] = [NAMES[mode]]
         for name in QUANTITIES:
-            values = [reached(seed[mode][name]) for seed in found]
+            values = [reached(seed[mode][name]) for seed in runs]
             known = [value for value in values if not math.isnan(value)] or [math.nan]
             factor = 1 if name == "response_tokens" else 100
             figures[f"{FIGURES[mode]}.{name}"] = statistics.fmean(known)
@@ -155,6 +156,6 @@ def report(found: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: 
 def main(options: Options) -> int:
     """Measure, draw, and print what was measured."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    found = [one_seed(options, seed) for seed in seeds]
-    report(found, options.modes, options.out / "roc.svg")
+    runs = [one_seed(options, seed) for seed in seeds]
+    report(runs, options.modes, options.out / "roc.svg")
     return 0

@@ -42,7 +42,7 @@ def run_python(code: str, stdin: str = "") -> Ran:
     """Run code. The result is as the sandbox's: output, the value of a last expression, or the error's last line."""
     started = time.perf_counter()
     namespace: dict[str, object] = {"__name__": "__main__"}
-    out, err, held = io.StringIO(), io.StringIO(), sys.stdin
+    out, err, own_stdin = io.StringIO(), io.StringIO(), sys.stdin
     outcome: ToolOutcome = "success"
     value = ""
     sys.stdin = io.StringIO(stdin)
@@ -59,7 +59,7 @@ def run_python(code: str, stdin: str = "") -> Ran:
         outcome = "error"
         err.write(traceback.format_exception_only(error)[-1])
     finally:
-        sys.stdin = held
+        sys.stdin = own_stdin
     return Ran(outcome, out.getvalue(), err.getvalue(), value, time.perf_counter() - started)
 
 

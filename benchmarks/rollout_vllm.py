@@ -50,10 +50,10 @@ class BareVllm:
 
     async def _answer(self) -> float:
         while True:
-            line, found, self._left = self._left.partition(b"\n")
-            if found and line.startswith(MEASURED.encode()):
+            line, newline, self._left = self._left.partition(b"\n")
+            if newline and line.startswith(MEASURED.encode()):
                 return float(line[len(MEASURED) :])
-            if not found:
+            if not newline:
                 more = await self._stdout.receive_some()
                 if not more:
                     raise RuntimeError("bare vLLM ended; what it said is above")

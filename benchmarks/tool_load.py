@@ -58,19 +58,19 @@ async def temporary_files() -> AsyncIterator[None]:
 
 async def ask_all(sandbox: Sandbox, codes: Sequence[str], callers: int) -> tuple[float, list[str]]:
     """Run all, ``callers`` outstanding at once: seconds, and what each printed, in the order of ``codes``."""
-    said = [""] * len(codes)
+    texts = [""] * len(codes)
     rest = iter(enumerate(codes))
 
     async def caller() -> None:
         for at, code in rest:
             result = await sandbox.execute(code, name=str(at % 1000))
-            said[at] += result.stdout or f"[{result.outcome}]"
+            texts[at] += result.stdout or f"[{result.outcome}]"
 
     started = time.perf_counter()
     async with trio.open_nursery() as nursery:
         for _ in range(callers):
             nursery.start_soon(caller)
-    return time.perf_counter() - started, said
+    return time.perf_counter() - started, texts
 
 
 def service_mib() -> float:
@@ -93,13 +93,13 @@ async def outstanding(calls: int, interpreters: int, children: int, level: Level
         await ask_all(sandbox, codes[:sample], callers)
         rates = [sample / (await ask_all(sandbox, codes[:sample], callers))[0]]
         counted = sandbox.figures["calls"]
-        seconds, said = await ask_all(sandbox, codes, calls)
+        seconds, texts = await ask_all(sandbox, codes, calls)
         counted = sandbox.figures["calls"] - counted
         memory = service_mib()
         rates.append(sample / (await ask_all(sandbox, codes[:sample], callers))[0])
     rate = sum(rates) / 2
-    lost = sum(f"{number}\n" not in text for number, text in enumerate(said))
-    twice = sum(len(text.split()) > 1 for text in said) + max(0.0, counted - calls)
+    lost = sum(f"{number}\n" not in text for number, text in enumerate(texts))
+    twice = sum(len(text.split()) > 1 for text in texts) + max(0.0, counted - calls)
     row = [calls, lost, twice, seconds, *rates, seconds * rate / calls, memory]
     header = ["calls", "lost", "twice", "seconds", "calls/s before", "after", "time ratio", "memory MiB"]
     print_table("Outstanding at once", header, [row])
@@ -122,8 +122,8 @@ async def all_alive(children: int, interpreters: int, level: Level) -> dict[str,
     async with running(sandbox):
         first, _ = await ask_all(sandbox, [code.format(due=0)] * children, children)  # makes the places for them
         due = time.monotonic() + first
-        seconds, said = await ask_all(sandbox, [code.format(due=due)] * children, children)
-    spans = [(float(begin), float(end)) for begin, end in (text.split() for text in said if "[" not in text)]
+        seconds, texts = await ask_all(sandbox, [code.format(due=due)] * children, children)
+    spans = [(float(begin), float(end)) for begin, end in (text.split() for text in texts if "[" not in text)]
     edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     alive = most = 0
     for _, change in edges:
@@ -170,9 +170,9 @@ async def endurance(calls: int, interpreters: int, children: int, level: Level) 
         for turn in range(LOOKS):
             numbers = range(turn * calls // LOOKS, (turn + 1) * calls // LOOKS)
             codes = [WAYS[number % len(WAYS)].format(number) for number in numbers]
-            _, said = await ask_all(sandbox, codes, 2 * interpreters * children)
-            lost += sum(text != f"{number}\n" for number, text in zip(numbers, said, strict=True))
-            del codes, said
+            _, texts = await ask_all(sandbox, codes, 2 * interpreters * children)
+            lost += sum(text != f"{number}\n" for number, text in zip(numbers, texts, strict=True))
+            del codes, texts
             with trio.move_on_after(ENDING_SECONDS):  # calls are answered before their children have ended
                 while zombies_below(os.getpid()):  # noqa: ASYNC110  there is no event for processes of others
                     await trio.sleep(0.01)

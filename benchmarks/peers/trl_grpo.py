@@ -191,7 +191,7 @@ class Isolated:
             await trio.sleep_forever()
 
 
-def told(ran: Ran, max_chars: int) -> str:
+def shown(ran: Ran, max_chars: int) -> str:
     """What the model reads of a call, as our generator tells it with ``error_detail = "last_line"``."""
     stderr = ran.stderr.rstrip().rpartition("\n")[2] if ran.outcome == "error" else ran.stderr
     output = ToolOutput(ran.outcome, ran.stdout, stderr, ran.value, run_seconds=ran.seconds)
@@ -213,7 +213,7 @@ def python_tool(tools: InProcess | Isolated, max_chars: int) -> Callable[..., st
             What it printed.
 
         """
-        return told(tools.run(code, input), max_chars)
+        return shown(tools.run(code, input), max_chars)
 
     run.__name__ = PYTHON_TOOL
     return run
@@ -231,7 +231,7 @@ class Rewards:
     def __call__(self, completions: list[list[dict[str, Any]]], gold: list[str], **rest: Any) -> list[float]:
         """Of each completion, a list of messages."""
         del rest
-        turns = [[said["content"] for said in each if said["role"] == "assistant"] for each in completions]
+        turns = [[message["content"] for message in each if message["role"] == "assistant"] for each in completions]
         answers = [final_answer(*each) for each in turns]
         asked = [index for index, answer in enumerate(answers) if answer is not None]
         equal = self._tools.judge([(gold[index], answers[index] or "") for index in asked])

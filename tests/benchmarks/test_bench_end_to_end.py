@@ -30,7 +30,7 @@ from benchmarks.peers.trl_grpo import (
     Rewards,
     Spec,
     python_tool,
-    told,
+    shown,
 )
 from tests.actors.topologies import micro
 from tests.builders import wanted
@@ -201,7 +201,7 @@ def test_the_peers_tool_and_reward_are_ours(kind: type[InProcess | Isolated]) ->
 
 
 def test_a_long_result_is_cut_as_our_generator_cuts_it() -> None:
-    assert "characters cut" in told(Ran("success", "x" * 5000, "", "", 0.0), 4096)
+    assert "characters cut" in shown(Ran("success", "x" * 5000, "", "", 0.0), 4096)
 
 
 PEER = """
