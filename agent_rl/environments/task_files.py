@@ -27,7 +27,8 @@ def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, l
 
     A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken)
     and ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
-    The payload holds the file's name, and ``LABELS`` where the row has them.
+    The payload holds the file's name (with its folder's, where two files have the same name), and ``LABELS`` where the
+    row has them.
 
     Raises TaskError for all patterns without a file or of an unknown format at once, and for the first file without
     tasks, row that is no task, or row with the id of another row of these files.
@@ -42,21 +43,26 @@ def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, l
                 errors.append(error)
     if errors:
         raise joined(errors)
+    paths = {path for named in files.values() for _, path in named}
+    names = [path.name for path in paths]
+    labels = {path: path.name if len(set(names)) == len(names) else f"{path.parent.name}/{path.name}" for path in paths}
     places: dict[str, str] = {}
     problems: dict[str, list[tuple[Problem, ...]]] = {setting: [] for setting in settings}
     for key, named in files.items():
-        problems[key[0]].append(tuple(_problems_of(named, key, places)))
+        problems[key[0]].append(tuple(_problems_of(named, key, places, labels)))
     return problems
 
 
-def _problems_of(files: Sequence[tuple[str, Path]], key: tuple[str, int], places: dict[str, str]) -> Iterator[Problem]:
-    """The problems of files; ``places`` says where the problem of each id stands."""
+def _problems_of(
+    files: Sequence[tuple[str, Path]], key: tuple[str, int], places: dict[str, str], names: Mapping[Path, str]
+) -> Iterator[Problem]:
+    """The problems of files; ``places`` says where the problem of each id stands, ``names`` what a file is called."""
     for name, path in files:
         empty = True
         for where, row in read_rows(name, path):
             empty = False
             labels = {label: str(row[label]) for label in LABELS if row.get(label) is not None}
-            problem = replace(problem_of(row, where), payload={"file": path.name, **labels})
+            problem = replace(problem_of(row, where), payload={"file": names[path], **labels})
             if problem.id in places:
                 if places[problem.id] == where:
                     raise TaskError(f"{name} is named a second time: each of its problems would be there twice", key)

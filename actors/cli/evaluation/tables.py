@@ -25,22 +25,23 @@ def print_results(name: str, found: Mapping[str, Any], problems: Sequence[Proble
     for key in overall:
         if "@" in key and not key.endswith(("_low", "_high")):
             table.add_row(key, _share(overall, key) + missing)
-    for key in ("response_tokens", "turns", "tool_calls"):
+        if key == "pass@1":  # the length that the accuracy costs stands beside it
+            table.add_row("response tokens", _number(overall["response_tokens"]))
+    for key in ("turns", "tool_calls"):
         table.add_row(key.replace("_", " "), _number(overall[key]))
     for key in ("tool_error_share", "truncated_share"):
         table.add_row(key.replace("_", " "), _percent(overall[key]))
     console.print(table)
     last = f"pass@{overall['samples']:.0f}"
-    for grouping, key in GROUPINGS.items():
-        if key in found:
+    for grouping, part in GROUPINGS.items():
+        if part in found:
             grouped = Table(title=f"by {grouping}", title_justify="left")
-            for label in (grouping, "problems", "pass@1", *([last] if overall["samples"] > 1 else []), "tokens"):
+            more = [last] if overall["samples"] > 1 else []
+            for label in (grouping, "problems", "pass@1", "response tokens", *more, "truncated"):
                 grouped.add_column(label, justify="left" if label == grouping else "right")
-            for group, of in found[key].items():
-                many = [_percent(of[last])] if overall["samples"] > 1 else []
-                grouped.add_row(
-                    group, f"{of['problems']:,.0f}", _share(of, "pass@1"), *many, _number(of["response_tokens"])
-                )
+            for group, of in found[part].items():
+                figures = [_share(of, "pass@1"), _number(of["response_tokens"]), *(_percent(of[key]) for key in more)]
+                grouped.add_row(group, f"{of['problems']:,.0f}", *figures, _percent(of["truncated_share"]))
             console.print(grouped)
     if problems:
         each = Table("file", "id", "right", "answer", "answers given", title="problems", title_justify="left")
