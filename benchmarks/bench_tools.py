@@ -7,7 +7,8 @@
 The mix is 40 snippets: 45 % plain Python, 30 % sympy, 10 % numpy, 15 % failing (``--list`` prints them). Rounds go
 through all sides in turn: ``python3 -c`` for each call; the floor (the same warm interpreters, fork and ``exec()``,
 nothing else); the sandbox at its levels of isolation at full load; and the sandbox at half of that load, where calls
-come at random times. Then 45,000 calls are outstanding at once, and 1,024 children are alive at once.
+come at random times. Beside these, a client process asks an executor actor over links, as a run does. Then 45,000
+calls are outstanding at once, in one process and over links, and 1,024 children are alive at once.
 benchmarks/README.md explains the figures.
 """
 
@@ -19,6 +20,7 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import trio
@@ -26,8 +28,10 @@ import trio
 from actors.sandbox.isolation.levels import LEVELS, Level
 from actors.sandbox.owner.client import Sandbox, Weights
 from benchmarks.reporting import print_figures, print_table
+from benchmarks.tool_linked import closed_load, linked_outstanding, load_steps, print_waits, report_steps
 from benchmarks.tool_load import all_alive, endurance, outstanding
 from benchmarks.tool_processes import Floor, children_of, run_fresh, used_by
+from benchmarks.tool_service import Call, Service, running_service
 from benchmarks.tool_snippets import SNIPPETS
 
 MODULES = ("numpy", "sympy")
@@ -35,7 +39,7 @@ WEIGHTS = Weights(MODULES)
 CORES = 2
 """Fresh interpreters, and the floor's children of each of its interpreters, at once."""
 FAILING = 6 / 40
-FRESH, FLOOR = "python3 -c", "floor"
+FRESH, FLOOR, LINKED = "python3 -c", "floor", "over links"
 NOTHING = (0.0,) * 5
 
 
@@ -63,6 +67,15 @@ class Options:
     """So many calls in one executor."""
     steps: bool = False
     """The weaker levels of isolation beside the strongest."""
+    clients: int = 4
+    """Processes that ask executors over links, in the part with outstanding calls; 0 leaves out all parts over
+    links."""
+    executors: int = 2
+    """Executor actors, in that part. The rounds have one client and one executor."""
+    load: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9)
+    """Rates at which calls come over links, as shares of the rate at full load."""
+    load_seconds: float = 10.0
+    """Seconds of each of these rates."""
     seed: int = 0
     list: bool = False
     """Print the snippets and end."""
@@ -159,12 +172,16 @@ async def open_load(
 class Bench:
     """The rounds that go through all sides in turn."""
 
-    def __init__(self, options: Options, floor: Floor, sandboxes: dict[Level, Sandbox]) -> None:
-        self.options, self.floor, self.sandboxes = options, floor, sandboxes
+    def __init__(
+        self, options: Options, floor: Floor, sandboxes: dict[Level, Sandbox], service: Service | None
+    ) -> None:
+        self.options, self.floor, self.sandboxes, self.service = options, floor, sandboxes, service
         self.draw = random.Random(options.seed)
         self.sides: dict[str, Side] = {}
         self.overheads: list[float] = []
         self.own: dict[str, float] = {}
+        self.linked_calls: list[Call] = []
+        self.client_seconds = 0.0
 
     async def rounds(self, pids: dict[Level, list[int]]) -> None:
         """Measure; ``pids`` are the interpreters of each level."""
@@ -178,6 +195,8 @@ class Bench:
             while sandbox.figures["interpreters"] < options.interpreters * weights:
                 await full_load(sandbox, mix(1, self.draw), options.callers)
             pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
+        if self.service is not None:
+            await closed_load(self.service, mix(1, self.draw), options.callers)
         strongest = next(iter(self.sandboxes))
         for _ in range(options.rounds):
             codes = mix(options.fresh_passes, self.draw)
@@ -196,9 +215,47 @@ class Bench:
                 seconds, latencies = await full_load(sandbox, codes, options.callers)
                 self._side(level).count(len(codes), seconds, before, spent(pids[level]))
                 self.sides[level].latencies += latencies
+            if self.service is not None:
+                await self._linked_round(self.service)
             half = self.sides[strongest].rates[-1] / 2
             took = await open_load(self.sandboxes[strongest], mix(options.passes, self.draw), half, self.draw)
             self.overheads += [seconds - self.own[code] for code, seconds in took]
+
+    async def _linked_round(self, service: Service) -> None:
+        codes = mix(self.options.passes, self.draw)
+        before = service.used()
+        answered = await closed_load(service, codes, self.options.callers)
+        executor, *rest = service.used()
+        self._side(LINKED).count(len(codes), answered.seconds, before, (executor + answered.cpu, *rest))
+        self.linked_calls += answered.calls
+        self.client_seconds += answered.cpu
+
+    async def linked_steps(self, service: Service) -> dict[str, float | str | None]:
+        """Measure and print latency by offered rate over links; the figures of all rounds over links with it."""
+        options, side = self.options, self.sides[LINKED]
+        client = 1e3 * self.client_seconds / side.calls
+        executor = side.cpu_ms()[0] - client
+        print_waits("Over links at full load, mean ms", {"the mix": self.linked_calls})
+        print_table("Processor ms a call over links", ["client", "executor"], [[client, executor]])
+        full = statistics.median(side.rates)
+        steps = await load_steps(service, full, options.load, options.load_seconds, options.seed)
+        bare = self.sides[next(iter(self.sandboxes))]
+        return {
+            "linked_speedup_over_fresh": self._ratio(LINKED, FRESH),
+            "linked_share_of_floor": self._ratio(LINKED, FLOOR),
+            "linked_speedup_over_fresh_cpu": sum(self.sides[FRESH].cpu_ms()) / sum(side.cpu_ms()),
+            "linked_share_of_floor_cpu": sum(self.sides[FLOOR].cpu_ms()) / sum(side.cpu_ms()),
+            "linked_over_bare_cpu": sum(side.cpu_ms()) / sum(bare.cpu_ms()),
+            "linked_calls_per_s": full,
+            "linked_client_ms": client,
+            "linked_executor_ms": executor,
+            **report_steps(steps, executor),
+        }
+
+    def _ratio(self, name: str, other: str) -> float:
+        """Calls a second of a side by those of another, the median over rounds."""
+        pairs = zip(self.sides[name].rates, self.sides[other].rates, strict=True)
+        return statistics.median(rate / its for rate, its in pairs)
 
     def _side(self, name: str) -> Side:
         return self.sides.setdefault(name, Side())
@@ -217,8 +274,6 @@ class Bench:
         header = ["side", "caller", "interpreters", "children", "in all", "interpreters' pages", "children's pages"]
         print_table("Processor time a call in ms, by part; pages touched first or copied, a call", header, costs)
         strong = self.sides[strongest]
-        ratios = [rate / fresh for rate, fresh in zip(strong.rates, self.sides[FRESH].rates, strict=True)]
-        floors = [rate / floor for rate, floor in zip(strong.rates, self.sides[FLOOR].rates, strict=True)]
         kinds = {"plain": (), "numpy": ("numpy",), "sympy": ("sympy",)}
         own = {kind: [t for code, t in self.own.items() if loaded(code) == modules] for kind, modules in kinds.items()}
         print_table(
@@ -228,8 +283,8 @@ class Bench:
         )
         return {
             "isolation": strongest,
-            "speedup_over_fresh": statistics.median(ratios),
-            "share_of_floor": statistics.median(floors),
+            "speedup_over_fresh": self._ratio(strongest, FRESH),
+            "share_of_floor": self._ratio(strongest, FLOOR),
             "speedup_over_fresh_cpu": sum(self.sides[FRESH].cpu_ms()) / sum(strong.cpu_ms()),
             "share_of_floor_cpu": sum(self.sides[FLOOR].cpu_ms()) / sum(strong.cpu_ms()),
             "calls_per_s": statistics.median(strong.rates),
@@ -255,10 +310,15 @@ async def measure_mix(options: Options, levels: Sequence[Level]) -> dict[str, fl
                 known = set(children_of(os.getpid()))
                 await nursery.start(sandboxes[level].run)
                 pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
-            bench = Bench(options, floor, sandboxes)
-            await bench.rounds(pids)
+            async with AsyncExitStack() as stack:
+                service = await stack.enter_async_context(running_service(1, 1)) if options.clients else None
+                bench = Bench(options, floor, sandboxes, service)
+                await bench.rounds(pids)
+                figures = bench.report()
+                if service is not None:
+                    figures |= await bench.linked_steps(service)
             nursery.cancel_scope.cancel()
-    return bench.report()
+    return figures
 
 
 async def strongest_level() -> Level:
@@ -289,7 +349,12 @@ async def measure(options: Options) -> tuple[dict[str, float | str | None], bool
     if options.rounds:
         figures = await measure_mix(options, levels)
     if options.outstanding:
-        figures |= await outstanding(options.outstanding, options.interpreters, options.children, strongest)
+        bare = await outstanding(options.outstanding, options.interpreters, options.children, strongest)
+        figures |= bare
+        if options.clients:
+            linked = await linked_outstanding(options.outstanding, options.clients, options.executors)
+            figures |= linked
+            figures |= {name: bare[name] + linked[name] for name in ("outstanding_lost", "outstanding_duplicated")}
     if options.alive:
         figures |= await all_alive(options.alive, options.interpreters, strongest)
     if options.endurance:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 import trio
@@ -36,6 +36,12 @@ from transport import Delivery, Node, Registry, keep_freed_memory
 
 ROLE = "rollout_generator"
 SAMPLING = Sampling(temperature=1.0, max_response_tokens=1, max_turns=1)
+
+
+class OnlyTools(RolloutGenerator):
+    """The generator's link to executors, with its options, and no other link."""
+
+    links: ClassVar = {"tools": RolloutGenerator.links["tools"]}
 
 
 @dataclass
@@ -105,8 +111,7 @@ async def serve(path: Path, name: str) -> None:
     topology = load_topology(path)
     settings = RolloutGenerator.Settings.model_validate(topology.actors[ROLE].settings)
     node = Node(name, run_network(topology, path.parent), Registry.of(messages), incarnation=1)
-    links = make_links(node, topology, ROLE, RolloutGenerator, settings)
-    link = TimedLink(links["tools"])
+    link = TimedLink(make_links(node, topology, ROLE, OnlyTools, settings)["tools"])
     async with trio.open_nursery() as nursery:
         context = ActorContext(
             name=name,

@@ -26,11 +26,11 @@ EXPECTED = ("success", "error")
 
 @dataclass(frozen=True)
 class Step:
-    """The calls that came at one offered rate, in calls a second."""
+    """The calls that came at one offered rate, in calls a second; ``percent`` of the rate at full load."""
 
+    percent: int
     rate: float
     calls: list[Call]
-    seconds: float
 
     def latency(self, share: float) -> float:
         """Seconds that this share of the calls did not exceed."""
@@ -56,13 +56,14 @@ async def load_steps(service: Service, full: float, shares: Sequence[float], sec
     """
     draw = random.Random(seed)
     steps = []
-    for rate in (share * full for share in shares):
+    for share in shares:
+        rate = share * full
         dues, due = [], 0.0
         while (due := due + draw.expovariate(rate)) < seconds:
             dues.append(due)
         answered = await service.clients[0].ask(draw.choices(SNIPPETS, k=len(dues)), dues=dues)
         _check(answered.calls)
-        steps.append(Step(rate, answered.calls, answered.seconds))
+        steps.append(Step(round(100 * share), rate, answered.calls))
     return steps
 
 
@@ -79,21 +80,30 @@ def report_steps(steps: Sequence[Step], executor_ms: float) -> dict[str, float |
     at most are answered at 45,000 a second at least.
     """
     cores = os.cpu_count() or 1
-    header = ["calls/s a core", "offered calls/s", "calls", *(f"p{100 * share:.0f} ms" for share in PERCENTILES)]
+    header = [
+        "% of full load",
+        "calls/s a core",
+        "offered calls/s",
+        "calls",
+        *(f"p{100 * share:.0f} ms" for share in PERCENTILES),
+    ]
     rows = [
-        [step.rate / cores, step.rate, len(step.calls), *(1e3 * step.latency(share) for share in PERCENTILES)]
+        [
+            step.percent,
+            step.rate / cores,
+            step.rate,
+            len(step.calls),
+            *(1e3 * step.latency(share) for share in PERCENTILES),
+        ]
         for step in steps
     ]
     print_table("Latency over links, calls that come at random times", header, rows)
-    print_waits("Where these calls spent their time, mean ms", {f"{s.rate / cores:.3g} a core": s.calls for s in steps})
+    print_waits("Where these calls spent their time, mean ms", {f"at {step.percent} %": step.calls for step in steps})
     figures: dict[str, float | str | None] = {}
-    for step, name in zip(steps, ("lowest", "highest"), strict=False) if len(steps) < 2 else (
-        (steps[0], "lowest"),
-        (steps[-1], "highest"),
-    ):
-        figures[f"linked_{name}_rate_per_core"] = step.rate / cores
+    for step in steps:
+        figures[f"linked_rate_per_core_at_{step.percent}"] = step.rate / cores
         for share in PERCENTILES:
-            figures[f"linked_p{100 * share:.0f}_ms_{name}_rate"] = 1e3 * step.latency(share)
+            figures[f"linked_p{100 * share:.0f}_ms_at_{step.percent}"] = 1e3 * step.latency(share)
     kept = [step.rate for step in steps if step.latency(PERCENTILES[-1]) < LATENCY_SECONDS]
     rate = max(kept, default=math.nan)
     needed = CONCURRENT_CALLS / LATENCY_SECONDS
@@ -114,7 +124,7 @@ def print_waits(title: str, groups: Mapping[str, Sequence[Call]]) -> None:
     print_table(title, ["calls", *PLACES], rows)
 
 
-async def linked_outstanding(calls: int, clients: int, executors: int) -> dict[str, float | str | None]:
+async def linked_outstanding(calls: int, clients: int, executors: int) -> dict[str, float]:
     """So many trivial calls at once, shared among clients. Each prints its number, so that each has its own answer."""
     async with running_service(clients, executors) as service:
         for client in service.clients:  # links and interpreters are ready
@@ -148,8 +158,8 @@ async def linked_outstanding(calls: int, clients: int, executors: int) -> dict[s
         for at, place in enumerate(PLACES)
     }
     return {
-        "linked_outstanding_lost": lost,
-        "linked_outstanding_repeated": run - calls,
+        "outstanding_lost": lost,
+        "outstanding_duplicated": run - calls,
         "linked_outstanding_calls_per_s": calls / seconds,
         "linked_outstanding_p99_s": percentile([call.latency for call in every], PERCENTILES[-1]),
         **waits,

@@ -84,7 +84,7 @@ def interpreters_of(pid: int) -> list[int]:
     return [one for interpreter in children_of(pid) for one in processes_of(interpreter)]
 
 
-async def outstanding(calls: int, interpreters: int, children: int, level: Level) -> dict[str, float | str | None]:
+async def outstanding(calls: int, interpreters: int, children: int, level: Level) -> dict[str, float]:
     """So many trivial calls at once, each with an answer of its own. Callers and service share the measured process."""
     codes = [f"print({number})" for number in range(calls)]
     async with running(Sandbox(interpreters=interpreters, children=children, isolation=level)) as sandbox:

@@ -36,7 +36,8 @@ from agent_rl.records.incarnations import read_epoch
 from agent_rl.records.run_directory import socket_directory
 from benchmarks.command import Failure
 from benchmarks.tool_processes import children_of, used_by
-from transport import Delivery, Node, Registry
+from transport import Delivery, LinkEvent, Node, PeerLeft, Registry
+from transport.errors import log_event
 
 EXECUTOR = "tool_executor"
 TOPOLOGY = """
@@ -71,6 +72,7 @@ ANSWER_SECONDS = 1800.0
 ENDING_SECONDS = 20.0
 PLACES = ("client", "link", "executor", "child")
 """Where a call spends its time: in the client's queue, on the link and back, in the executor's queue, in its child."""
+
 
 class ServiceFailed(Failure):
     """An executor or a client did not start or has ended."""
@@ -165,12 +167,11 @@ class Service:
     async def run_by_executors(self, least: int) -> int:
         """Calls that the executors have run since they started: the status that says at least so many, or the next."""
         with trio.move_on_after(ENDING_SECONDS):
-            while (calls := self._calls()) < least:
+            while self._calls() < least:
                 await self.heard.wait()
             for _ in range(2 * len(self.executors)):  # one that is run again would come after the last answer
                 await self.heard.wait()
-            calls = self._calls()
-        return calls
+        return self._calls()
 
     def _calls(self) -> int:
         figures = [status.figures.executor for status in self.statuses.values()]
@@ -204,7 +205,8 @@ async def running_service(clients: int, executors: int) -> AsyncIterator[Service
         path.write_text(TOPOLOGY.format(directory=folder, clients=clients, executors=executors))
         topology = load_topology(path)
         supervisor = supervisor_node(topology.main_host)
-        node = Node(supervisor, run_network(topology, path.parent), Registry.of(messages), incarnation=INCARNATION)
+        network, registry = run_network(topology, path.parent), Registry.of(messages)
+        node = Node(supervisor, network, registry, incarnation=INCARNATION, on_event=_report)
         names = [name for name, _ in actor_nodes(topology)]
         runtime = runtime_directory(topology)
         table = addresses(topology, runtime)
@@ -216,9 +218,7 @@ async def running_service(clients: int, executors: int) -> AsyncIterator[Service
                         if name.startswith(f"{EXECUTOR}."):
                             service.executors.append(_executor(topology, path, name, [supervisor, *names]))
                     await service.started()
-                    service.clients = [
-                        Client(path, name) for name in names if name.startswith("rollout_generator.")
-                    ]
+                    service.clients = [Client(path, name) for name in names if name.startswith("rollout_generator.")]
                     yield service
                 finally:
                     for client in service.clients:
@@ -232,6 +232,11 @@ async def running_service(clients: int, executors: int) -> AsyncIterator[Service
                         if not child.ended:
                             child.reap()
                 nursery.cancel_scope.cancel()
+
+
+def _report(event: LinkEvent) -> None:
+    if not isinstance(event, PeerLeft):  # executors leave at the end
+        log_event(event)
 
 
 def _executor(topology: Topology, path: Path, name: str, nodes: Sequence[str]) -> ActorChild:

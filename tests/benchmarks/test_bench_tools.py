@@ -10,7 +10,9 @@ import pytest
 
 from benchmarks import tool_load
 from benchmarks.command import call
+from benchmarks.tool_linked import Step, report_steps
 from benchmarks.tool_processes import Floor, children_of, tree_seconds
+from benchmarks.tool_service import Call
 from benchmarks.tool_snippets import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY
 
 POSITIVE = {
@@ -29,6 +31,17 @@ POSITIVE = {
     "outstanding_time_ratio",
     "outstanding_rss_mib",
     "endurance_calls_per_s",
+    "linked_speedup_over_fresh",
+    "linked_share_of_floor",
+    "linked_over_bare_cpu",
+    "linked_calls_per_s",
+    "linked_client_ms",
+    "linked_executor_ms",
+    "linked_rate_per_core_at_50",
+    "linked_p99_ms_at_50",
+    "linked_outstanding_calls_per_s",
+    "linked_outstanding_executor_s",
+    "linked_outstanding_child_s",
 }
 TINY = [
     "--rounds",
@@ -43,6 +56,12 @@ TINY = [
     "12",
     "--endurance",
     "80",
+    "--clients",
+    "2",
+    "--load",
+    "0.5",
+    "--load-seconds",
+    "1",
 ]
 
 
@@ -107,3 +126,23 @@ def test_processor_time_is_that_of_a_process_and_all_below_it_but_for_one() -> N
         assert tree_seconds(os.getpid(), without=child.pid) - before < 0.4
         child.kill()
     assert tree_seconds(child.pid) == 0.0
+
+
+def test_what_45000_concurrent_calls_need_follows_from_the_highest_rate_below_a_second(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    rows = {50: [0.1] * 98 + [0.8] * 2, 80: [0.2] * 98 + [0.9] * 2, 90: [0.3] * 98 + [1.5] * 2}
+    steps = [
+        Step(percent, 2.0 * percent, [Call((0.0, 0.0, seconds, 0.0), "success", "") for seconds in each])
+        for percent, each in rows.items()
+    ]
+    figures = report_steps(steps, executor_ms=0.5)
+    assert [figures[f"linked_p{share}_ms_at_80"] for share in (50, 95, 99)] == [200.0, 200.0, 900.0]
+    assert figures["linked_rate_per_core_p99_below_1s"] == 80.0
+    assert figures["linked_cores_for_45000"] == 563
+    assert figures["linked_executors_for_45000"] == 282
+    assert figures["linked_executor_processes_at_least"] == 23
+
+
+def test_where_no_rate_stays_below_a_second_no_number_of_executors_is_claimed():
+    figures = report_steps([Step(90, 100.0, [Call((2.0, 0.0, 0.0, 0.0), "success", "")])], executor_ms=0.5)
+    assert figures["linked_executors_for_45000"] is figures["linked_cores_for_45000"] is None
