@@ -31,7 +31,7 @@ class VllmEngineSettings(Settings):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
 
     kv_on_update: Literal["keep", "recompute"] = "recompute"
-    """As for the embedded engine, but vLLM recomputes by default."""
+    """As for the torch engine, but vLLM recomputes by default."""
     block_size: PositiveInt = 32
     """Tokens of a block of vLLM's KV cache."""
 

@@ -93,7 +93,7 @@ class Decoder:
     @property
     def kv_tokens_used(self) -> int:
         """Number of cached tokens, those of parked sequences included."""
-        return int(self._sequences.held.sum())
+        return int(self._sequences.cached.sum())
 
     def submit(self, turn: SequenceTurn) -> None:
         """Add a turn; no other of its sequence may be live. The matching part of a parked sequence's cache is kept."""
@@ -125,7 +125,7 @@ class Decoder:
         if self._kv_on_update == "recompute":
             for slot in list(self._parked.values()):
                 self._drop(slot)
-            self._sequences.held[:] = 0
+            self._sequences.cached[:] = 0
             self._pending[:0] = self._slot_in_row[: self._decoding].tolist()
             self._decoding = 0
 
@@ -143,7 +143,7 @@ class Decoder:
         shared_rows = [(int(row_of_slot[slot]), int(row_of_slot[leader])) for slot, leader in shared]
         packed = pack(sequences, slots, self._decoding, shared_rows, self._cache)
         step = ForwardStep(self._cache, packed.write, self._decoding, packed.bias, packed.spans, packed.prefills)
-        logits = self.model.forward(packed.tokens, packed.positions, packed.wanted, step)[: len(slots)]
+        logits = self.model.forward(packed.tokens, packed.positions, packed.ends, step)[: len(slots)]
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))
         draws = uniforms(sequences.seed[slots], sequences.total[slots])
@@ -182,7 +182,7 @@ class Decoder:
         if self._pending_steps < PREFILL_WAIT_STEPS and len(self._pending) < PREFILL_SHARE * self._decoding:
             return []
         self._pending_steps = 0
-        new_tokens = (self._sequences.total - self._sequences.held)[self._pending].cumsum()
+        new_tokens = (self._sequences.total - self._sequences.cached)[self._pending].cumsum()
         return self._pending[: max(1, int(np.searchsorted(new_tokens, PREFILL_TOKENS, side="right")))]
 
     def _make_room(self) -> None:
@@ -205,7 +205,7 @@ class Decoder:
 
     def _place(self, computed: list[int], shared: list[tuple[int, int]]) -> NDArray[np.int64]:
         """Move joining sequences to the rows after the decoding ones, as ``pack`` needs. Returns the step's slots."""
-        new_tokens = self._sequences.total - self._sequences.held
+        new_tokens = self._sequences.total - self._sequences.cached
         joining = sorted(computed, key=lambda slot: -new_tokens[slot]) + [slot for slot, _ in shared]
         for offset, slot in enumerate(joining):
             self._move(slot, self._decoding + offset)
@@ -219,8 +219,8 @@ class Decoder:
         if old == row:
             return
         other = int(self._slot_in_row[row])
-        held = self._sequences.held
-        self._cache.swap(old, row, int(held[slot]), int(held[other]))
+        cached = self._sequences.cached
+        self._cache.swap(old, row, int(cached[slot]), int(cached[other]))
         self._slot_in_row[old], self._slot_in_row[row] = other, slot
         self._row_of_slot[slot], self._row_of_slot[other] = row, old
 

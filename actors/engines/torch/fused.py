@@ -128,8 +128,8 @@ class FusedDecoder:
         for layer in self._layers:
             layer.refresh(self._heads, self._kv_heads)
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: ForwardStep) -> Tensor:
-        """Logits [w, vocabulary] after the tokens at ``wanted`` [w]; ``tokens`` and ``positions`` [n], all int64."""
+    def forward(self, tokens: Tensor, positions: Tensor, ends: Tensor, step: ForwardStep) -> Tensor:
+        """Logits [w, vocabulary] after the tokens at ``ends`` [w]; ``tokens`` and ``positions`` [n], all int64."""
         count, rotated = len(tokens), self._heads + self._kv_heads
         rotations = self._rotations[positions]
         cosines, sines = rotations[:, 0], rotations[:, 1]
@@ -147,7 +147,7 @@ class FusedDecoder:
             hidden = hidden + layer.output(attended.view(count, -1))
             gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             hidden = hidden + layer.down(functional.silu(gate) * up)
-        return self._head(self._normalize(hidden[wanted], self._norm))
+        return self._head(self._normalize(hidden[ends], self._norm))
 
     def _normalize(self, values: Tensor, weight: Tensor | None) -> Tensor:
         return functional.rms_norm(values, (values.shape[-1],), weight, self._epsilon)

@@ -77,20 +77,20 @@ class KVCache:
         grown[..., : self._data.shape[4], :] = self._data
         self._data = grown
 
-    def swap(self, first: int, second: int, first_held: int, second_held: int) -> None:
+    def swap(self, first: int, second: int, first_cached: int, second_cached: int) -> None:
         """Exchange two rows with the given numbers of tokens. 0: the row's content is not needed."""
-        if not first_held:
-            self._data[:, :, first, :, :second_held] = self._data[:, :, second, :, :second_held]
+        if not first_cached:
+            self._data[:, :, first, :, :second_cached] = self._data[:, :, second, :, :second_cached]
             return
-        saved = self._data[:, :, first, :, :first_held]
-        if second_held:
+        saved = self._data[:, :, first, :, :first_cached]
+        if second_cached:
             saved = saved.clone()
-            self._data[:, :, first, :, :second_held] = self._data[:, :, second, :, :second_held]
-        self._data[:, :, second, :, :first_held] = saved
+            self._data[:, :, first, :, :second_cached] = self._data[:, :, second, :, :second_cached]
+        self._data[:, :, second, :, :first_cached] = saved
 
-    def copy(self, source: int, target: int, held: int) -> None:
-        """Copy the first ``held`` tokens of row ``source`` to row ``target``."""
-        self._data[:, :, target, :, :held] = self._data[:, :, source, :, :held]
+    def copy(self, source: int, target: int, cached: int) -> None:
+        """Copy the first ``cached`` tokens of row ``source`` to row ``target``."""
+        self._data[:, :, target, :, :cached] = self._data[:, :, source, :, :cached]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ def attend(step: ForwardStep, layer: int, query: Tensor, key: Tensor, value: Ten
         flat_keys, flat_values = (part.view(-1, cache.length, head_dim) for part in (keys, values))
         for first, last, length in step.spans:
             here = slice(first * cache.kv_heads, last * cache.kv_heads)
-            held_keys, held_values = flat_keys[here, :length], flat_values[here, :length]
+            row_keys, row_values = flat_keys[here, :length], flat_values[here, :length]
             batched = query[first:last].reshape(shape)
-            scores = torch.baddbmm(step.bias[here, :, :length], batched, held_keys.transpose(1, 2), alpha=scaling)
-            torch.bmm(scores.softmax(-1), held_values, out=out[first:last].view(shape))
+            scores = torch.baddbmm(step.bias[here, :, :length], batched, row_keys.transpose(1, 2), alpha=scaling)
+            torch.bmm(scores.softmax(-1), row_values, out=out[first:last].view(shape))
     at = decoding
     for part in step.prefills:
         out[at : at + len(part.scatter)] = _prefill_attention(part, query, keys, values, scaling)

@@ -87,15 +87,15 @@ class CausalModel:
             device=self.device,
         )
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, step: ForwardStep) -> Tensor:
-        """Logits [w, vocabulary] after the tokens at ``wanted`` [w]; ``tokens`` and ``positions`` [n], all int64."""
+    def forward(self, tokens: Tensor, positions: Tensor, ends: Tensor, step: ForwardStep) -> Tensor:
+        """Logits [w, vocabulary] after the tokens at ``ends`` [w]; ``tokens`` and ``positions`` [n], all int64."""
         if self._fused is not None:
-            return self._fused.forward(tokens, positions, wanted, step)
+            return self._fused.forward(tokens, positions, ends, step)
         output = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=wanted,
+            logits_to_keep=ends,
             kv_step=step,
         )
         logits: Tensor = output.logits[0]

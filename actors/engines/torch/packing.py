@@ -25,7 +25,7 @@ _WASTE = 2
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``wanted`` [w] (the last token of each
+    """A step of n tokens and w sequences: ``tokens`` [n], ``positions`` [n], ``ends`` [w] (the last token of each
     sequence), all int64 and padded at the end to ``rounded`` lengths; ``write`` [n * kv_heads] int64; ``bias``,
     ``spans`` and ``prefills`` as in ForwardStep. ``count`` is n.
     """
@@ -33,7 +33,7 @@ class PackedStep:
     count: int
     tokens: Tensor
     positions: Tensor
-    wanted: Tensor
+    ends: Tensor
     write: Tensor
     bias: Tensor | None
     spans: tuple[tuple[int, int, int], ...]
@@ -60,7 +60,7 @@ def share_prompts(sequences: Sequences, joining: list[int]) -> tuple[list[int], 
     first: dict[bytes, int] = {}
     for slot in joining:
         known = sequences.tokens[slot, : sequences.total[slot]]
-        leader = slot if sequences.held[slot] else first.setdefault(known.tobytes(), slot)
+        leader = slot if sequences.cached[slot] else first.setdefault(known.tobytes(), slot)
         if leader == slot:
             computed.append(slot)
         else:
@@ -76,29 +76,29 @@ def pack(
     The first ``decoding`` sequences have one new token each. Those to prefill follow, with the most new tokens first.
     The last are ``shared_rows``: (row, row that computes the same).
     """
-    held, total = sequences.held[slots], sequences.total[slots]
+    cached, total = sequences.cached[slots], sequences.total[slots]
     rows = np.arange(len(slots))
-    wanted = rows
-    tokens = sequences.tokens[slots[:decoding], held[:decoding]]
-    positions = held[:decoding]
+    ends = rows
+    tokens = sequences.tokens[slots[:decoding], cached[:decoding]]
+    positions = cached[:decoding]
     token_rows = rows[:decoding]
     prefills: list[Prefill] = []
     if len(slots) > decoding:
-        wanted = rows.copy()
+        ends = rows.copy()
         packed_tokens, packed_positions, packed_rows = [tokens], [positions], [token_rows]
         at = decoding
-        for first, last in _parts((total - held)[: len(slots) - len(shared_rows)], decoding):
-            part, lengths = _prefill(first, held[first:last], total[first:last], at, cache)
+        for first, last in _parts((total - cached)[: len(slots) - len(shared_rows)], decoding):
+            part, lengths = _prefill(first, cached[first:last], total[first:last], at, cache)
             prefills.append(part)
-            wanted[first:last] = at + lengths.cumsum() - 1
+            ends[first:last] = at + lengths.cumsum() - 1
             at += int(lengths.sum())
             for row in range(first, last):
-                span = np.arange(held[row], total[row])
-                packed_tokens.append(sequences.tokens[slots[row], held[row] : total[row]])
+                span = np.arange(cached[row], total[row])
+                packed_tokens.append(sequences.tokens[slots[row], cached[row] : total[row]])
                 packed_positions.append(span)
                 packed_rows.append(np.full(len(span), row))
         for row, leader in shared_rows:
-            wanted[row] = wanted[leader]
+            ends[row] = ends[leader]
         tokens = np.concatenate(packed_tokens)
         positions = np.concatenate(packed_positions)
         token_rows = np.concatenate(packed_rows)
@@ -108,10 +108,10 @@ def pack(
         count=len(tokens),
         tokens=_tensor(_padded(tokens), cache),
         positions=_tensor(_padded(positions), cache),
-        wanted=_tensor(_padded(wanted), cache),
+        ends=_tensor(_padded(ends), cache),
         write=_tensor(write.reshape(-1), cache),
-        bias=_decode_bias(held[:decoding], cache) if decoding else None,
-        spans=spans(held[:decoding] + 1, cache.row_elements if cache.device.type == "cpu" else 0),
+        bias=_decode_bias(cached[:decoding], cache) if decoding else None,
+        spans=spans(cached[:decoding] + 1, cache.row_elements if cache.device.type == "cpu" else 0),
         prefills=tuple(prefills),
     )
 
@@ -127,19 +127,19 @@ def _parts(new_tokens: NDArray[np.int64], first: int) -> list[tuple[int, int]]:
 
 
 def _prefill(
-    first_row: int, held: NDArray[np.int64], total: NDArray[np.int64], at: int, cache: KVCache
+    first_row: int, cached: NDArray[np.int64], total: NDArray[np.int64], at: int, cache: KVCache
 ) -> tuple[Prefill, NDArray[np.int64]]:
-    lengths = total - held
+    lengths = total - cached
     longest, length = int(lengths.max()), int(total.max())
     columns = np.arange(longest)
     real = columns < lengths[:, None]
     starts = at + lengths.cumsum() - lengths
     gather = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    visible = np.arange(length) <= (held[:, None] + columns)[:, :, None]
+    visible = np.arange(length) <= (cached[:, None] + columns)[:, :, None]
     bias = np.where(visible, np.float32(0.0), np.float32(-np.inf))[:, None]
     part = Prefill(
         first_row=first_row,
-        sequences=len(held),
+        sequences=len(cached),
         new_tokens=longest,
         length=length,
         gather=_tensor(gather.reshape(-1), cache),
@@ -171,9 +171,9 @@ def spans(lengths: NDArray[np.int64], elements: int) -> tuple[tuple[int, int, in
     return (*found, (first, len(lengths), length))
 
 
-def _decode_bias(held: NDArray[np.int64], cache: KVCache) -> Tensor:
-    """[rows * kv_heads, 1, l]: each row's new token attends to the ``held`` tokens before it and to itself."""
-    visible = np.arange(int(held.max()) + 1) <= held[:, None]
+def _decode_bias(cached: NDArray[np.int64], cache: KVCache) -> Tensor:
+    """[rows * kv_heads, 1, l]: each row's new token attends to the ``cached`` tokens before it and to itself."""
+    visible = np.arange(int(cached.max()) + 1) <= cached[:, None]
     bias = np.where(visible, np.float32(0.0), np.float32(-np.inf)).repeat(cache.kv_heads, axis=0)
     return _tensor(bias[:, None], cache).to(cache.dtype)
 

@@ -38,14 +38,14 @@ class SequenceTurn:
 
 
 class Sequences:
-    """Arrays over ``slots`` slots. ``held`` tokens of a sequence are in the KV cache, ``total`` tokens are known.
+    """Arrays over ``slots`` slots. ``cached`` tokens of a sequence are in the KV cache, ``total`` tokens are known.
 
-    A decoding sequence has ``total == held + 1``; a free slot has ``total == held == 0``.
+    A decoding sequence has ``total == cached + 1``; a free slot has ``total == cached == 0``.
     """
 
     def __init__(self, slots: int) -> None:
         self.rollouts = [""] * slots
-        self.held = np.zeros(slots, np.int64)
+        self.cached = np.zeros(slots, np.int64)
         self.total = np.zeros(slots, np.int64)
         self.temperature = np.zeros(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
@@ -61,14 +61,14 @@ class Sequences:
     def admit(self, slot: int, turn: SequenceTurn) -> None:
         """Put a sequence without cached tokens into a free slot."""
         self.rollouts[slot] = turn.rollout
-        self.held[slot] = 0
+        self.cached[slot] = 0
         self._set(slot, turn)
 
     def resume(self, slot: int, turn: SequenceTurn) -> None:
         """Continue a parked sequence: keep the cached tokens that match. At least one token is always computed."""
-        comparable = min(int(self.held[slot]), len(turn.tokens) - 1)
+        comparable = min(int(self.cached[slot]), len(turn.tokens) - 1)
         differ = np.flatnonzero(self.tokens[slot, :comparable] != turn.tokens[:comparable])
-        self.held[slot] = differ[0] if len(differ) else comparable
+        self.cached[slot] = differ[0] if len(differ) else comparable
         self._set(slot, turn)
 
     def _set(self, slot: int, turn: SequenceTurn) -> None:
@@ -102,7 +102,7 @@ class Sequences:
     ) -> list[tuple[int, Literal["stop", "length"]]]:
         """Add a sampled token to each of ``slots``, whose known tokens are now cached. Returns the ended ones."""
         total = self.total[slots]
-        self.held[slots] = total
+        self.cached[slots] = total
         self.tokens[slots, total] = tokens
         self._logprobs[slots, total] = logprobs
         self._policies[slots, total] = (policy.epoch, policy.version)
@@ -130,9 +130,9 @@ class Sequences:
 
     def park(self, slot: int) -> None:
         """The turn has ended: only the cached tokens stay known."""
-        self.total[slot] = self.held[slot]
+        self.total[slot] = self.cached[slot]
 
     def clear(self, slot: int) -> None:
         """Free the slot."""
         self.rollouts[slot] = ""
-        self.held[slot] = self.total[slot] = 0
+        self.cached[slot] = self.total[slot] = 0

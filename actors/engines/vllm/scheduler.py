@@ -38,30 +38,30 @@ class _Bundling(Scheduler):  # type: ignore[misc]
 
     def update_from_output(self, *arguments: Any, **named: Any) -> dict[int, EngineCoreOutputs]:
         """The step's outputs without those that are kept, and with those kept earlier of the requests that are sent."""
-        found: dict[int, EngineCoreOutputs] = super().update_from_output(*arguments, **named)
-        for outputs in found.values():
-            outputs.outputs = self._to_tell(outputs.outputs)
+        by_client: dict[int, EngineCoreOutputs] = super().update_from_output(*arguments, **named)
+        for outputs in by_client.values():
+            outputs.outputs = self._to_send(outputs.outputs)
         if self.pause_state is PauseState.PAUSED_ALL:
             for name in list(self._kept):
                 client = self.requests[name].client_index
-                found.setdefault(client, EngineCoreOutputs()).outputs.append(_joined(self._kept.pop(name)))
-        return found
+                by_client.setdefault(client, EngineCoreOutputs()).outputs.append(_joined(self._kept.pop(name)))
+        return by_client
 
-    def _to_tell(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+    def _to_send(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
         """Choose the outputs to send. Runs for every request at each step, so it mostly appends to a list."""
-        told = []
+        sent = []
         for output in outputs:
             kept = self._kept.get(output.request_id)
             ended = output.finish_reason is not None
             if kept is not None:
                 kept.append(output)
                 if ended or len(kept) == BUNDLE:
-                    told.append(_joined(self._kept.pop(output.request_id)))
+                    sent.append(_joined(self._kept.pop(output.request_id)))
             elif not ended and _is_wanted_whole(self.requests[output.request_id]):
                 self._kept[output.request_id] = [output]
             else:
-                told.append(output)
-        return told
+                sent.append(output)
+        return sent
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
         """Drop the kept outputs of requests that are aborted."""
