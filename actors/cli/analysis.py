@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake, showing
+from actors.cli.output import Mistake, showing, table_console
 from actors.cli.parameters import Positive, PositiveNumber, RunDirectory
 from actors.cli.records import decode_stored
 
@@ -120,9 +120,7 @@ def _print(name: str, results: Sequence[Result], notes: Sequence[str], page: Pat
 
     from agent_rl.analysis.tokens import KINDS
     from agent_rl.files.reading_json import json_value
-    from agent_rl.observe.live import SteadyConsole
 
-    console = SteadyConsole(markup=False, highlight=False, emoji=False)
     table = Table("", title=f"entropy of tokens in {name}, in nats", title_justify="left")
     for result in results:
         table.add_column(result.moment.name, justify="right")
@@ -137,7 +135,7 @@ def _print(name: str, results: Sequence[Result], notes: Sequence[str], page: Pat
     for words in ("forking", "reflection"):
         lists = (", ".join(repr(word.word)[1:-1] for word in getattr(each.study, words)[:8]) for each in results)
         table.add_row(words, *lists)
-    console.print(table)
+    table_console().print(table)
     for note in notes:
         print(f"note: {note}")
     print(f"page: {page}")

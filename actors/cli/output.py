@@ -7,9 +7,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_rl.observe.live import SteadyConsole
 
 MISTAKE = 2
 """The exit code of what starting again would not mend."""
+WIDTH = 140
+"""Characters of a table's line where there is no terminal."""
 
 
 class Mistake(Exception):  # noqa: N818 - the user's, not an error of the program
@@ -53,3 +59,13 @@ def showing(where: Path) -> Iterator[None]:
     except OSError as error:
         drop_output()
         complain(f"agent-rl: the results could not be shown ({error.strerror}); they are in {where}")
+
+
+def table_console() -> SteadyConsole:
+    """A console for tables, whose texts are shown as they are."""
+    from agent_rl.observe.live import SteadyConsole
+
+    console = SteadyConsole(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console

@@ -70,5 +70,7 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
     assert json.loads(printed.splitlines()[-1])["steps"] == 1
     assert "gsm8k.toml is sound" in agent_rl(elsewhere, environment, "check", "gsm8k")  # with its word problems
     assert "report: " in printed  # made from the templates in the wheel
+    printed = agent_rl(elsewhere, environment, "analyze", "runs/quickstart")
+    assert (elsewhere / json.loads(printed.splitlines()[-1])["page"]).is_file()
     printed = agent_rl(elsewhere, environment, "bench", "quickstart", "--seeds", "1", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["seeds"] == 1

@@ -7,17 +7,15 @@ from typing import Any
 
 from rich.table import Table
 
+from actors.cli.output import table_console
 from agent_rl.evaluation.results import GROUPINGS, ProblemResult
 from agent_rl.groups.measures import PairedComparison
-from agent_rl.observe.live import DASH, SteadyConsole
-
-WIDTH = 140
-"""Where there is no terminal."""
+from agent_rl.observe.live import DASH
 
 
 def print_results(name: str, found: Mapping[str, Any], problems: Sequence[ProblemResult]) -> None:
     """The figures of everything, by file, subject and level, and of each problem given."""
-    console = _console()
+    console = table_console()
     overall = found["overall"]
     table = Table("figure", "value", title=name, title_justify="left")
     missing = _missing(overall)
@@ -68,15 +66,8 @@ def print_comparison(a: str, b: str, found: PairedComparison, alone: int) -> Non
         "B better, worse, equal", f"{found.better:,}, {found.worse:,}, {found.problems - found.better - found.worse:,}"
     )
     table.add_row("p, exact paired permutation test, two-sided", f"{found.p:.3g}")
-    _console().print(table)
+    table_console().print(table)
     print(json.dumps(asdict(found)), flush=True)
-
-
-def _console() -> SteadyConsole:
-    console = SteadyConsole(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
 
 
 def _missing(figures: Mapping[str, Any]) -> str:

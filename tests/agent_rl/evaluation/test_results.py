@@ -149,3 +149,13 @@ def test_rollouts_without_room_are_named_beside_each_share(tmp_path: Path, capsy
     shares = [line for line in capsys.readouterr().out.splitlines() if "95 %" in line and "rollouts" in line]
     assert [line.split()[1] for line in shares] == ["pass@1", "pass@2", "maj@2"]
     assert all("of 6 rollouts, 2 without room and 1 lost count as wrong" in line for line in shares)
+
+
+def test_the_response_length_stands_beside_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    long = result("4", "5", file="long.jsonl", tokens=(100, 200), truncated=1, problem="another")
+    print_results("m", all_figures([result("4", "4", file="short.jsonl"), long]), [])
+    rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    names = [row[1] for row in rows]
+    assert names.index("response tokens") == names.index("pass@1") + 1
+    by_file = {row[1]: (row[4], row[6]) for row in rows if row[1].endswith(".jsonl")}
+    assert by_file == {"long.jsonl": ("150.0", "50.0 %"), "short.jsonl": ("10.0", "0.0 %")}
