@@ -69,7 +69,10 @@ class KVScheduler(Actor):
     @classmethod
     def check(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
         """The request window must hold at least one group: with a smaller one, placements wait for each other."""
-        sizes = [("algorithm.samples", topology.algorithm.samples)]
+        sizes = [
+            (f"stages.{index}.samples" if stage.samples else "algorithm.samples", algorithm.samples)
+            for index, stage, algorithm in topology.rl_algorithms
+        ]
         for stage in topology.stages:
             if isinstance(stage, EvaluateStage):
                 sizes.append((f"{stage.name}.samples", stage.samples))
@@ -79,7 +82,7 @@ class KVScheduler(Actor):
             resolve("placement", settings.placement)
         except PluginError as error:
             return [f"placement: {error}"]
-        key, largest = max(sizes, key=lambda size: size[1])
+        key, largest = max(sizes, key=lambda size: size[1], default=("", 0))
         if settings.request_window < largest:
             least = f"set it to at least {key} = {largest}"
             return [f"request_window {settings.request_window} is smaller than a group; {least}"]
@@ -110,8 +113,7 @@ class KVScheduler(Actor):
         self._scheduler = GroupScheduler(
             seed=topology.run.seed,
             stages=topology.stages,
-            algorithm=topology.algorithm,
-            max_staleness=topology.max_staleness,
+            algorithm_of=topology.algorithm_of,
             problems=self.problem,
             prompt_tokens=lambda problem: (
                 math.ceil(len(problem.text) / settings.characters_per_token) + settings.template_tokens

@@ -217,7 +217,7 @@ class Learner(Actor):
         """Train on demonstrations, from the checkpoint's position on. False when the run stops before the end."""
         began_at = self._position.step
         drawn = self._supervised.get("drawn", [])
-        batches = await self._model.in_thread(lambda: self._model.batches(stage, self._position, drawn))
+        stage, batches = await self._model.in_thread(partial(self._model.batches, stage, self._position, drawn))
         figures = SupervisedFigures()
         if began_at:
             self._skipped.count = self._supervised["skipped"]
@@ -269,6 +269,7 @@ class Learner(Actor):
         at_its_start = self._position.version == self._position.stage_version
         if stage.reset_optimizer and at_its_start:
             self._model.trainer.optimizer.reset()
+        self._model.trainer.enter(self.context.topology.algorithm_of(stage))
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         await self._publish()
         self._figures = replace(self._figures, step=self._position.step, steps=stage.steps)

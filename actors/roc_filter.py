@@ -118,7 +118,8 @@ class RoCFilter(Actor):
     @classmethod
     def check(cls, topology: Topology, settings: RoCFilterSettings) -> list[str]:
         """The training window must hold all groups that the staleness budget lets be ready at once."""
-        needed = (topology.max_staleness + 1) * (topology.algorithm.groups_per_step + 1)
+        algorithms = [algorithm for _, _, algorithm in topology.rl_algorithms]
+        needed = max(((each.max_staleness + 1) * (each.groups_per_step + 1) for each in algorithms), default=1)
         if settings.training_window < needed:
             window = f"training_window {settings.training_window}"
             return [f"{window} cannot hold (max_staleness + 1) * groups_per_step groups; set it to at least {needed}"]
@@ -127,12 +128,11 @@ class RoCFilter(Actor):
     @classmethod
     def probe(cls, topology: Topology, settings: RoCFilterSettings) -> list[str]:
         """Try the selection on made-up groups."""
-        algorithm = topology.algorithm
-        if algorithm.samples < 2:
-            return []
+        least = topology.algorithm.minimum_samples
+        sizes = {algorithm.samples for _, _, algorithm in topology.rl_algorithms} or {topology.algorithm.samples}
         actor = cls.on_trial(topology, settings)
         try:
-            for group in made_up_groups(algorithm.samples, algorithm.minimum_samples):
+            for group in (group for size in sorted(sizes) if size > 1 for group in made_up_groups(size, least)):
                 sound_selection(actor.selection(), group, random.Random(0), "a made-up group")
         except ContractError as error:
             if not needs_start(error, actor):
@@ -165,8 +165,7 @@ class RoCFilter(Actor):
             self.context.directory, self._journal, topology, self.context.started_at, self.context.wall()
         )
         self._book = GroupBook(
-            algorithm=topology.algorithm,
-            max_staleness=topology.max_staleness,
+            algorithm_of=topology.algorithm_of,
             stages=topology.stages,
             seed=topology.run.seed,
             select=self.selection(),

@@ -70,8 +70,12 @@ def run(
 
 
 def sound_topology(files: Files, overrides: Sequence[str], host: str | None = None) -> Topology:
-    """The topology of files. Raises Mistake, which tells every fault, where something is wrong with it."""
+    """The topology of files. Raises Mistake, which tells every fault, where something is wrong with it.
+
+    Prints the warnings about a sound topology.
+    """
     from agent_rl.checks.topology import check_topology
+    from agent_rl.checks.warnings import warnings
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import TopologyError, first_of
     from agent_rl.config.user_modules import look_beside
@@ -85,6 +89,8 @@ def sound_topology(files: Files, overrides: Sequence[str], host: str | None = No
         file, faults = error.path, error.faults
     if faults:
         raise Mistake(lines=[fault.render(file) for fault in faults])
+    for warning in warnings(topology, files, overrides):
+        complain(f"warning: {warning.render(file)}")
     return topology
 
 

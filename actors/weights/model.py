@@ -17,7 +17,7 @@ from actors.weights.publish import Publisher
 from actors.weights.transfer import KeptWeights
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.topology import SftStage
-from agent_rl.data.conversations import endless
+from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.load import Environments
 from agent_rl.figures import SupervisedFigures
 from agent_rl.files.leftovers import Claim
@@ -113,20 +113,32 @@ class TrainedModel:
         """Seconds in torch: training, and reading and copying weights."""
         return self._busy_seconds + (self._context.now() - self._began if self._began is not None else 0.0)
 
-    def batches(self, stage: SftStage, position: Position, drawn: list[int]) -> SupervisedBatches[Any]:
-        """The batches of a supervised stage from ``position`` on. ``drawn`` is that of the batches up to there."""
-        rng = random.Random(f"{self._context.topology.run.seed}/sft/{position.stage}")
+    def batches(self, stage: SftStage, position: Position, drawn: list[int]) -> tuple[SftStage, SupervisedBatches[Any]]:
+        """A supervised stage with its number of steps, and its batches from ``position`` on.
+
+        ``drawn`` is that of the batches up to there.
+        """
+        seed = f"{self._context.topology.run.seed}/sft/{position.stage}"
+        rng = random.Random(seed)
         conversations: Iterator[Any]
-        encode: Callable[[Any], Masked] = self._chat.conversation_tokens
         if stage.data:
-            conversations, longest = endless(stage.data, self._context.base, rng), float(self.trainer.max_length)
+            rows, weights = Rows(stage.data, self._context.base, self._context.directory), stage.weights
+            weights = weights or (1.0,) * len(stage.data)
+            if stage.epochs:
+                steps = math.ceil(rows_of_epochs(rows.counts, weights, stage.epochs) / stage.batch)
+                stage = stage.model_copy(update={"steps": max(1, steps)})
+            conversations, longest = shuffled(rows.counts, weights, seed), float(self.trainer.max_length)
+
+            def encode(number: int) -> Masked:
+                return self._chat.conversation_tokens(rows.conversation(number))
+
         else:
             conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
             encode = self._chat.demonstration_tokens
         batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
         if position.step:
             batches.skip(position.step, drawn)
-        return batches
+        return stage, batches
 
     def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:
         """Train the next batch. Raises NotFiniteError, with nothing changed."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
 from agent_rl.config.plugins import resolve
-from agent_rl.config.topology import RlStage, Topology
+from agent_rl.config.topology import Algorithm, RlStage, Topology
 
 MEMORY_BYTES = 4 + 4 + 1 + 8
 """Of a token as the learner holds it: id, log-probability, loss mask, policy. Its text stays with the journal."""
@@ -46,47 +47,74 @@ def _addresses(topology: Topology) -> list[str]:
     return [f"addresses ({processes} actor processes):", *(f"  {node:<24} {where}" for node, where in table.items())]
 
 
-def open_groups(topology: Topology) -> int:
-    """How many groups may be open at once: the staleness budget, (max_staleness + 1) * groups_per_step."""
-    return (topology.max_staleness + 1) * topology.algorithm.groups_per_step
-
-
 def steps_kept(topology: Topology) -> int:
     """Steps whose trajectories are in the journal at once, at most: of a replay, and those kept for reading."""
     run = topology.run
-    recipe = sum(stage.steps for stage in topology.stages if isinstance(stage, RlStage))
+    recipe = sum(stage.steps for _, stage, _ in topology.rl_algorithms)
     # A segment leaves when the last group that was opened in its step is settled.
-    ahead = 2 * (topology.max_staleness + 1)
+    ahead = 2 * (max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=0) + 1)
     replay = run.keep_checkpoints * run.checkpoint_every
     wanted = {"all": recipe, "replay": replay}.get(str(run.keep_trajectories), run.keep_trajectories)
     return min(recipe, max(replay, int(wanted)) + ahead)
 
 
+@dataclass(frozen=True, slots=True)
+class _StageNeeds:
+    """What an rl stage needs at most: with the longest responses, and with all open groups its budget allows."""
+
+    tokens: int
+    steps: int
+    """Steps that are open at once."""
+    groups: int
+    """Groups of a step."""
+    rollouts: int
+    """Rollouts of a step, those of replaced groups not counted."""
+    trained: int
+    """Rollouts of a step that are trained on."""
+    sampled: int
+    """Rollouts of a step, those of replaced groups included."""
+
+    @classmethod
+    def of(cls, stage: RlStage, algorithm: Algorithm) -> _StageNeeds:
+        rollouts = algorithm.groups_per_step * algorithm.samples
+        return cls(
+            tokens=stage.max_response_tokens,
+            steps=algorithm.max_staleness + 1,
+            groups=algorithm.groups_per_step,
+            rollouts=rollouts,
+            trained=algorithm.groups_per_step * min(algorithm.keep, algorithm.samples),
+            sampled=rollouts * (algorithm.max_refill if algorithm.refill else 1),
+        )
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self.steps * self.trained * self.tokens * MEMORY_BYTES
+
+
 def needs(topology: Topology) -> list[str]:
-    """The lines about memory and disk; none for a recipe without reinforcement learning."""
-    algorithm = topology.algorithm
-    tokens = max((stage.max_response_tokens for stage in topology.stages if isinstance(stage, RlStage)), default=0)
-    if not tokens:
+    """The lines about memory and disk, each of the stage that needs most; none without reinforcement learning."""
+    stages = [_StageNeeds.of(stage, algorithm) for _, stage, algorithm in topology.rl_algorithms]
+    if not stages:
         return []
-    steps, kept = topology.max_staleness + 1, steps_kept(topology)
-    rollouts = algorithm.groups_per_step * algorithm.samples
-    trained = algorithm.groups_per_step * min(algorithm.keep, algorithm.samples)
-    memory = steps * trained * tokens * MEMORY_BYTES
-    sampled = rollouts * (algorithm.max_refill if algorithm.refill else 1)
-    disk = kept * sampled * tokens * JOURNAL_BYTES
+    kept = steps_kept(topology)
+    most = max(stages, key=lambda stage: stage.memory)
+    written = max(stages, key=lambda stage: stage.sampled * stage.tokens)
+    disk = kept * written.sampled * written.tokens * JOURNAL_BYTES
     return [
-        f"needs at most, where every response has {tokens:,} tokens:",
+        "needs at most, where every response is as long as its stage allows:",
         (
-            f"  open at once: {open_groups(topology):,} groups = {steps} steps of {algorithm.groups_per_step:,}, "
-            f"{steps * rollouts:,} rollouts"
+            f"  open at once: {most.steps * most.groups:,} groups = {most.steps} steps of {most.groups:,}, "
+            f"{most.steps * most.rollouts:,} rollouts"
         ),
         (
             "  memory of the learner for trajectories, and of the filter while the learner does not take them: "
-            f"{size_text(memory)} = {steps} steps x {trained:,} rollouts x {tokens:,} tokens x {MEMORY_BYTES} bytes"
+            f"{size_text(most.memory)} = {most.steps} steps x {most.trained:,} rollouts x {most.tokens:,} tokens "
+            f"x {MEMORY_BYTES} bytes"
         ),
         (
-            f"  disk for the journal: {size_text(disk)} = {kept:,} steps kept x {sampled:,} rollouts "
-            f"x {tokens:,} tokens x {JOURNAL_BYTES} bytes; {_free(topology.run.directory)}"
+            f"  disk for the journal: {size_text(disk)} = {kept:,} steps kept x {written.sampled:,} rollouts "
+            f"x {written.tokens:,} tokens x {JOURNAL_BYTES} bytes; {_free(topology.run.directory)}"
         ),
         (
             f"  steps kept: run.keep_trajectories = {topology.run.keep_trajectories!r}, run.keep_checkpoints "

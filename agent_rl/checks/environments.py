@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +21,7 @@ from agent_rl.config.plugins import ContractError
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
-from agent_rl.data.conversations import conversations
+from agent_rl.data.conversations import try_conversations
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
@@ -74,7 +72,9 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
             case SftStage(data=()):
                 faults += _raised(source, ("stages", index), lambda: next(tasks.demonstrations(random.Random(0))))
             case SftStage(data=data):
-                faults += _raised(source, ("stages", index, "data"), partial(_read, data, base))
+                faults += _raised(
+                    source, ("stages", index, "data"), partial(try_conversations, data, base, CONVERSATIONS)
+                )
             case EvaluateStage():
                 wanted = stage.problems
             case RlStage() if stage.evaluate is not None:
@@ -93,10 +93,6 @@ def _fault(error: TaskError, topology: Topology, base: Path, source: Source) -> 
     missing = topology.environments[index].base / error.missing
     remedy = fetching(topology, str(missing), base) if error.missing else ""
     return source.fault(("environments", index, *key), str(error), remedy)
-
-
-def _read(data: Sequence[str], base: Path) -> None:
-    deque(islice(conversations(data, base), CONVERSATIONS), maxlen=0)
 
 
 def _raised(source: Source, place: KeyPath, call: Callable[[], object]) -> list[Fault]:

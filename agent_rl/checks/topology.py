@@ -23,7 +23,7 @@ from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
-from agent_rl.config.topology import Topology
+from agent_rl.config.topology import Algorithm, Topology
 
 
 class LinkDeclaration(Protocol):
@@ -269,14 +269,25 @@ def _waits_for(actor: CheckedActor) -> list[str]:
 
 def _algorithm_faults(topology: Topology, source: Source) -> list[Fault]:
     algorithm = topology.algorithm
-    faults = []
-    if algorithm.keep > algorithm.samples:
-        message = f"keeps {algorithm.keep} of {algorithm.samples} samples of a group"
-        faults.append(source.fault(("algorithm", "keep"), message, "keep at most as many as are sampled"))
+    faults = _sample_faults(algorithm, "algorithm", source)
     if algorithm.keep < 2:
         message = "an advantage within a group needs at least 2 trajectories"
         faults.append(source.fault(("algorithm", "keep"), message, "write keep = 2 or more"))
+    for index, stage, own in topology.rl_algorithms:
+        if stage.samples is not None:
+            faults += _sample_faults(own, index, source)
+    return faults
+
+
+def _sample_faults(algorithm: Algorithm, place: str | int, source: Source) -> list[Fault]:
+    """Groups with fewer samples than they need; ``place``: that of the run, or the stage with samples of its own."""
+    keep: KeyPath = ("algorithm", "keep") if isinstance(place, str) else ("stages", place, "samples")
+    least: KeyPath = ("algorithm", "minimum_samples") if isinstance(place, str) else keep
+    faults = []
+    if algorithm.keep > algorithm.samples:
+        message = f"keeps {algorithm.keep} of {algorithm.samples} samples of a group"
+        faults.append(source.fault(keep, message, "keep at most as many as are sampled"))
     if algorithm.minimum_samples > algorithm.samples:
         message = f"no group of {algorithm.samples} samples can have {algorithm.minimum_samples} usable ones"
-        faults.append(source.fault(("algorithm", "minimum_samples"), message, "lower it, or sample more"))
+        faults.append(source.fault(least, message, "lower it, or sample more"))
     return faults

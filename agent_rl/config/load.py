@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agent_rl.config.full import toml_text
-from agent_rl.config.schema import inner, names_of
+from agent_rl.config.schema import inner, names_of, stage_key
 from agent_rl.config.source import SMALLER, Fault, Files, Source, TopologyError, first_of
 from agent_rl.config.standard import completed
 from agent_rl.config.suggestions import suggest
@@ -87,6 +87,8 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
     """Message and remedy for one of pydantic's errors."""
     if kind == "missing":
         return "is missing", "add it"
+    if kind == "extra_forbidden" and (elsewhere := stage_key(path)):
+        return elsewhere
     if kind == "extra_forbidden":
         annotation: Any = model
         here = data

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from agent_rl.config.standard import STANDARD
 from agent_rl.config.toml_lines import KeyPath
-from agent_rl.config.topology import Topology
+from agent_rl.config.topology import PER_STAGE, Topology
 
 
 def plain(annotation: Any) -> Any:
@@ -67,4 +67,18 @@ def names_of(annotation: Any, data: Mapping[str, Any], path: KeyPath) -> list[st
     if get_origin(annotation) is dict and model_of(get_args(annotation)[1], {}) is not None:
         standing = STANDARD if path == ("actors",) else () if data else Topology.model_fields[str(path[0])].default
         return list(dict.fromkeys([*data, *standing]))
+    return None
+
+
+def stage_key(path: KeyPath) -> tuple[str, str] | None:
+    """Message and remedy for a key of a stage that belongs elsewhere; None for any other key."""
+    if len(path) != 3 or path[0] != "stages":
+        return None
+    if path[2] in PER_STAGE:
+        return "is no key of this kind of stage", "an rl stage may have it, in place of that of [algorithm]"
+    for table in ("algorithm", "run", "model"):
+        model = model_of(Topology.model_fields[table].annotation, {})
+        if model is not None and path[2] in model.model_fields:
+            own = f"; an rl stage may override {', '.join(PER_STAGE)}" if table == "algorithm" else ""
+            return "only the run may set this key", f"write it in [{table}]{own}"
     return None

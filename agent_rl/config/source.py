@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, get_origin
 
-from agent_rl.config.schema import inner, names_of, plain
+from agent_rl.config.schema import inner, names_of, plain, stage_key
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest
 from agent_rl.config.topology import Topology
@@ -148,7 +148,8 @@ class Source:
                 names = names_of(annotation, here, path)
                 if names is not None and part not in names:
                     where = dotted_key(path) or "a topology"
-                    self._refuse(key, f"{where} has no key {part!r}", suggest(part, names))
+                    fault = stage_key((*path, part)) or (f"{where} has no key {part!r}", suggest(part, names))
+                    self._refuse(key, *fault)
                     return
                 if not last:
                     here[part] = [] if get_origin(plain(inner(annotation, part, here))) is tuple else {}

@@ -128,18 +128,33 @@ class SftStage(Part):
     """Which stage this is."""
     name: str = "sft"
     """The name that is shown."""
-    steps: PositiveInt
-    """Optimizer steps."""
+    steps: NonNegativeInt = 0
+    """Optimizer steps; 0: as many as ``epochs`` need. A stage has either ``steps`` or ``epochs``."""
+    epochs: float = Field(default=0.0, ge=0)
+    """Passes over ``data``, also a fraction of one; 0: ``steps`` says when the stage ends."""
     batch: PositiveInt = 64
     """Demonstrations in a step."""
     data: tuple[str, ...] = ()
-    """Files (or globs) of conversations (docs/data.md), relative to the topology file; none: demonstrations."""
-    learning_rate: PositiveFloat = 3e-3
-    """The rate after the warm-up."""
+    """Files (or globs) of conversations (docs/data.md), relative to the topology file; none: demonstrations. Their rows
+    are shuffled over all files."""
+    weights: tuple[PositiveFloat, ...] = ()
+    """How often the rows of each entry of ``data`` come in an epoch; none: once."""
+    learning_rate: PositiveFloat = 5e-6
+    """The rate after the warm-up. With ``[model.initialise]`` the default is 3e-3."""
     warmup_steps: NonNegativeInt = 10
     """Steps in which the rate rises linearly to ``learning_rate``."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """The rate after the warm-up: constant, or a cosine to zero at the last step."""
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if bool(self.steps) == bool(self.epochs):
+            raise ValueError(f"{'both' if self.steps else 'neither'} of steps and epochs given; write one of them")
+        if self.epochs and not self.data:
+            raise ValueError("epochs are passes over data, and there is no data; write steps, or name files as data")
+        if self.weights and len(self.weights) != len(self.data):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.data)} entries of data; write one for each")
+        return self
 
 
 class EvaluateStage(Part):
@@ -231,7 +246,7 @@ class RlStage(Part):
     name: str = "rl"
     """The name that is shown."""
     steps: PositiveInt
-    """Training steps, each of ``algorithm.groups_per_step`` groups."""
+    """Training steps, each of ``groups_per_step`` groups."""
     max_response_tokens: PositiveInt
     """The most tokens of a response, tool responses included."""
     max_turns: PositiveInt
@@ -250,6 +265,18 @@ class RlStage(Part):
     """When the training of the stage counts as collapsed."""
     evaluate: Interim | None = None
     """Evaluations while the stage trains; None: no evaluations."""
+    samples: PositiveInt | None = None
+    """In this stage, in place of ``algorithm.samples``, as are the keys below."""
+    groups_per_step: PositiveInt | None = None
+    """In place of ``algorithm.groups_per_step``."""
+    temperature: PositiveFloat | None = None
+    """In place of ``algorithm.temperature``."""
+    clip_low: float | None = Field(default=None, gt=0, le=1)
+    """In place of ``algorithm.clip_low``."""
+    clip_high: PositiveFloat | None = None
+    """In place of ``algorithm.clip_high``."""
+    max_staleness: NonNegativeInt | None = None
+    """In place of ``algorithm.max_staleness``."""
 
     @property
     def evaluation_steps(self) -> range:
@@ -274,6 +301,10 @@ class RlStage(Part):
 
 
 Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind")]
+PER_STAGE = ("samples", "groups_per_step", "temperature", "clip_low", "clip_high", "max_staleness")
+"""Keys of ``[algorithm]`` that an rl stage may override."""
+FRESH_MODEL_RATE = 3e-3
+"""The default learning rate of a supervised stage for a model with fresh weights."""
 
 
 class Algorithm(Part):
@@ -366,6 +397,19 @@ class Topology(Part):
     actors: dict[str, ActorEntry] = Field(min_length=1)
     """By role. A file may leave out standard roles, classes and links (`agent_rl.config.standard`)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_a_fresh_model(cls, data: Any) -> Any:
+        match data:
+            case {"model": {"initialise": initialise}, "stages": [*stages]} if initialise is not None:
+                rate = {"learning_rate": FRESH_MODEL_RATE}
+                fresh = [
+                    rate | stage if isinstance(stage, dict) and stage.get("kind") == "sft" else stage
+                    for stage in stages
+                ]
+                return {**data, "stages": fresh}
+        return data
+
     @field_validator("environments")
     @classmethod
     def _environments_have_names_of_their_own(
@@ -385,10 +429,23 @@ class Topology(Part):
             raise ValueError(f"two evaluate stages are named {twice[0]!r}; their figures would overwrite each other")
         return self
 
+    def algorithm_of(self, stage: Stage) -> Algorithm:
+        """The algorithm in force in a stage: the stage's own values over those of the run.
+
+        In synchronous mode ``max_staleness`` is 0.
+        """
+        own = {}
+        if isinstance(stage, RlStage):
+            own = {key: value for key in PER_STAGE if (value := getattr(stage, key)) is not None}
+        if self.run.mode == "synchronous":
+            own["max_staleness"] = 0
+        return self.algorithm.model_copy(update=own)
+
     @property
-    def max_staleness(self) -> int:
-        """The staleness budget in force: 0 in synchronous mode."""
-        return 0 if self.run.mode == "synchronous" else self.algorithm.max_staleness
+    def rl_algorithms(self) -> list[tuple[int, RlStage, Algorithm]]:
+        """Each rl stage with its index and the algorithm in force in it."""
+        stages = enumerate(self.stages)
+        return [(index, stage, self.algorithm_of(stage)) for index, stage in stages if isinstance(stage, RlStage)]
 
     @property
     def hosts_in_use(self) -> tuple[str, ...]:

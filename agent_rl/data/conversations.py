@@ -1,4 +1,4 @@
-"""Conversations with tool calls for supervised training: one format on disk, converted from the common formats.
+"""Conversations with tool calls for supervised training: one format on disk, converted from the layouts of public sets.
 
 The format: ``{"messages": [{"role": ..., "content": ...}, ...]}`` with the roles system (at most one, first), user,
 assistant and tool. Calls are in the assistant's text as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
@@ -8,21 +8,27 @@ Training adds no prompt to a conversation. The loss covers the assistant's turns
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from agent_rl.data.rows import DataError, rows_of
+from agent_rl.data.layouts import (
+    UNKNOWN_LAYOUT,
+    NoConversation,
+    call_text,
+    call_texts,
+    known_layouts,
+    parsed,
+    read_chat,
+)
+from agent_rl.data.rows import DataError, Row
 from agent_rl.environments.base import Environment, TaskError
-from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.environments.task_files import read_rows, resolve
+from agent_rl.rollout.parsing import OPENING, ParsedCall, parse_calls
 from agent_rl.rollout.prompts import EMPTY, SYSTEM_TOOLS, ChatFormat, PromptError
 
 Message = dict[str, str]
-
-SHUFFLED = 4096
-"""Conversations held at once while a pass over the files is mixed."""
 
 ROLES = {
     "system": "system",
@@ -51,29 +57,23 @@ FOLLOWERS = {
 }
 
 
-class NoConversation(Exception):  # noqa: N818 - named for what it is
-    """A row is not a conversation to train on; the text is the reason under which the row is counted."""
-
-
 def conversation(row: Mapping[str, Any]) -> list[Message]:
-    """The conversation in a row of either form; its ``tools`` (JSON schemas) go into the system message.
+    """The conversation in a row of any layout; its tools (JSON schemas) go into the system message.
 
     Raises NoConversation for a row without one, an unknown role, content that is no text, a call that cannot be read,
     or roles that do not take turns from the user's to the assistant's.
     """
-    turns = row.get("messages") or row.get("conversations")
-    if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
-        raise NoConversation("no_messages")
-    messages = [_message(turn) for turn in turns]
-    own = row.get("system")
-    if isinstance(own, str) and own.strip() and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": own})
-    tools = _tools(row.get("tools"))
+    chat = read_chat(row)
+    messages = [_message(turn) for turn in chat.turns]
+    system = chat.system
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    tools = _tools(chat.tools)
     if tools:
-        told = SYSTEM_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        text = SYSTEM_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if messages[0]["role"] == "system":
-            told = f"{messages.pop(0)['content']}\n\n{told}"
-        messages.insert(0, {"role": "system", "content": told})
+            text = f"{messages.pop(0)['content']}\n\n{text}"
+        messages.insert(0, {"role": "system", "content": text})
     check_turns(messages)
     return messages
 
@@ -90,21 +90,36 @@ def check_turns(messages: Sequence[Message]) -> None:
         raise NoConversation("empty_turn_of_the_assistant")
 
 
+def tool_turn_without_call(messages: Sequence[Message]) -> bool:
+    """Whether the parser of rollouts finds no valid call in a turn of the assistant that opens one, or that a tool
+    answers.
+    """
+    answered = [*(message["role"] == "tool" for message in messages[1:]), False]
+    return any(
+        message["role"] == "assistant"
+        and (by_tool or OPENING in message["content"])
+        and not any(isinstance(call, ParsedCall) for call in parse_calls(message["content"]))
+        for message, by_tool in zip(messages, answered, strict=True)
+    )
+
+
 def _message(turn: Any) -> Message:
     if not isinstance(turn, Mapping):
         raise NoConversation("a_message_is_no_object")
-    said = turn.get("role") or turn.get("from")
-    role = ROLES.get(said) if isinstance(said, str) else None
+    name = turn.get("role") or turn.get("from")
+    role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise NoConversation("unknown_role")
     content = _text(turn["content"] if "content" in turn else turn.get("value"))
-    if said in CALLS:
-        content = "\n".join(_calls(content))
-    calls = list(turn.get("tool_calls") or []) + ([turn["function_call"]] if turn.get("function_call") else [])
+    if name in CALLS:
+        content = call_texts(content)
+    calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
+    if not isinstance(calls, list):
+        raise NoConversation("unreadable_call")
     if calls:
         if role != "assistant":
             raise NoConversation("unreadable_call")
-        parts = ([content] if content.strip() else []) + [_call(call) for call in calls]
+        parts = ([content] if content.strip() else []) + [call_text(call) for call in calls]
         content = "\n".join(parts)
     return {"role": role, "content": content}
 
@@ -122,39 +137,9 @@ def _text(content: Any) -> str:
     raise NoConversation("content_is_no_text")
 
 
-def _calls(text: str) -> list[str]:
-    """The calls a ShareGPT turn of calls consists of: a JSON object, or several in an array."""
-    try:
-        found = parse_json(text)
-    except JsonError as error:
-        raise NoConversation("unreadable_call") from error
-    return [_call(call) for call in (found if isinstance(found, list) else [found])]
-
-
-def _call(call: Any) -> str:
-    if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
-        call = call["function"]
-    name = call.get("name") if isinstance(call, Mapping) else None
-    if not isinstance(name, str) or not name:
-        raise NoConversation("unreadable_call")
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments or "{}")
-        except JsonError as error:
-            raise NoConversation("unreadable_call") from error
-    if not isinstance(arguments, Mapping):
-        raise NoConversation("unreadable_call")
-    written = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-    return f"<tool_call>{written}</tool_call>"
-
-
 def _tools(tools: Any) -> list[Any]:
     if isinstance(tools, str):
-        try:
-            tools = parse_json(tools) if tools.strip() else []
-        except JsonError as error:
-            raise NoConversation("unreadable_tools") from error
+        tools = parsed(tools, "unreadable_tools") if tools.strip() else []
     if tools is None:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -162,47 +147,31 @@ def _tools(tools: Any) -> list[Any]:
     return tools
 
 
-def conversations(patterns: Sequence[str], base: Path) -> Iterator[list[Message]]:
-    """The conversations of files for training, once and in order.
+def row_fault(error: NoConversation, row: Row, where: str) -> str:
+    """The message about a row of a file for training that is no conversation."""
+    if str(error) == UNKNOWN_LAYOUT:
+        columns = ", ".join(map(str, row)) or "none"
+        return f"{where}: unknown layout of conversations; its columns are {columns:.300}; known are {known_layouts()}"
+    reason, remedy = str(error).replace("_", " "), "`agent-rl data sft` leaves such rows out"
+    return f"{where}: no conversation to train on ({reason}); {remedy}"
 
-    Raises TaskError, naming the row, for what is none.
+
+def try_conversations(patterns: Sequence[str], base: Path, most: int) -> None:
+    """Read the first rows of every file: ``most`` in all, but at least one of each file.
+
+    Raises TaskError, which names the row, for what is no conversation, and for files without any row.
     """
-    for where, row in rows_of(patterns, base):
-        try:
-            yield conversation(row)
-        except NoConversation as error:
-            remedy = "`agent-rl data sft` leaves such rows out"
-            raise TaskError(
-                f"{where}: no conversation to train on ({str(error).replace('_', ' ')}); {remedy}"
-            ) from error
-
-
-def endless(patterns: Sequence[str], base: Path, rng: random.Random) -> Iterator[list[Message]]:
-    """The conversations of files over and over, each pass mixed anew by ``rng``; ``SHUFFLED`` of them in memory.
-
-    Raises TaskError for files without any, and for a row that is none.
-    """
-    while True:
-        empty = True
-        for messages in mixed(conversations(patterns, base), rng):
+    files = [file for pattern in patterns for file in resolve(pattern, base)]
+    empty = True
+    for name, path in files:
+        for where, row in islice(read_rows(name, path), max(1, most // len(files))):
             empty = False
-            yield messages
-        if empty:
-            raise TaskError(f"{', '.join(patterns)}: there is no conversation to train on")
-
-
-def mixed(items: Iterable[list[Message]], rng: random.Random, held: int = SHUFFLED) -> Iterator[list[Message]]:
-    """All items in another order: each comes out when chance names it among the ``held`` that are here."""
-    here: list[list[Message]] = []
-    for item in items:
-        if len(here) < held:
-            here.append(item)
-            continue
-        place = rng.randrange(held)
-        here[place], item = item, here[place]  # noqa: PLW2901 - the two change places
-        yield item
-    rng.shuffle(here)
-    yield from here
+            try:
+                conversation(row)
+            except NoConversation as error:
+                raise TaskError(row_fault(error, row, where)) from error
+    if empty:
+        raise TaskError(f"{', '.join(patterns)}: there is no conversation to train on")
 
 
 def chat_format_of(model: str, environments: Mapping[str, Environment] = EMPTY) -> tuple[ChatFormat, int | None]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
+from agent_rl.data.review import NAMED
 from agent_rl.environments.maths.rewards import is_integer
 from agent_rl.messages import Problem
 
@@ -124,13 +125,24 @@ class Tally:
     def __init__(self) -> None:
         self.read = 0
         self.dropped: Counter[str] = Counter()
+        self._places: defaultdict[str, list[str]] = defaultdict(list)
 
-    def add(self, reason: str) -> bool:
-        """Count a row; whether it is kept."""
+    def add(self, reason: str, where: str = "") -> bool:
+        """Count a row; whether it is kept. The first rows with a place are named by `notes`."""
         self.read += 1
         if reason:
             self.dropped[reason] += 1
+            if where and len(self._places[reason]) < NAMED:
+                self._places[reason].append(where)
         return not reason
+
+    def notes(self) -> list[str]:
+        """A line for each reason, with the number of rows that were left out for it and the first of them."""
+        return [
+            f"note: left out {self.dropped[reason]:,} ({reason.replace('_', ' ')}): {', '.join(places)}"
+            + (", ..." if self.dropped[reason] > len(places) else "")
+            for reason, places in sorted(self._places.items())
+        ]
 
     def figures(self) -> dict[str, int]:
         """By name."""

@@ -8,7 +8,7 @@ Then the group is ready to be trained, or dropped for a named reason.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 
@@ -67,8 +67,8 @@ class DecidedGroup:
 class GroupBook:
     """The groups of the stage that the learner is in."""
 
-    algorithm: Algorithm
-    max_staleness: int
+    algorithm_of: Callable[[Stage], Algorithm]
+    """The algorithm in force in a stage, with the staleness budget in force."""
     stages: Sequence[Stage]
     seed: int
     select: Select
@@ -77,6 +77,8 @@ class GroupBook:
     entered: StageEntered | None = None
     interim: InterimEvaluations | None = None
     """The evaluations within the stage, where an rl stage has some."""
+    algorithm: Algorithm = field(init=False)
+    """The algorithm of the stage that was entered last."""
     _groups: dict[str, UndecidedGroup] = field(default_factory=dict)
     _assembler: StepAssembler | None = None
     _opened: int = 0
@@ -112,11 +114,13 @@ class GroupBook:
         self._lost.clear()
         self._assembler = self.interim = self._lost_groups = None
         stage = self._stage
+        if stage is not None:
+            self.algorithm = self.algorithm_of(stage)
         if isinstance(stage, RlStage):
             self._assembler = StepAssembler(
                 version=next_version,
                 groups_per_step=self.algorithm.groups_per_step,
-                max_staleness=self.max_staleness,
+                max_staleness=self.algorithm.max_staleness,
                 on_stale=self.algorithm.on_stale,
                 max_corrected_staleness=self.algorithm.max_corrected_staleness,
                 refill=self.algorithm.refill,

@@ -37,8 +37,8 @@ class Measured(Protocol):
 class OlderWeights:
     """Copies of the trained weights of the last versions."""
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    def __init__(self, keep: int = 0) -> None:
+        self.keep = keep
         self._weights: dict[int, Mapping[str, Tensor]] = {}
         self.version: int | None = None
         """The version of the present weights; None before it is known."""
@@ -46,9 +46,9 @@ class OlderWeights:
     def remember(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights of the present version; the caller must not change them later."""
         self.version = version
-        if self._keep:
+        if self.keep:
             self._weights[version] = weights
-        for old in sorted(self._weights)[: -self._keep - 1]:
+        for old in sorted(self._weights)[: -self.keep - 1]:
             del self._weights[old]
 
     def of(self, version: int) -> Mapping[str, Tensor] | None:

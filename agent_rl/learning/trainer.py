@@ -70,18 +70,23 @@ class Trainer:
         """``tokenizer`` is saved with the model (default: the model's own)."""
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
-        self.algorithm = algorithm
         self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
         self.model = PolicyModel(
             model_path, dtype=dtype, device=device, options=options or ModelOptions(), lora=lora, seed=seed
         )
         self.device = self.model.device
         self.max_length = self.model.max_length
-        self.loss, self.settings = named_loss(algorithm)
         self._advantage = named_advantage(algorithm.advantage)
-        self.older = OlderWeights(algorithm.max_staleness if mismatch_tokens else 0)
+        self.older = OlderWeights()
         self._mismatch_tokens = mismatch_tokens
+        self.enter(algorithm)
         self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
+
+    def enter(self, algorithm: Algorithm) -> None:
+        """A stage begins: from now on its algorithm is in force."""
+        self.algorithm = algorithm
+        self.loss, self.settings = named_loss(algorithm)
+        self.older.keep = algorithm.max_staleness if self._mismatch_tokens else 0
 
     # Supervised -------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,10 @@ def made_with(topology: Topology) -> dict[str, Any]:
         kept |= {f"environments.{index}.{key}": value for key, value in entry.items()}
     kept |= {f"algorithm.{key}": algorithm[key] for key in ("groups_per_step", "samples", "keep")}
     for index, stage in enumerate(whole["stages"]):
-        kept[f"stages.{index}"] = f"{stage['kind']} stage named {stage['name']}"
+        own = [
+            f", {key} {stage[key]}" for key in ("groups_per_step", "samples") if stage["kind"] == "rl" and stage[key]
+        ]
+        kept[f"stages.{index}"] = f"{stage['kind']} stage named {stage['name']}{''.join(own)}"
     return kept
 
 

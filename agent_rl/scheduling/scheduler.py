@@ -92,16 +92,14 @@ class GroupScheduler:
         *,
         seed: int,
         stages: Sequence[Stage],
-        algorithm: Algorithm,
-        max_staleness: int,
+        algorithm_of: Callable[[Stage], Algorithm],
         problems: Problems,
         prompt_tokens: Callable[[Problem], int],
         placement: Placement | None = None,
     ) -> None:
         self._seed = seed
         self._stages = stages
-        self._algorithm = algorithm
-        self._max_staleness = max_staleness
+        self._algorithms = [algorithm_of(stage) for stage in stages]
         self._problems = problems
         self._prompt_tokens = prompt_tokens
         self._placement = placement or MostRoom()
@@ -289,14 +287,15 @@ class GroupScheduler:
             return False
         if stage.kind == "evaluate":
             return self._opened < stage.groups
-        steps = min(self._max_staleness + served - self._published.stage_version + 1, stage.steps)
-        return self._opened - self._uncounted < steps * self._algorithm.groups_per_step
+        algorithm = self._algorithms[self._published.stage]
+        steps = min(algorithm.max_staleness + served - self._published.stage_version + 1, stage.steps)
+        return self._opened - self._uncounted < steps * algorithm.groups_per_step
 
     def _group(self, number: int, at_step: int | None = None) -> GroupOpened:
         assert self._published is not None
         index, spec = self._published.stage, self._spec(at_step)
         purpose: Purpose = "train"
-        samples = self._algorithm.samples
+        samples = self._algorithms[index].samples
         if spec.kind == "evaluate":
             sampled = number < spec.problems
             purpose, samples = ("evaluate_sampled", spec.samples) if sampled else ("evaluate_greedy", 1)
@@ -322,8 +321,8 @@ class GroupScheduler:
         if stage.kind == "evaluate":
             temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
         else:
-            temperature = self._algorithm.temperature
-        filters = self._algorithm if stage.kind == "rl" else stage
+            temperature = self._algorithms[opened.stage].temperature
+        filters = self._algorithms[opened.stage] if stage.kind == "rl" else stage
         request = RolloutRequest(
             rollout=rollout_id(opened.group, sample, attempt),
             group=opened.group,

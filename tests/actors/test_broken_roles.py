@@ -149,7 +149,8 @@ class TrustsTheChecker(RoCFilter):
 class NeverWaits(RoCFilter):
     async def start(self) -> None:
         await super().start()
-        self._book.algorithm = self._book.algorithm.model_copy(update={"on_stale": "train_corrected"})
+        of = self._book.algorithm_of
+        self._book.algorithm_of = lambda stage: of(stage).model_copy(update={"on_stale": "train_corrected"})
 
 
 class EvaluatesTooEarly(RoCFilter):
@@ -191,7 +192,10 @@ class Overspends(KVScheduler):
 
     async def start(self) -> None:
         await super().start()
-        self._scheduler._max_staleness += self.more
+        self._scheduler._algorithms = [
+            each.model_copy(update={"max_staleness": each.max_staleness + self.more})
+            for each in self._scheduler._algorithms
+        ]
 
 
 class Underspends(Overspends):

@@ -17,10 +17,11 @@ from rich.table import Table
 
 from actors.cli.output import Mistake
 from actors.cli.parameters import Positive, Share, several
-from agent_rl.data.conversations import NoConversation, chat_format_of, conversation
+from agent_rl.data.conversations import chat_format_of, conversation, row_fault, tool_turn_without_call
 from agent_rl.data.fetch import Request
 from agent_rl.data.fetch import fetch as fetch_dataset
 from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
+from agent_rl.data.layouts import UNKNOWN_LAYOUT, NoConversation
 from agent_rl.data.review import Review, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
 from agent_rl.environments.base import TaskError
@@ -211,23 +212,30 @@ def sft(
     ] = None,
     max_tokens: Annotated[Positive | None, Parameter(help="drop longer conversations")] = None,
 ) -> dict[str, int]:
-    """Make conversations with tool calls ready for an sft stage."""
+    """Make conversations with tool calls ready for an sft stage; rows that cannot be trained on are left out."""
     tally = Tally()
     turns = calls = tokens = trained = 0
     encode = chat_format_of(model)[0].conversation_tokens if model else None
     if max_tokens and encode is None:
         raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
     with writer(out) as write:
-        for _, row in rows_of(files, Path.cwd()):
+        name = ""
+        for where, row in rows_of(files, Path.cwd()):
+            before, name = name, where.rpartition(":")[0]
             try:
                 messages = conversation(row)
             except NoConversation as error:
-                tally.add(str(error))
+                if str(error) == UNKNOWN_LAYOUT and name != before:  # the first row of a file
+                    raise DataError(row_fault(error, row, where)) from error
+                tally.add(str(error), where)
+                continue
+            if tool_turn_without_call(messages):
+                tally.add("tool_turn_without_a_call", where)
                 continue
             if encode is not None:
                 found, mask = encode(messages)
                 if max_tokens and len(found) > max_tokens:
-                    tally.add("too_long")
+                    tally.add("too_long", where)
                     continue
                 tokens, trained = tokens + len(found), trained + sum(mask)
             tally.add("")
@@ -236,6 +244,8 @@ def sft(
             calls += sum(content.count("<tool_call>") for content in assistants)
             kept = {key: row[key] for key in ("id", "source") if key in row}
             write({**kept, "messages": messages})
+    for line in tally.notes():
+        print(line)
     counted = {"turns_of_the_assistant": turns, "tool_calls": calls}
     return tally.figures() | counted | ({"tokens": tokens, "tokens_trained_on": trained} if encode else {})
 

@@ -200,7 +200,7 @@ def test_overrides_replace_and_add_keys(tmp_path):
     )
     assert topology.stages[1].steps == 5
     assert topology.run.seed == 7
-    assert topology.max_staleness == 0
+    assert topology.algorithm_of(topology.stages[1]).max_staleness == 0
     assert topology.stages[1].filter.max_problem_chars == 80
     assert topology.actors["a"].settings == {"depth": 3, "deep": {"er": [1, 2]}}
     assert topology.actors["a"].targets("out") == ("a",)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent_rl.data.conversations import NoConversation, conversation, conversations, endless, mixed
+from agent_rl.data.conversations import conversation, try_conversations
+from agent_rl.data.layouts import NoConversation
 from agent_rl.environments.base import TaskError
 from agent_rl.learning.batching import TOO_MANY, fitting
 from agent_rl.learning.tiny import build_tokenizer
@@ -68,7 +66,7 @@ def turns(*roles: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, "no_messages"),
+        ({}, "unknown_layout"),
         ({"messages": "x"}, "no_messages"),
         ({"messages": ["x"]}, "a_message_is_no_object"),
         (turns("user", "wizard"), "unknown_role"),
@@ -115,43 +113,11 @@ def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps(OPENAI) + "\n" + json.dumps(turns("user")) + "\n")
     with pytest.raises(TaskError, match=r"chats\.jsonl:2: no conversation .*does not end with the assistant.*data sft"):
-        list(conversations(["chats.jsonl"], tmp_path))
-
-
-def test_every_pass_brings_every_conversation_in_another_order(tmp_path: Path) -> None:
-    rows = [turns("user", "assistant") for _ in range(20)]
-    for index, row in enumerate(rows):
-        row["messages"][0]["content"] = str(index)
-    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = endless(["chats.jsonl"], tmp_path, random.Random(1))
-    first, second = ([next(found)[0]["content"] for _ in range(20)] for _ in range(2))
-    assert sorted(first, key=int) == sorted(second, key=int) == [str(index) for index in range(20)]
-    assert first != second
-    again = endless(["chats.jsonl"], tmp_path, random.Random(1))
-    assert [next(again)[0]["content"] for _ in range(20)] == first
-
-
-@given(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3))
-def test_mixing_loses_nothing_and_holds_few(count: int, held: int, seed: int) -> None:
-    taken = 0
-
-    def items():
-        nonlocal taken
-        for index in range(count):
-            taken += 1
-            yield [{"role": "user", "content": str(index)}]
-
-    out = []
-    for item in mixed(items(), random.Random(seed), held):
-        out.append(int(item[0]["content"]))
-        assert taken - len(out) <= held
-    assert sorted(out) == list(range(count))
-
-
-def test_files_without_conversations_are_refused(tmp_path: Path) -> None:
+        try_conversations(["chats.jsonl"], tmp_path, 1000)
+    try_conversations(["chats.jsonl"], tmp_path, 1)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskError, match="no conversation to train on"):
-        next(endless(["empty.jsonl"], tmp_path, random.Random(0)))
+        try_conversations(["empty.jsonl"], tmp_path, 1)
 
 
 def test_what_does_not_fit_is_passed_over_and_if_nothing_does_it_is_said() -> None:

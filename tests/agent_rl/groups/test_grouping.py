@@ -26,8 +26,7 @@ from tests import builders
 
 def book(*, stage: int = 0, max_staleness: int = 1, several: bool = False, **changes: Any) -> GroupBook:
     made = GroupBook(
-        algorithm=builders.algorithm(**changes),
-        max_staleness=max_staleness,
+        algorithm_of=lambda _: builders.algorithm(max_staleness=max_staleness, **changes),
         stages=[builders.rl_stage(), builders.evaluate_stage()],
         seed=0,
         select=partial(select_paper, keep=2),

@@ -23,8 +23,7 @@ RL, EVALUATION, INTERIM = 0, 1, 2
 def book(stage: int = RL, **changes: Any) -> GroupBook:
     interim = builders.rl_stage(evaluate=Interim(every=2, problems=2))
     made = GroupBook(
-        algorithm=builders.algorithm(**{"rollout_attempts": 2, **changes}),
-        max_staleness=1,
+        algorithm_of=lambda _: builders.algorithm(**{"rollout_attempts": 2, **changes}),
         stages=[builders.rl_stage(), builders.evaluate_stage(greedy=False), interim],
         seed=0,
         select=partial(select_paper, keep=2),

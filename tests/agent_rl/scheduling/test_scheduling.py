@@ -25,8 +25,7 @@ def scheduler(**changes: Any) -> GroupScheduler:
     defaults: dict[str, Any] = {
         "seed": 0,
         "stages": [builders.rl_stage(), builders.evaluate_stage()],
-        "algorithm": builders.algorithm(),
-        "max_staleness": 1,
+        "algorithm_of": lambda _: builders.algorithm(),
         "problems": lambda stage, number, purpose: builders.problem(number),
         "prompt_tokens": lambda problem: 10,
     }
@@ -97,7 +96,7 @@ def test_opening_stops_at_the_staleness_budget_and_goes_on_with_the_served_versi
 
 
 def test_synchronous_mode_opens_one_step_at_a_time() -> None:
-    world = World(scheduler(max_staleness=0))
+    world = World(scheduler(algorithm_of=lambda _: builders.algorithm(max_staleness=0)))
     world.begin(total=10_000)
     assert len(world.opened) == 2
 
@@ -266,7 +265,7 @@ def test_promises_never_exceed_any_cache(engines: list[tuple[int, int]], endings
 
 @pytest.mark.parametrize("samples", [1, 4])
 def test_requests_wait_for_the_journal(samples: int) -> None:
-    world = World(scheduler(algorithm=builders.algorithm(samples=samples)), auto_record=False)
+    world = World(scheduler(algorithm_of=lambda _: builders.algorithm(samples=samples)), auto_record=False)
     world.begin(total=10_000)
     assert len(world.opened) == 4
     assert world.placed == []
