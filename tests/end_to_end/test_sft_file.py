@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def write_sft(folder: Path, stages: str) -> Path:
 SFT = """
 [[stages]]
 kind = "sft"
-steps = 80
+epochs = 160
 batch = 4
 learning_rate = 1e-2
-data = ["chats.jsonl"]
+data = ["chats.jsonl", "more.jsonl.gz"]
+weights = [1, 0.5]
 
 [[stages]]
 kind = "evaluate"
@@ -49,6 +51,8 @@ def test_a_model_answers_as_the_conversations_of_a_file_do(tmp_path: Path) -> No
     path = write_sft(tmp_path, SFT)
     said = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said}))
+    with gzip.open(tmp_path / "more.jsonl.gz", "wt") as file:
+        file.write(2 * (json.dumps({"problem": QUESTION, "solution": ANSWER}) + "\n"))
     code, out, err = finish(start(path))
     assert code == 0, out + err
     summary = json.loads(out.splitlines()[-1])
@@ -62,6 +66,7 @@ def test_a_model_answers_as_the_conversations_of_a_file_do(tmp_path: Path) -> No
 
 def test_a_file_that_holds_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path = write_sft(tmp_path, SFT)
+    (tmp_path / "more.jsonl.gz").write_bytes(gzip.compress(b"\n"))
     code, _, err = finish(start(path))
     assert code == 2
     assert "stages.0.data.0: no file matches" in err

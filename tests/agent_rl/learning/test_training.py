@@ -80,6 +80,19 @@ def test_a_step_makes_rewarded_tokens_likelier(model: Path) -> None:
     assert advantage_weighted() > before + 0.1
 
 
+def test_a_stage_s_own_temperature_and_clipping_are_in_force_from_its_beginning(model: Path) -> None:
+    own = {"temperature": 0.5, "clip_low": 0.01, "clip_high": 0.02, "max_staleness": 3, "updates_per_step": 2}
+    stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
+    made, entered, plain = trainer(model, **own), trainer(model, updates_per_step=2), trainer(model, updates_per_step=2)
+    entered.enter(builders.algorithm(**own))
+    assert (entered.older.keep, plain.older.keep) == (3, 1)
+    batch = groups(plain)
+    first, second, other = (each.rl_step(batch, stage, 0) for each in (made, entered, plain))
+    assert first == second
+    assert first.clip_share > other.clip_share
+    assert_same(everything(made), everything(entered))
+
+
 def test_an_empty_step_changes_nothing(model: Path) -> None:
     trained = trainer(model)
     before = {name: tensor.clone() for name, tensor in trained.model.module.state_dict().items()}

@@ -1,0 +1,225 @@
+"""What a stage may say for itself: an rl stage's own values of `[algorithm]`, a supervised stage's rate, steps, epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actors.cli.topologies import sound_topology
+from actors.kv_scheduler import KVScheduler
+from actors.roc_filter import RoCFilter
+from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
+from agent_rl.checks.topology import check_topology
+from agent_rl.checks.warnings import warnings
+from agent_rl.config.full import resolved_text
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
+from agent_rl.config.topology import PER_STAGE, Algorithm, Topology
+from agent_rl.groups.book import GroupBook
+from agent_rl.groups.instructions import Closed
+from agent_rl.messages import GroupsUnfinished, StageEntered
+from agent_rl.records.continuing import made_with, started_otherwise
+from agent_rl.scheduling.scheduler import GroupScheduler, OpenGroup, Place
+from tests import builders
+
+HEAD = """[run]
+name = "stages"
+directory = "RUN"
+[model]
+initialise = {}
+[[environments]]
+class = "arithmetic"
+[algorithm]
+groups_per_step = 4
+samples = 8
+keep = 4
+"""
+RL = '[[stages]]\nkind = "rl"\nsteps = 300\nmax_response_tokens = 64\nmax_turns = 2\n'
+OWN = "samples = 16\ngroups_per_step = 2\ntemperature = 0.7\nclip_low = 0.1\nclip_high = 0.4\nmax_staleness = 3\n"
+SFT = '[[stages]]\nkind = "sft"\n'
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> Topology:
+    path = tmp_path / "topology.toml"
+    path.write_text(text.replace("RUN", str(tmp_path / "run")))
+    return load_topology(path, overrides)
+
+
+def faults(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+    try:
+        topology = load(tmp_path, text, *overrides)
+    except TopologyError as error:
+        return str(error).splitlines()
+    path = tmp_path / "topology.toml"
+    return [fault.render(path) for fault in check_topology(topology, path, overrides)]
+
+
+def test_a_stage_s_own_values_stand_over_those_of_the_run(tmp_path: Path) -> None:
+    topology = load(tmp_path, HEAD + RL + OWN + RL)
+    own, plain = (topology.algorithm_of(stage) for stage in topology.stages)
+    assert plain == topology.algorithm
+    values = {"samples": 16, "groups_per_step": 2, "temperature": 0.7, "clip_low": 0.1, "clip_high": 0.4}
+    assert own == topology.algorithm.model_copy(update={**values, "max_staleness": 3})
+    assert values.keys() | {"max_staleness"} == set(PER_STAGE)
+    assert [algorithm for _, _, algorithm in topology.rl_algorithms] == [own, plain]
+    synchronous = load(tmp_path, HEAD + RL + OWN, "run.mode=synchronous")
+    assert synchronous.algorithm_of(synchronous.stages[0]) == own.model_copy(update={"max_staleness": 0})
+    assert load(tmp_path, resolved_text(topology)) == topology  # as the actors read it
+
+
+@pytest.mark.parametrize("key", PER_STAGE)
+def test_a_stage_accepts_the_values_that_the_run_accepts(key: str) -> None:
+    def accepted(make: Any, value: Any) -> bool:
+        try:
+            return getattr(make(**{key: value}), key) == value
+        except ValidationError:
+            return False
+
+    values = [-1, 0, 0.5, 1, 1.5, 7, "x"]
+    of_run = [accepted(builders.algorithm, value) for value in values]
+    assert of_run == [accepted(builders.rl_stage, value) for value in values]
+    assert True in of_run
+    assert False in of_run
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "message"),
+    [
+        (RL, "keep = 2", "only the run may set this key; write it in [algorithm]; an rl stage may override samples, "),
+        (RL, "loss = 'grpo'", "only the run may set this key; write it in [algorithm]"),
+        (RL, "seed = 2", "only the run may set this key; write it in [run]"),
+        (RL, "dtype = 'bfloat16'", "only the run may set this key; write it in [model]"),
+        (SFT + "steps = 3\n", "keep = 2", "only the run may set this key; write it in [algorithm]"),
+        (SFT + "steps = 3\n", "clip_low = 0.1", "is no key of this kind of stage; an rl stage may have it"),
+    ],
+)
+def test_a_key_that_only_the_run_may_set_is_one_message(tmp_path: Path, stage: str, key: str, message: str) -> None:
+    (line,) = faults(tmp_path, HEAD + stage + key + "\n")
+    name = key.partition(" ")[0]
+    place = f"{tmp_path / 'topology.toml'}:{(HEAD + stage).count(chr(10)) + 1}"
+    assert line.startswith(f"{place}: stages.0.{name}: {message}")
+    (line,) = faults(tmp_path, HEAD + stage, f"stages.0.{key.replace(' ', '')}")
+    assert f"--set stages.0.{name}: {message}" in line
+
+
+def test_a_stage_with_fewer_samples_than_are_kept_is_a_fault_of_the_stage(tmp_path: Path) -> None:
+    text = HEAD + RL + RL + "samples = 3\n"
+    (line,) = faults(tmp_path, text)
+    assert f":{text.count(chr(10))}: stages.1.samples: keeps 4 of 3 samples of a group" in line
+
+
+def test_the_actors_windows_are_compared_with_the_stage_that_needs_most(tmp_path: Path) -> None:
+    topology = load(tmp_path, HEAD + RL + RL + "samples = 100\ngroups_per_step = 90\nmax_staleness = 4\n")
+    (fault,) = KVScheduler.check(topology, KVScheduler.Settings(request_window=99))
+    assert fault.endswith("set it to at least stages.1.samples = 100")
+    (fault,) = RoCFilter.check(topology, RoCFilter.Settings(training_window=454))
+    assert fault.endswith("set it to at least 455")
+    assert RoCFilter.check(topology, RoCFilter.Settings(training_window=455)) == []
+
+
+def test_the_needs_are_those_of_the_stage_that_needs_most(tmp_path: Path) -> None:
+    topology = load(tmp_path, HEAD + RL + RL + OWN.replace("groups_per_step = 2", "groups_per_step = 40"))
+    assert steps_kept(topology) == 3 * 50 + 2 * 4
+    text = "\n".join(needs(topology))
+    assert "open at once: 160 groups = 4 steps of 40, 2,560 rollouts" in text
+    assert f"{size_text(4 * 160 * 64 * MEMORY_BYTES)} = 4 steps x 160 rollouts x 64 tokens" in text
+    assert f"{size_text(158 * 640 * 64 * JOURNAL_BYTES)} = 158 steps kept x 640 rollouts x 64 tokens" in text
+
+
+def test_a_run_goes_on_only_with_the_sizes_its_stages_began_with(tmp_path: Path) -> None:
+    plain, own = (made_with(load(tmp_path, HEAD + RL + text)) for text in ("", "samples = 16\ntemperature = 2.0\n"))
+    warm = made_with(load(tmp_path, HEAD + RL + "samples = 16\n"))
+    assert started_otherwise(tmp_path, own, warm) is None
+    for before, now in ((plain, own), (own, plain)):
+        message = started_otherwise(tmp_path, before, now)
+        assert message is not None
+        assert '"rl stage named rl, samples 16"' in message
+
+
+def algorithm_of(stage: Any) -> Algorithm:
+    own = {key: value for key in PER_STAGE if (value := getattr(stage, key, None)) is not None}
+    return builders.algorithm(**own)
+
+
+STAGES = [builders.rl_stage(), builders.rl_stage(samples=3, groups_per_step=1, temperature=0.5, max_staleness=0)]
+
+
+def test_the_scheduler_samples_and_bounds_each_stage_by_its_own_values() -> None:
+    made = GroupScheduler(
+        seed=0,
+        stages=STAGES,
+        algorithm_of=algorithm_of,
+        problems=lambda stage, number, purpose: builders.problem(number),
+        prompt_tokens=lambda problem: 10,
+    )
+    opened, placed = [], []
+    for stage in (0, 1):
+        todo = made.policy_published(builders.published(stage, stage=stage, stage_version=stage))
+        todo += made.engine_load(builders.engine_load(total=10_000, version=stage))
+        todo += made.unfinished(GroupsUnfinished(stage, 0, ()))
+        while todo:
+            match todo.pop(0):
+                case OpenGroup(group):
+                    opened.append((stage, group.samples))
+                    todo += made.group_recorded(group.group)
+                case Place(request):
+                    placed.append((stage, request.sampling.temperature))
+                    todo += made.rollout_done(request.rollout)
+    assert opened == [(0, 4)] * 4 + [(1, 3)]
+    assert placed == [(0, 1.0)] * 16 + [(1, 0.5)] * 3
+
+
+def test_the_filter_closes_the_steps_of_each_stage_by_its_own_sizes() -> None:
+    made = GroupBook(algorithm_of=algorithm_of, stages=STAGES, seed=0, select=lambda group, rng: (0, 1))
+    for stage, groups in ((0, 2), (1, 1)):
+        made.enter(StageEntered(stage, 0, 0, restored=True), next_version=0)
+        closed: list[Closed] = []
+        for number in range(groups):
+            assert closed == []
+            group = builders.opened(number, stage=stage, samples=3)
+            made.group_opened(group)
+            done = [made.trajectory(builders.trajectory(group, each, answer="45"[each % 2])) for each in range(3)]
+            closed += [each for some in done for each in some if isinstance(each, Closed)]
+        assert len(closed[0].step.trained) == groups
+
+
+@pytest.mark.parametrize(("model", "rate"), [('path = "x"', 5e-6), ("initialise = {}", 3e-3)])
+def test_the_default_rate_of_a_supervised_stage_goes_by_the_model(tmp_path: Path, model: str, rate: float) -> None:
+    text = HEAD.replace("initialise = {}", model) + SFT + "steps = 5\n"
+    (stage,) = load(tmp_path, text).stages
+    assert stage.learning_rate == rate
+    (stage,) = load(tmp_path, text + "learning_rate = 0.5\n").stages
+    assert stage.learning_rate == 0.5
+
+
+def test_a_high_rate_for_a_given_model_is_a_warning_and_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = HEAD + SFT + "steps = 5\nlearning_rate = 2e-4\n"
+    path = tmp_path / "topology.toml"
+    assert warnings(load(tmp_path, text), path) == []
+    text = text.replace("initialise = {}", 'path = "there_is_none"')
+    sound = ["stages.0.learning_rate=1e-4"]
+    assert warnings(load(tmp_path, text, *sound), path, sound) == []
+    monkeypatch.setattr("agent_rl.checks.topology.check_topology", lambda *_, **__: [])
+    assert sound_topology((path,), ()) == load(tmp_path, text)
+    message = "0.0002 is above 0.0001, which can destroy what the given model knows; the default is 5e-6"
+    assert capsys.readouterr().err == f"warning: {path}:15: stages.0.learning_rate: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("", "neither of steps and epochs given; write one of them"),
+        ('steps = 2\nepochs = 1\ndata = ["a.jsonl"]\n', "both of steps and epochs given; write one of them"),
+        ("epochs = 1\n", "epochs are passes over data, and there is no data"),
+        ('steps = 2\ndata = ["a.jsonl"]\nweights = [1, 2]\n', "2 weights for 1 entries of data; write one for each"),
+        ('steps = 2\ndata = ["a.jsonl"]\nweights = [0]\n', "must be greater than 0, not 0"),
+    ],
+)
+def test_the_end_and_the_weights_of_a_supervised_stage_are_checked(tmp_path: Path, keys: str, message: str) -> None:
+    (line,) = faults(tmp_path, HEAD + SFT + keys)
+    assert f"stages.0{'.weights.0' if 'greater' in message else ''}: {message}" in line
