@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -121,6 +122,7 @@ class TrainedModel:
         seed = f"{self._context.topology.run.seed}/sft/{position.stage}"
         rng = random.Random(seed)
         conversations: Iterator[Any]
+        encode: Callable[[Any], Masked]
         if stage.data:
             rows, weights = Rows(stage.data, self._context.base, self._context.directory), stage.weights
             weights = weights or (1.0,) * len(stage.data)
@@ -128,10 +130,7 @@ class TrainedModel:
                 steps = math.ceil(rows_of_epochs(rows.counts, weights, stage.epochs) / stage.batch)
                 stage = stage.model_copy(update={"steps": max(1, steps)})
             conversations, longest = shuffled(rows.counts, weights, seed), float(self.trainer.max_length)
-
-            def encode(number: int) -> Masked:
-                return self._chat.conversation_tokens(rows.conversation(number))
-
+            encode = partial(_encoded, self._chat, rows)
         else:
             conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
             encode = self._chat.demonstration_tokens
@@ -187,6 +186,10 @@ class TrainedModel:
         await self.in_thread(lambda: self.trainer.save(self.checkpoints.path(position), position, extra))
         self._saved_at = self._context.now()
         self._saving_seconds = self._saved_at - began
+
+
+def _encoded(chat: ChatFormat, rows: Rows, number: int) -> Masked:
+    return chat.conversation_tokens(rows.conversation(number))
 
 
 def refuse_unavailable(context: ActorContext) -> None:

@@ -184,7 +184,8 @@ def _pieces(text: str, start: int) -> tuple[list[str], int]:
 
     Raises ValueError when no bracket closes.
     """
-    depth, quote, pieces, begin, position = 0, "", [], start, start
+    pieces: list[str] = []
+    depth, quote, begin, position = 0, "", start, start
     while position < len(text):
         sign = text[position]
         if quote:
