@@ -122,7 +122,7 @@ class TrainedModel:
         seed = f"{self._context.topology.run.seed}/sft/{position.stage}"
         rng = random.Random(seed)
         conversations: Iterator[Any]
-        encode: Callable[[Any], Masked]
+        encode: Any
         if stage.data:
             rows, weights = Rows(stage.data, self._context.base, self._context.directory), stage.weights
             weights = weights or (1.0,) * len(stage.data)

@@ -76,6 +76,7 @@ class Trainer:
         )
         self.device = self.model.device
         self.max_length = self.model.max_length
+        self.loss, self.settings = named_loss(algorithm)
         self._advantage = named_advantage(algorithm.advantage)
         self.older = OlderWeights()
         self._mismatch_tokens = mismatch_tokens
@@ -85,7 +86,7 @@ class Trainer:
     def enter(self, algorithm: Algorithm) -> None:
         """A stage begins: from now on its algorithm is in force."""
         self.algorithm = algorithm
-        self.loss, self.settings = named_loss(algorithm)
+        _, self.settings = named_loss(algorithm)
         self.older.keep = algorithm.max_staleness if self._mismatch_tokens else 0
 
     # Supervised -------------------------------------------------------------------------------------------------------

@@ -506,7 +506,7 @@ def test_the_description_names_actors_links_addresses_and_memory(folder):
 def test_the_needs_are_what_the_arithmetic_says(folder, changes: list[str], steps: int) -> None:
     topology, _ = load(folder, SOUND, changes)
     algorithm = topology.algorithm
-    open_steps = topology.max_staleness + 1
+    open_steps = topology.algorithm_of(topology.stages[0]).max_staleness + 1
     text = "\n".join(needs(topology))
     assert steps_kept(topology) == steps
     rollouts = algorithm.groups_per_step * algorithm.samples
