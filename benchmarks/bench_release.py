@@ -164,8 +164,7 @@ def random_rollout(rng: random.Random, form: Format, group: GroupOpened, sample:
 def ours(group: Group) -> tuple[int, ...]:
     """The samples that the group book keeps."""
     book = GroupBook(
-        algorithm=algorithm(samples=group.opened.samples, keep=group.keep, minimum_samples=2),
-        max_staleness=1,
+        algorithm_of=lambda _: algorithm(samples=group.opened.samples, keep=group.keep, minimum_samples=2),
         stages=[rl_stage()],
         seed=0,
         select=named_selection("release", group.keep),
