@@ -219,7 +219,7 @@ def test_a_new_stage_cancels_what_the_old_one_left_and_samples_held_out_problems
 
 def test_filters_of_training_are_the_algorithms_and_those_of_an_evaluation_its_own() -> None:
     interim = {"every": 1, "problems": 1, "top_k": 5}
-    made = scheduler(algorithm=builders.algorithm(top_p=0.9), stages=[builders.rl_stage(evaluate=interim)])
+    made = scheduler(algorithm_of=lambda _: builders.algorithm(top_p=0.9), stages=[builders.rl_stage(evaluate=interim)])
     world = World(made)
     world.begin(total=10_000)
     trained = [place.request.sampling for place in world.placed]
