@@ -180,6 +180,7 @@ class Learner(Actor):
             if position.stage >= len(stages):
                 await self._publish()
                 await self._model.publisher.settled()
+                self._model.forget_reference()
                 self._state = "finished"
                 break
             stage = stages[position.stage]
@@ -266,7 +267,7 @@ class Learner(Actor):
 
     async def _rl(self, stage: RlStage) -> bool:
         """Train the steps of GRPO-RoC. Each step starts as soon as the filter has closed it."""
-        at_its_start = self._position.version == self._position.stage_version
+        at_its_start = await self._model.begin_rl(self._position)
         if stage.reset_optimizer and at_its_start:
             self._model.trainer.optimizer.reset()
         self._model.trainer.enter(self.context.topology.algorithm_of(stage))

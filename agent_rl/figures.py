@@ -177,6 +177,8 @@ class TrainingFigures:
     """Tokens whose correction was cut, to the cap or to 0."""
     policy_gap: float | None = None
     """Mean |log pi_prox - log mu|, in nats."""
+    kl: float | None = None
+    """Estimated divergence from the reference policy, in nats a token; None without a KL penalty."""
     mismatch: MismatchFigures | None = None
     train_seconds: float = 0.0
     idle_seconds: float = 0.0

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agent_rl.config.topology import Algorithm, RlStage
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.topology import RlStage
 from agent_rl.environments.base import Environment
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.maths import Maths

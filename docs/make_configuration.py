@@ -46,6 +46,7 @@ TABLES: dict[str, str] = {
     "Lora": "[model.lora]",
     "EnvironmentEntry": "[[environments]]",
     "Algorithm": "[algorithm]",
+    "KlPenalty": "kl = { ... } of [algorithm]",
     "SftStage": '[[stages]] kind = "sft"',
     "RlStage": '[[stages]] kind = "rl"',
     "TaskFilter": "filter = { ... } of an rl stage",

@@ -58,12 +58,13 @@ def run(
     from agent_rl.records.run_directory import summary_file
 
     before = summary_file(topology.run.directory)
-    name = topology.model.path
-    if name is not None and is_hub_name(name):  # before actors with deadlines wait for it
-        try:
-            model_files(name, complain)
-        except HubError as error:
-            raise Mistake(str(error)) from error
+    kl = topology.algorithm.kl
+    for name in (topology.model.path, None if kl is None else kl.reference):
+        if name is not None and is_hub_name(name):  # before actors with deadlines wait for it
+            try:
+                model_files(name, complain)
+            except HubError as error:
+                raise Mistake(str(error)) from error
     exit_code = supervise(topology, files, overrides, host, LiveView)
     _show_results(topology, host, before, exit_code)
     return exit_code

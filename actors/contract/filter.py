@@ -79,8 +79,8 @@ class FilterContract(FilterBench):
             await self.enter(stage)
             given: dict[str, list[Trajectory]] = {}
             for number in range(12):
-                answers = mixed(rng)
-                given[opened(number).group] = await self.settle(stage, opened(number), answers)
+                answers, status = mixed(rng), "truncated" if number % 2 else "finished"
+                given[opened(number).group] = await self.settle(stage, opened(number), answers, status=status)
             await self.settled()
             groups = [m for m in stage["learner"].log if isinstance(m, TrainingGroup)]
             self.check_groups(groups, given)
@@ -101,6 +101,7 @@ class FilterContract(FilterBench):
                 original = sampled[made.rollout]
                 right = f"{{{RIGHT}}}" in original.transcript.text
                 assert reward == float(right), f"{made.rollout} has the reward {reward}"
+                assert made.status == original.status, f"{made.rollout} has the status {made.status}"
                 assert made.tokens.tolist() == original.tokens.tolist(), f"{made.rollout} was changed"
                 assert made.loss_mask.tolist() == original.loss_mask.tolist(), f"the mask of {made.rollout} was changed"
             assert set(group.rewards.tolist()) == {0.0, 1.0}, f"{group.group} has no signal: {group.rewards.tolist()}"

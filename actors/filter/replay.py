@@ -11,7 +11,7 @@ from actors.filter.stored import decode_stored
 from agent_rl.groups.book import DecidedGroup, GroupBook
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import Evaluation, EvaluationReady, Policy, StepReady, TrainingGroup, Transcript
+from agent_rl.messages import Evaluation, EvaluationReady, Policy, StepReady, TrainingGroup, Trajectory, Transcript
 from agent_rl.records.journal import GroupRow, Journal, JournalError
 
 
@@ -79,9 +79,14 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
         group=group,
         stage=row.stage,
         policy=Policy(0, row.oldest),
-        trajectories=tuple(replace(decode_stored(payload), transcript=Transcript(())) for payload in kept),
+        trajectories=tuple(_for_training(decode_stored(payload)) for payload in kept),
         rewards=np.array(row.rewards, dtype=np.float32),
     )
+
+
+def _for_training(trajectory: Trajectory) -> Trajectory:
+    """A trajectory without its texts."""
+    return replace(trajectory, transcript=Transcript((), status=trajectory.status))
 
 
 def _figures(journal: Journal, row: GroupRow) -> tuple[RolloutFigures, ...]:

@@ -32,19 +32,24 @@ def checksum_of(path: Path) -> int:
     return checksum
 
 
+def named_directory(name: str) -> Path:
+    """The directory of a model that a directory or a hub name means. Raises TrainingStoppedError."""
+    if not is_hub_name(name):
+        return Path(name).expanduser()
+    try:
+        return model_files(name)  # already in the cache: `run` on this host has fetched it
+    except HubError as error:
+        raise TrainingStoppedError(str(error)) from error
+
+
 def model_directory(topology: Topology, run_directory: Path) -> Path:
     """The Hugging Face directory that the run starts from. The first caller initialises a small architecture.
 
     The model depends only on the topology and the run's seed, so actors on hosts without a shared disk make the same
     one.
     """
-    if topology.model.path is not None and is_hub_name(topology.model.path):
-        try:
-            return model_files(topology.model.path)  # already in the cache: `run` on this host has fetched it
-        except HubError as error:
-            raise TrainingStoppedError(str(error)) from error
     if topology.model.path is not None:
-        return Path(topology.model.path).expanduser()
+        return named_directory(topology.model.path)
     assert topology.model.initialise is not None
     directory = run_directory / "model"
     with writing(run_directory):

@@ -13,14 +13,16 @@ import trio
 from actors.base import ActorContext
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory, read_part
-from actors.weights.files import Checkpoints, PublishedWeights, model_directory
+from actors.weights.files import Checkpoints, PublishedWeights, model_directory, named_directory
 from actors.weights.publish import Publisher
 from actors.weights.transfer import KeptWeights
 from agent_rl.config.addresses import run_digest
+from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.topology import SftStage
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.load import Environments
 from agent_rl.figures import SupervisedFigures
+from agent_rl.files.disk import remove
 from agent_rl.files.leftovers import Claim
 from agent_rl.learning.batching import Masked, SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
@@ -53,6 +55,7 @@ class TrainedModel:
         self._saving_seconds = 0.0
         self.store, self._claim = _store(context)
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
+        self._references = context.directory / "reference"
         self.publisher = Publisher(context, self.store, context.log)
         self.trainer: Trainer
         """Made by `load`."""
@@ -75,7 +78,7 @@ class TrainedModel:
         from agent_rl.learning.trainer import Trainer
 
         context, topology, settings = self._context, self._context.topology, self._context.settings
-        directory = model_directory(topology, context.directory)
+        directory, kl = model_directory(topology, context.directory), topology.algorithm.kl
         try_loss(topology.algorithm)
         self.trainer = Trainer(
             directory,
@@ -92,6 +95,7 @@ class TrainedModel:
             lora=topology.model.lora,
             mismatch_tokens=settings.mismatch_tokens,
             tokenizer=load_tokenizer(directory, topology, context.base),
+            reference=named_directory(kl.reference) if kl is not None and kl.reference != STAGE_START else None,
         )
         self._environments = Environments(topology, context.base)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
@@ -142,6 +146,23 @@ class TrainedModel:
     def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:
         """Train the next batch. Raises NotFiniteError, with nothing changed."""
         return self.trainer.sft_step(next(batches), stage, step)
+
+    async def begin_rl(self, position: Position) -> bool:
+        """Set the reference policy where it is that of the stage's start. Returns whether no step was trained yet."""
+        from agent_rl.learning.reference import StageStart
+
+        reference = self.trainer.reference
+        path = self._references / f"stage-{position.stage:02d}.safetensors"
+        new = position.version == position.stage_version
+        if isinstance(reference, StageStart):
+            if new:
+                self.forget_reference()
+            await self.in_thread(lambda: reference.keep(path) if new else reference.load(path))
+        return new
+
+    def forget_reference(self) -> None:
+        """Delete the reference policies of stages that are over."""
+        remove(self._references)
 
     # Published policies
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.weights.files import PublishedWeights
+from actors.weights.transfer import KeptWeights
 from agent_rl.figures import PublishFigures
 from agent_rl.messages import Policy, PolicyPublished
 
@@ -18,22 +20,6 @@ if TYPE_CHECKING:
 
 MOST_WAITED_FOR = 100
 """The most policies whose update times are measured at once. Older policies get no figure."""
-
-
-class PolicyStore(Protocol):
-    """Stores published policies until engines have them: as files, or as tensors."""
-
-    def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
-        """Store the weights, in a thread. Returns URI, size, checksum. Raises TrainingStoppedError, DiskError."""
-
-    def served(self, generator: str, policy: Policy) -> None:
-        """An engine reports which policy it serves."""
-
-    def clean(self, newest: Policy) -> None:
-        """Delete policies that nobody can ask for after the announcement of ``newest``."""
-
-    def remove(self) -> None:
-        """The run is over: delete everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +36,7 @@ class Publisher:
     It also measures each policy's update time: from the end of the step until every engine serves it or a newer one.
     """
 
-    def __init__(self, context: ActorContext, store: PolicyStore, log: Any) -> None:
+    def __init__(self, context: ActorContext, store: PublishedWeights | KeptWeights, log: Any) -> None:
         self._context = context
         self._store = store
         self._log = log

@@ -13,8 +13,9 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from actors.base import Settings
 from actors.weights import transfer
 from actors.weights.fetch import LINK, SHARED_MEMORY, has_shared_memory
-from agent_rl.config.plugins import ALIASES, ContractError, resolve
-from agent_rl.config.topology import Algorithm, Topology
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.plugins import ALIASES, ContractError, find, resolve
+from agent_rl.config.topology import Topology
 
 TRIAL_SECONDS = 120.0
 """Seconds that the trial of a loss may take; importing torch takes most of them."""
@@ -94,10 +95,11 @@ def settings_faults(topology: Topology, settings: LearnerSettings) -> list[str]:
 def try_loss_elsewhere(algorithm: Algorithm) -> None:
     """Try a loss of the user's own in a process that loads torch, which checking a topology must not load.
 
-    Raises ContractError when the loss fails, or returns something wrong.
+    Raises PluginError when there is no such loss, ContractError when it fails, or returns something wrong.
     """
     if algorithm.loss in ALIASES["loss"]:
         return
+    find("loss", algorithm.loss)
     command = [sys.executable, "-m", "agent_rl.learning.losses.trial", algorithm.model_dump_json()]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the user's module may be beside the topology
     try:

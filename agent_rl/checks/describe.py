@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
+from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.plugins import resolve
-from agent_rl.config.topology import Algorithm, RlStage, Topology
+from agent_rl.config.topology import RlStage, Topology
 
 MEMORY_BYTES = 4 + 4 + 1 + 8
 """Of a token as the learner holds it: id, log-probability, loss mask, policy. Its text stays with the journal."""

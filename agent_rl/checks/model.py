@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent_rl.config.addresses import is_loopback
+from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, is_hub_name, metadata
-from agent_rl.models.model_files import ModelFiles, Unreadable, read_template
+from agent_rl.models.model_files import ModelFiles, Unreadable, read_template, vocabulary_fault
 from agent_rl.rollout.chat_templates import OURS, template_file
 
 PLACE = ("model", "path")
@@ -52,6 +53,32 @@ def model_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
     if files.length is not None:
         faults += _length_faults(topology, files.length, "max_position_embeddings in config.json", source)
     return faults
+
+
+def reference_faults(topology: Topology, source: Source) -> list[Fault]:
+    """What is wrong with the model that ``algorithm.kl.reference`` names."""
+    kl, place = topology.algorithm.kl, ("algorithm", "kl", "reference")
+    if kl is None or kl.reference == STAGE_START:
+        return []
+    here = not is_hub_name(kl.reference)
+    directory = Path(kl.reference).expanduser()
+    if here and not (directory / "config.json").is_file():
+        remedy = f"name a model's directory, relative to the working directory, a model of the hub, or {STAGE_START!r}"
+        return [source.fault(place, f"there is no {directory / 'config.json'}", remedy)]
+    try:
+        reference = ModelFiles.read(directory if here else metadata(kl.reference))
+        faults = [source.fault(place, message, remedy) for message, remedy in reference.files_missing(weights=here)]
+        name = topology.model.path
+        if faults or name is None:  # the learner compares a vocabulary that is made here
+            return faults
+        model = ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser())
+        tokens, expected = reference.vocabulary(), model.vocabulary()
+        fault = vocabulary_fault(tokens, expected) if tokens else ""
+        return [source.fault(place, f"{reference.directory} {fault}")] if fault else []
+    except HubError as error:
+        return [source.fault(place, str(error))]
+    except Unreadable as error:
+        return [source.fault(place, str(error), "save the model again, or copy it whole")]
 
 
 def device_faults(topology: Topology, source: Source, host: str | None) -> Iterator[Fault]:

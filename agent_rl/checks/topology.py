@@ -16,14 +16,15 @@ from agent_rl.checks.contracts import class_findings, declaration, objections, o
 from agent_rl.checks.environments import class_faults, environment_faults
 from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
-from agent_rl.checks.model import device_faults, model_faults
+from agent_rl.checks.model import device_faults, model_faults, reference_faults
+from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, find, resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
-from agent_rl.config.topology import Algorithm, Topology
+from agent_rl.config.topology import Topology
 
 
 class LinkDeclaration(Protocol):
@@ -91,7 +92,7 @@ def check_topology(
     for index, tracker in enumerate(topology.run.trackers):
         _resolved("tracker", tracker, ("run", "trackers", index), source, faults)
     faults += file_faults(topology, path, source)
-    faults += model_faults(topology, path, source)
+    faults += model_faults(topology, path, source) + reference_faults(topology, source)
     faults += device_faults(topology, source, host)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
         faults += environment_faults(topology, path, source)
@@ -276,6 +277,9 @@ def _algorithm_faults(topology: Topology, source: Source) -> list[Fault]:
     for index, stage, own in topology.rl_algorithms:
         if stage.samples is not None:
             faults += _sample_faults(own, index, source)
+        if algorithm.overlong == "penalty" and algorithm.overlong_cache > stage.max_response_tokens:
+            message = f"is more than the {stage.max_response_tokens} max_response_tokens of stage {stage.name!r}"
+            faults.append(source.fault(("algorithm", "overlong_cache"), message, "lower it, to a fifth for instance"))
     return faults
 
 

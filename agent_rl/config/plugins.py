@@ -58,7 +58,14 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "maths": "agent_rl.environments.maths:Maths",
         "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
     },
-    "loss": {"grpo": "agent_rl.learning.losses.grpo:grpo", "clipped": "agent_rl.learning.losses.grpo:grpo"},
+    "loss": {
+        "grpo": "agent_rl.learning.losses.grpo:grpo",
+        "sequence_mean": "agent_rl.learning.losses.sequence_mean:sequence_mean",
+        "dr_grpo": "agent_rl.learning.losses.dr_grpo:dr_grpo",
+        "gspo": "agent_rl.learning.losses.gspo:gspo",
+        "cispo": "agent_rl.learning.losses.cispo:cispo",
+        "clipped": "agent_rl.learning.losses.grpo:grpo",
+    },
     "placement": {"most_room": "agent_rl.scheduling.placement:MostRoom"},
     "rollout": {},
     "selection": {

@@ -5,12 +5,10 @@ This module holds the schema alone (pydantic); reading it imports neither torch 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -19,22 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from agent_rl.config.plugins import Kind, PluginError, path_of
+from agent_rl.config.algorithm import Algorithm, TopP
 from agent_rl.config.processes import ActorEntry, Host, Part, Run, Security
-
-
-def _named(kind: Kind, name: str) -> str:
-    try:
-        path_of(kind, name)
-    except PluginError as error:
-        raise ValueError(str(error)) from error
-    return name
-
-
-SelectionName = Annotated[str, AfterValidator(partial(_named, "selection"))]
-AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
-LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
-TopP = Annotated[float, Field(gt=0, le=1)]
 
 
 class InitialiseModel(Part):
@@ -305,80 +289,6 @@ PER_STAGE = ("samples", "groups_per_step", "temperature", "clip_low", "clip_high
 """Keys of ``[algorithm]`` that an rl stage may override."""
 FRESH_MODEL_RATE = 3e-3
 """The default learning rate of a supervised stage for a model with fresh weights."""
-
-
-class Algorithm(Part):
-    """GRPO-RoC and its step (paper, section GRPO-RoC). Defaults are the paper's, where the paper gives them."""
-
-    groups_per_step: PositiveInt = 512
-    """Groups in a step."""
-    samples: PositiveInt = 32
-    """Rollouts that are sampled for a problem; they are a group."""
-    keep: PositiveInt = 16
-    """Rollouts of a group that are trained on."""
-    minimum_samples: PositiveInt = 2
-    """A group with fewer usable rollouts is dropped."""
-    resampling: SelectionName = "paper"
-    """The rule that selects the rollouts to train on: ``paper``, ``release`` (of the authors' code), ``none`` (a
-    uniform draw), or ``module:function`` (`agent_rl.groups.resampling.Selection`)."""
-    advantage: AdvantageName = "group"
-    """How rewards become advantages: ``group`` (less their mean), or an `agent_rl.learning.advantages.Advantage`."""
-    loss: LossName = "grpo"
-    """The loss: ``grpo`` (the paper's surrogate), or ``module:function`` (`agent_rl.learning.losses.base.Loss`)."""
-    temperature: PositiveFloat = 1.0
-    """The temperature of sampling and of losses."""
-    top_p: TopP = 1.0
-    """The share of probability that rollouts are sampled from: the fewest likeliest tokens that reach it. Losses take
-    the whole vocabulary."""
-    top_k: PositiveInt | None = None
-    """The number of likeliest tokens that rollouts are sampled from. None: all. Losses take the whole vocabulary."""
-    clip_low: float = Field(default=0.2, gt=0, le=1)
-    """A ratio below ``1 - clip_low`` is clipped."""
-    clip_high: PositiveFloat = 0.28
-    """A ratio above ``1 + clip_high`` is clipped."""
-    updates_per_step: PositiveInt = 1
-    """Mini-batches of a step."""
-    microbatch_tokens: PositiveInt = 16384
-    """Tokens that are computed at once, packed, prompts included. A longer sequence is computed alone."""
-    gradient_clip: PositiveFloat = 1.0
-    """The largest norm of a gradient."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay of the optimizer."""
-    entropy_coefficient: float = 0.0
-    """Weight of an entropy bonus. The paper has none, and no KL term."""
-    correction: Literal["none", "truncated", "masked", "decoupled"] = "truncated"
-    """The factor on the loss of a token, for the gap between mu, the policy that sampled it, and pi_prox, the learner's
-    policy before the step. ``none``: 1; ``truncated``: min(pi_prox / mu, cap); ``masked``: pi_prox / mu between floor
-    and cap, else 0 (IcePop); ``decoupled``: pi_prox / mu (AReaL)."""
-    correction_cap: float = Field(default=2.0, ge=1)
-    """The cap of ``truncated`` and ``masked``."""
-    correction_floor: float = Field(default=0.5, gt=0, le=1)
-    """The floor of ``masked``."""
-    sequence_mask: tuple[float, float] | None = None
-    """Bounds on the geometric mean of pi_prox / mu over a response. Responses outside them are left out of the loss."""
-    advantage_std: bool = True
-    """Whether advantages are divided by the standard deviation of the rewards of the group."""
-    max_staleness: NonNegativeInt = 1
-    """Steps that the oldest policy of a group may be behind the policy that is trained."""
-    on_stale: Literal["wait", "drop", "train_corrected"] = "wait"
-    """What happens to an older group: training waits for it, it is dropped, or it is trained with the correction. The
-    last two favour short rollouts (docs/guarantees.md)."""
-    max_corrected_staleness: NonNegativeInt = 4
-    """With ``train_corrected``, an open group that would grow older than this is dropped. At least ``max_staleness``
-    counts."""
-    refill: bool = False
-    """Whether groups with equal rewards are replaced by others, so that the batch does not shrink."""
-    max_refill: PositiveInt = 3
-    """Groups that a step may replace, as a multiple of ``groups_per_step``."""
-    rollout_attempts: PositiveInt = 3
-    """How often a rollout that the infrastructure failed is sampled."""
-
-    @field_validator("sequence_mask")
-    @classmethod
-    def _mask_holds_one(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-        if bounds and not 0 < bounds[0] <= 1 <= bounds[1]:
-            raise ValueError("must be two bounds on a ratio, the first in (0, 1], the second at least 1")
-        return bounds
 
 
 class Topology(Part):

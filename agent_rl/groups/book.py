@@ -14,7 +14,8 @@ from itertools import starmap
 
 import numpy as np
 
-from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.topology import EvaluateStage, RlStage, Stage
 from agent_rl.environments.judging import LOST
 from agent_rl.groups.group import SampleState, UndecidedGroup
 from agent_rl.groups.instructions import (

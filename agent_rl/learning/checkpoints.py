@@ -22,10 +22,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from agent_rl.files.disk import remove, whole
 from agent_rl.learning.finite import refuse_not_finite
+from agent_rl.learning.optimizer import Optimizer
+from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.records.checkpoint_files import (
     STATE_FILE,
     CheckpointError,
@@ -35,12 +41,6 @@ from agent_rl.records.checkpoint_files import (
     position_of,
     verify,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from agent_rl.learning.optimizer import Optimizer
-    from agent_rl.learning.policy_model import PolicyModel
 
 ADAPTER_FILE = "training/adapter.safetensors"
 RANK = "training/rank-0"
@@ -61,8 +61,6 @@ def save_checkpoint(
 
     Raises TrainingStoppedError and writes nothing when weights or moments are not finite.
     """
-    from safetensors.torch import save_file
-
     tensors, steps = optimizer.state()
     refuse_not_finite(model.module.state_dict() | tensors, directory)
     with whole(directory) as partial:
@@ -70,9 +68,11 @@ def save_checkpoint(
         model.save(partial)
         tokenizer.save_pretrained(partial)
         if model.adapted:
-            save_file(_on_host(model.trained()), partial / ADAPTER_FILE)
+            adapters = {name: tensor.cpu().contiguous() for name, tensor in model.trained().items()}
+            save_file(adapters, partial / ADAPTER_FILE)
         _save_sharded(tensors, partial / RANK, "optimizer")
-        save_file(_rng_states(), partial / RNG_FILE)
+        on_gpus = {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+        save_file({"cpu": torch.get_rng_state(), **on_gpus}, partial / RNG_FILE)
         written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
         files = {path.relative_to(partial).as_posix(): _flushed(path) for path in written}
         state = {**asdict(position), "optimizer_steps": steps, "extra": dict(extra), "files": files}
@@ -89,8 +89,6 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
 
     Raises CheckpointError when a file is missing or changed since it was written; then nothing was restored.
     """
-    from safetensors.torch import load_file
-
     state = verify(directory)
     tensors = {path: path.name for path in map(directory.joinpath, state["files"]) if path.suffix == ".safetensors"}
 
@@ -110,18 +108,15 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
         optimizer.load(moments, state["optimizer_steps"])
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{directory} holds another model than the topology names: {error}") from error
-    _restore_rng(read("rng"))
+    states = read("rng")
+    torch.set_rng_state(states["cpu"])
+    for index in range(min(len(states) - 1, torch.cuda.device_count())):
+        torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
     return position_of(state), state["extra"]
-
-
-def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> None:
     """Write tensors, in their order, to files of at most `SHARD_BYTES`; a larger tensor has its own file."""
-    from safetensors.torch import save_file
-
     shards: list[dict[str, Tensor]] = [{}]
     room = SHARD_BYTES
     for name, tensor in tensors.items():
@@ -133,27 +128,6 @@ def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> 
     for number, shard in enumerate(shards):
         name = stem if len(shards) == 1 else f"{stem}-{number:05d}"
         save_file(shard, directory / f"{name}.safetensors")
-
-
-def _rng_states() -> dict[str, Tensor]:
-    import torch
-
-    states = {"cpu": torch.get_rng_state()}
-    return states | {f"cuda.{index}": state for index, state in enumerate(_cuda_states())}
-
-
-def _cuda_states() -> list[Tensor]:
-    import torch
-
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-
-def _restore_rng(states: Mapping[str, Tensor]) -> None:
-    import torch
-
-    torch.set_rng_state(states["cpu"])
-    for index in range(min(len(states) - 1, torch.cuda.device_count())):
-        torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
 
 
 def _flushed(path: Path) -> tuple[int, int]:

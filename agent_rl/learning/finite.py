@@ -11,12 +11,11 @@ never written, neither for the engines nor as a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 IN_A_ROW = 3
@@ -60,38 +59,6 @@ class SkippedSteps:
             f"lower the stage's learning_rate or see to what is named, and run again: it goes on from {before}, which "
             "is from before them"
         )
-
-
-class Snapshot:
-    """A copy of weights and optimizer state in host memory, made before a step of several updates."""
-
-    def __init__(
-        self, weights: Iterable[Tensor], optimizer: torch.optim.Optimizer, *, then: Callable[[], None] = lambda: None
-    ) -> None:
-        """``then`` is called after both were restored."""
-        self._weights = [(weight, weight.detach().to("cpu", copy=True)) for weight in weights]
-        self._optimizer = optimizer
-        self._state = {p: {k: _copy(v) for k, v in state.items()} for p, state in optimizer.state.items()}
-        self._then = then
-
-    def put_back(self) -> None:
-        """Make both as they were, bit for bit."""
-        for weight, before in self._weights:
-            weight.data.copy_(before)
-        for parameter, state in list(self._optimizer.state.items()):
-            if parameter not in self._state:  # the step made this parameter's first update
-                del self._optimizer.state[parameter]
-                continue
-            for key, value in self._state[parameter].items():
-                if hasattr(value, "copy_"):
-                    state[key].copy_(value)
-                else:
-                    state[key] = value
-        self._then()
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if hasattr(value, "detach") else value
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:

@@ -12,8 +12,7 @@ rollouts with the older weights. Host memory holds as many copies of older weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,17 +20,7 @@ from torch import Tensor
 from agent_rl.figures import MismatchFigures
 from agent_rl.learning.batching import microbatches
 from agent_rl.learning.policy_model import PolicyModel
-
-
-class Measured(Protocol):
-    """A rollout's fields for `measure`: arrays over its n response tokens, ``tokens`` over prompt and response."""
-
-    tokens: Tensor
-    prompt: int
-    mask: Tensor
-    behaviour: Tensor
-    versions: Tensor
-    proximal: Tensor | None
+from agent_rl.learning.sequences import TrainingSequence
 
 
 class OlderWeights:
@@ -58,7 +47,7 @@ class OlderWeights:
 
 def measure(
     model: PolicyModel,
-    rollouts: Sequence[Measured],
+    rollouts: Sequence[TrainingSequence],
     older: OlderWeights,
     *,
     temperature: float,
@@ -70,10 +59,11 @@ def measure(
     Forward passes take packed rows of at most ``microbatch_tokens``.
     """
     gaps, moves = [], []
-    for version, sampled in _by_version(_sample(rollouts, max_tokens)).items():
+    every = max(1, math.ceil(sum(len(rollout.tokens) for rollout in rollouts) / max_tokens))
+    for version, sampled in _by_version(rollouts[::every]).items():
         for batch in microbatches([len(rollout.tokens) for rollout, _ in sampled], max_tokens=microbatch_tokens):
             parts = [sampled[index] for index in batch]
-            proximal = torch.cat([_proximal(rollout)[chosen] for rollout, chosen in parts])
+            proximal = torch.cat([r.proximal[chosen] for r, chosen in parts if r.proximal is not None])
             behaviour = torch.cat([rollout.behaviour[chosen] for rollout, chosen in parts])
             if version == older.version:
                 at_version = proximal
@@ -101,21 +91,10 @@ def measure(
     )
 
 
-def _by_version(rollouts: Iterable[Measured]) -> dict[int, list[tuple[Measured, Tensor]]]:
+def _by_version(rollouts: Iterable[TrainingSequence]) -> dict[int, list[tuple[TrainingSequence, Tensor]]]:
     """Rollouts by version, each with a mask [n] bool of the response tokens that the version sampled."""
-    versions: dict[int, list[tuple[Measured, Tensor]]] = {}
+    versions: dict[int, list[tuple[TrainingSequence, Tensor]]] = {}
     for rollout in rollouts:
         for version in rollout.versions[rollout.mask].unique().tolist():
             versions.setdefault(version, []).append((rollout, (rollout.versions == version) & rollout.mask))
     return versions
-
-
-def _proximal(rollout: Measured) -> Tensor:
-    assert rollout.proximal is not None
-    return rollout.proximal
-
-
-def _sample(rollouts: Sequence[Measured], max_tokens: int) -> Iterator[Measured]:
-    """Every so many rollouts, from the first."""
-    total = sum(len(rollout.tokens) for rollout in rollouts)
-    yield from rollouts[:: max(1, math.ceil(total / max_tokens))]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from agent_rl.learning.finite import NotFiniteError, Snapshot, named, not_finite
+from agent_rl.learning.finite import NotFiniteError, named, not_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 BETAS = (0.9, 0.999)
 
@@ -59,9 +59,18 @@ class Optimizer:
         """Forget the moments, as a stage may ask."""
         self._adam.state.clear()
 
-    def snapshot(self) -> Snapshot:
-        """A copy of weights and moments, from which they can be restored."""
-        return Snapshot(self._masters.values(), self._adam, then=self._round)
+    def snapshot(self) -> Callable[[], None]:
+        """Copy weights and moments to host memory; returns a function that restores them, bit for bit."""
+        weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self._masters.items()}
+        tensors, steps = self.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+
+        def put_back() -> None:
+            for name, weight in self._masters.items():
+                weight.data.copy_(weights[name])
+            self.load(tensors, steps)
+
+        return put_back
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Moments and master weights as named tensors on the host, and step counts as numbers: no pickle on disk."""

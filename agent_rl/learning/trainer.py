@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,36 +18,27 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from agent_rl.config.topology import Algorithm, Lora, RlStage, SftStage
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.topology import Lora, RlStage, SftStage
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.batching import microbatches, split_evenly
 from agent_rl.learning.checkpoints import load_checkpoint, save_checkpoint
-from agent_rl.learning.finite import NotFiniteError, named, not_finite, refuse_not_finite
+from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.reference import OtherModel, StageStart
+from agent_rl.learning.sequences import (
+    TrainingSequence,
+    cause_of_loss,
+    refuse_not_finite_inputs,
+    training_sequences,
+)
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """One trajectory in training: arrays over its n response tokens, ``tokens`` over prompt and response."""
-
-    name: str
-    tokens: Tensor
-    prompt: int
-    mask: Tensor
-    """bool: the tokens that the model wrote."""
-    turns: Tensor
-    behaviour: Tensor
-    versions: Tensor
-    reward: float
-    advantage: float
-    proximal: Tensor | None = None
 
 
 class Trainer:
@@ -66,8 +57,12 @@ class Trainer:
         lora: Lora | None = None,
         tokenizer: Any = None,
         mismatch_tokens: int = 1024,
+        reference: Path | None = None,
     ) -> None:
-        """``tokenizer`` is saved with the model (default: the model's own)."""
+        """``tokenizer`` is saved with the model (default: the model's own). ``reference`` is the model of a KL penalty.
+
+        Raises TrainingStoppedError when a model cannot be trained, or the reference has another vocabulary.
+        """
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
@@ -81,6 +76,15 @@ class Trainer:
         self.older = OlderWeights()
         self._mismatch_tokens = mismatch_tokens
         self.enter(algorithm)
+        self.reference: StageStart | OtherModel | None = None
+        """The reference policy of the KL penalty; of a `StageStart` the caller says when the stage begins."""
+        if algorithm.kl is not None and reference is None:
+            self.reference = StageStart(self.model)
+        elif algorithm.kl is not None and reference is not None:
+            model_options = ModelOptions(logits_mib=(options or ModelOptions()).logits_mib)
+            self.reference = OtherModel(
+                reference, dtype=dtype, device=device, options=model_options, tokenizer=self.tokenizer
+            )
         self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
 
     def enter(self, algorithm: Algorithm) -> None:
@@ -127,26 +131,30 @@ class Trainer:
         The proximal log-probabilities are the learner's before the first update. Raises NotFiniteError, with weights
         and optimizer as before the step, when the loss or gradient of any update is not finite.
         """
-        sequences = [sequence for group in groups for sequence in self._sequences(group)]
+        longest = stage.max_response_tokens
+        sequences = [s for group in groups for s in training_sequences(group, self._advantage, self.algorithm, longest)]
         if not sequences:
             return TrainingFigures()
-        _refuse_not_finite_inputs(sequences)
+        refuse_not_finite_inputs(sequences)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
         totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
+        if self.reference is not None:
+            with self.reference.model() as model:
+                self._fill("reference", sequences, model)
         if len(batches) > 1:  # with one update, its forward pass gives the proximal log-probabilities
-            self._fill_proximal(sequences)
+            self._fill("proximal", sequences, self.model)
         # A single update fails before it changes anything. With several, an earlier update may have been applied.
-        before = self.optimizer.snapshot() if len(batches) > 1 else None
+        put_back = self.optimizer.snapshot() if len(batches) > 1 else None
         try:
             gradient_norms = [
-                self._update([sequences[index] for index in indices], totals, rate) for indices in batches
+                self._update([sequences[index] for index in indices], totals, rate, longest) for indices in batches
             ]
         except NotFiniteError:
             self.optimizer.zero_grad()
-            if before is not None:
-                before.put_back()
+            if put_back is not None:
+                put_back()
             raise
         loss = totals.pop("loss") / len(batches)
         trained_tokens = sum(int(s.mask.sum()) for s in sequences)
@@ -171,45 +179,33 @@ class Trainer:
         )
         return replace(figures, **means)
 
-    def _sequences(self, group: TrainingGroup) -> list[_Sequence]:
-        advantages = self._advantage(group.rewards, divide_by_std=self.algorithm.advantage_std)
-        return [
-            _Sequence(
-                name=f"{group.group}, sample {t.sample}",
-                tokens=torch.from_numpy(np.concatenate([t.prompt_tokens, t.tokens]).astype(np.int64)),
-                prompt=len(t.prompt_tokens),
-                mask=torch.from_numpy(t.loss_mask > 0),
-                # A turn begins where the model's tokens begin; between two turns there are tokens of others.
-                turns=torch.from_numpy((np.diff(t.loss_mask > 0, prepend=False) & (t.loss_mask > 0)).cumsum() - 1),
-                behaviour=torch.from_numpy(np.where(t.loss_mask > 0, t.logprobs, np.float32(0.0))),
-                versions=torch.from_numpy(t.policies[:, 1].astype(np.int64)),
-                reward=float(reward),
-                advantage=float(advantage),
-            )
-            for t, reward, advantage in zip(group.trajectories, group.rewards, advantages, strict=True)
-        ]
-
-    def _fill_proximal(self, sequences: Sequence[_Sequence]) -> None:
+    def _fill(
+        self, field: Literal["proximal", "reference"], sequences: Sequence[TrainingSequence], model: PolicyModel
+    ) -> None:
         with torch.no_grad():
             for batch in self._microbatches(sequences):
-                logprobs, _ = self._response_logprobs(batch, with_entropy=False)
-                _keep_proximal(batch, logprobs)
+                logprobs, _ = self._response_logprobs(batch, model, with_entropy=False)
+                _keep(field, batch, logprobs)
 
-    def _update(self, sequences: Sequence[_Sequence], totals: defaultdict[str, float], rate: float) -> float:
+    def _update(
+        self, sequences: Sequence[TrainingSequence], totals: defaultdict[str, float], rate: float, longest: int
+    ) -> float:
         """Make one optimizer update; return its gradient norm. Raises NotFiniteError before any weight changes.
 
-        Adds to ``totals`` the loss and, by the names of `TrainingFigures`, sums over tokens.
+        Adds to ``totals`` the loss and, by the names of `TrainingFigures`, sums over tokens. ``longest`` is the most
+        tokens that a response may have.
         """
         self.optimizer.zero_grad()
         tokens = max(1, sum(int(s.mask.sum()) for s in sequences))
         loss_sum = 0.0
         for batch in self._microbatches(sequences):
-            logprobs, entropy = self._response_logprobs(batch)
+            logprobs, entropy = self._response_logprobs(batch, self.model)
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
-                _keep_proximal(batch, proximal)
+                _keep("proximal", batch, proximal)
             else:
                 proximal = self._stack([s.proximal for s in batch if s.proximal is not None])
+            reference = [s.reference for s in batch if s.reference is not None]
             given = MicroBatch(
                 logprobs=logprobs,
                 proximal=proximal,
@@ -220,29 +216,34 @@ class Trainer:
                 rewards=torch.tensor([[s.reward] for s in batch], device=self.device),
                 tokens=tokens,
                 sequences=len(sequences),
+                max_response_tokens=longest,
+                reference=self._stack(reference) if reference else None,
             )
-            loss, sums = reduced(given, self.loss(given, self.settings))
+            loss, sums = reduced(given, self.loss(given, self.settings), self.settings)
             if self.settings.entropy_coefficient:
                 loss = loss - self.settings.entropy_coefficient * entropy.sum() / tokens
             loss.backward()
             loss_sum += float(loss.detach())
             if not math.isfinite(loss_sum):
-                raise NotFiniteError(f"the loss is {loss_sum}, {_cause(batch, logprobs.detach())}")
+                raise NotFiniteError(f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach())}")
             totals["entropy"] += float(entropy.detach().sum())
             for field in fields(LossSums):
-                totals[field.name] += float(getattr(sums, field.name))
+                if (value := getattr(sums, field.name)) is not None:
+                    totals[field.name] += float(value)
         totals["loss"] += loss_sum
         return self.optimizer.step(rate, self.algorithm.gradient_clip)
 
-    def _microbatches(self, sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
+    def _microbatches(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         lengths = [len(sequence.tokens) for sequence in sequences]
         batches = microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens)
         return [[sequences[index] for index in batch] for batch in batches]
 
-    def _response_logprobs(self, batch: Sequence[_Sequence], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+    def _response_logprobs(
+        self, batch: Sequence[TrainingSequence], model: PolicyModel, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [rows, longest response], 0 where masked, and entropies of the model's tokens."""
         places = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask]) for s in batch]
-        logprobs, entropy = self.model.logprobs(
+        logprobs, entropy = model.logprobs(
             [s.tokens for s in batch], places, temperature=self.algorithm.temperature, with_entropy=with_entropy
         )
         mask = self._stack([s.mask for s in batch])
@@ -296,31 +297,9 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
         save_file(dict(weights), partial)
 
 
-def _keep_proximal(batch: Sequence[_Sequence], logprobs: Tensor) -> None:
+def _keep(field: Literal["proximal", "reference"], batch: Sequence[TrainingSequence], logprobs: Tensor) -> None:
     for sequence, row in zip(batch, logprobs.cpu(), strict=True):
-        sequence.proximal = row[: len(sequence.mask)]
-
-
-def _refuse_not_finite_inputs(sequences: Sequence[_Sequence]) -> None:
-    """Check the log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite."""
-    faults = []
-    for sequence in sequences:
-        parts = {
-            "advantage": torch.tensor(sequence.advantage),
-            "log-probabilities by the engine": sequence.behaviour[sequence.mask],
-        }
-        faults += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
-    if faults:
-        raise NotFiniteError(f"not finite: {named(faults)}")
-
-
-def _cause(batch: Sequence[_Sequence], logprobs: Tensor) -> str:
-    """The cause of a loss that is not finite: the model's log-probabilities, and of which rollouts."""
-    rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask]) for row, s in enumerate(batch)]
-    wrong = not_finite(rows)
-    if wrong:
-        return f"not finite: the learner's log-probabilities of {named(wrong)}"
-    return "but all values it is computed from are finite"
+        setattr(sequence, field, row[: len(sequence.mask)])
 
 
 def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:

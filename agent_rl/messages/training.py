@@ -12,7 +12,7 @@ from agent_rl.messages.rollouts import Evaluation, Float32Vector, GroupOpened, P
 class TrainingGroup:
     """A decided group with signal: the kept trajectories and their rewards [kept], float32.
 
-    Their transcripts are empty, since training needs only the tokens.
+    Their transcripts hold the status alone, since training needs only the tokens.
     """
 
     group: str

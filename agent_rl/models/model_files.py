@@ -103,6 +103,11 @@ class ModelFiles:
     def _has_tokenizer(self) -> bool:
         return any((self.directory / name).is_file() for name in TOKENIZER_FILES)
 
+    def vocabulary(self) -> dict[str, int]:
+        """The tokens in tokenizer.json with their numbers; empty without that file. Raises Unreadable."""
+        file = self.directory / "tokenizer.json"
+        return _tokens(read_json(file)) if file.is_file() else {}
+
     def _config_faults(self) -> Iterator[Finding]:
         file, config = self.directory / "config.json", self.config
         kind = config.get("model_type")
@@ -133,7 +138,7 @@ class ModelFiles:
         if not file.is_file():
             return
         try:
-            largest = _largest_token(read_json(file))
+            largest = max(_tokens(read_json(file)).values(), default=-1)
         except Unreadable as error:
             yield str(error), "save the tokenizer again"
             return
@@ -230,18 +235,30 @@ def read_template(file: Path) -> str:
         raise Unreadable(f"{file} cannot be read ({error})") from error
 
 
-def _largest_token(tokenizer: Mapping[str, Any]) -> int:
-    """The largest number of any token; -1 when there is none."""
+def vocabulary_fault(vocabulary: Mapping[str, int], expected: Mapping[str, int]) -> str:
+    """How tokens and their numbers differ from the ``expected`` ones; empty when all of these are there."""
+    other = [token for token, number in expected.items() if vocabulary.get(token) != number]
+    if not other:
+        return ""
+    return (
+        f"has another vocabulary than the model: {len(other)} of {len(expected)} tokens differ, {other[0]!r} for "
+        "instance; name a model that has the model's tokenizer"
+    )
+
+
+def _tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of a tokenizer.json with their numbers."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    numbers: list[Any] = []
-    if isinstance(vocabulary, dict):
-        numbers += vocabulary.values()
-    elif isinstance(vocabulary, list):
-        numbers.append(len(vocabulary) - 1)
+    tokens: dict[Any, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    if isinstance(vocabulary, list):  # of pairs (token, score)
+        tokens = {
+            each[0] if isinstance(each, list) and each else number: number for number, each in enumerate(vocabulary)
+        }
     added = tokenizer.get("added_tokens")
-    numbers += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    return max((number for number in numbers if isinstance(number, int)), default=-1)
+    added = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    tokens |= {token.get("content"): token.get("id") for token in added}
+    return {str(token): number for token, number in tokens.items() if isinstance(number, int)}
 
 
 def _is_size(value: Any) -> bool:

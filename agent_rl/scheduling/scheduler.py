@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeAlias
 
-from agent_rl.config.topology import Algorithm, EvaluateStage, RlStage, Stage
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.topology import EvaluateStage, RlStage, Stage
 from agent_rl.figures import SchedulerFigures
 from agent_rl.messages import (
     EngineLoad,

@@ -354,3 +354,26 @@ def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_pat
         assert left == ["best-version-000002-stage-02", "version-000004-stage-02", "version-000005-stage-02"]
 
     Contract(Learner).run(main)
+
+
+def test_the_policy_at_a_stages_start_stays_the_reference_of_a_killed_learner(tmp_path: Path) -> None:
+    recipe = [*RECIPE[:2], {**RECIPE[2], "learning_rate": 1e-2}, RECIPE[3]]
+    changes: dict[str, Any] = {"stages": recipe, "algorithm": {"kl": {"coefficient": 1.0}}}
+
+    async def main() -> None:
+        whole = await Contract(Learner).finish(tmp_path / "whole", **changes)
+        estimates = [step.figures.kl for step in whole.trained]
+        assert estimates[0] == pytest.approx(0.0, abs=1e-6)
+        assert min(estimates[1:]) > 1e-4
+        dying, reached = dying_at("before a step", BEGUN + 2)
+        folder = tmp_path / "killed"
+        async with Contract(dying).among_peers(folder, **changes) as (topology, peers):
+            async with Contract(dying).running(topology, peers.stage, kill=True):
+                await reached.wait()
+            async with Contract(Learner).running(topology, peers.stage, incarnation=2):
+                await peers.until("finished")
+                last = read_weights(peers.policies[-1])
+        assert [entered.version for entered in peers.entered if entered.restored][1] == BEGUN + 1  # within the stage
+        assert equal(last, whole.weights[max(whole.weights)])
+
+    Contract(Learner).run(main)

@@ -27,7 +27,7 @@ from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.losses.base import LossSettings, MicroBatch, reduced
 from agent_rl.learning.losses.grpo import grpo
-from agent_rl.learning.losses.trial import loss_fault
+from agent_rl.learning.losses.gspo import gspo
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
@@ -148,10 +148,6 @@ def test_what_is_no_arithmetic_is_refused_at_once(expression: str) -> None:
         calculator.call_here({"expression": "1+" * 300}, b"")
 
 
-def test_the_loss_of_whole_responses_keeps_what_is_asked_of_every_loss() -> None:
-    assert loss_fault(sequence_ratio, LossSettings()) == ""
-
-
 def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
     settings = LossSettings(clip_low=0.1, clip_high=0.1)
@@ -169,14 +165,17 @@ def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
             rewards=advantages,
             tokens=6,
             sequences=2,
+            max_response_tokens=4,
         )
-        made, sums = reduced(batch, loss(batch, settings))
+        made, sums = reduced(batch, loss(batch, settings), settings)
         return float(made.detach()), torch.autograd.grad(made, now)[0], float(sums.clip_share)
 
     loss, gradient, clipped = evaluate_at([[0.0] * 4, [0.0] * 4])
     assert (loss, clipped) == (0.0, 0.0)  # four tokens against two, and yet they balance
     assert evaluate_at([[0.0] * 4, [0.0] * 4], grpo)[0] == pytest.approx((-4 + 2) / 6)
     assert (gradient * mask).tolist() == [[-1 / 8] * 4, [1 / 4, 1 / 4, 0.0, 0.0]]
+    for logprobs in ([[0.3, -0.1, -0.1, -0.1], [0.0] * 4], [[0.3] * 4, [0.1, 0.2, 0.0, 0.0]]):  # as the built-in one
+        assert evaluate_at(logprobs, gspo)[0] == evaluate_at(logprobs)[0]
     # One token far off, the mean of its response within the range: nothing is clipped.
     _, gradient, clipped = evaluate_at([[0.3, -0.1, -0.1, -0.1], [0.0] * 4])
     assert clipped == 0.0

@@ -6,6 +6,8 @@ loss says for each token t what is to rise, o_t, and with which share c_t of the
 
     - sum_t  c_t * stop_grad(w_t) * o_t
 
+With a reference policy, ``kl.coefficient * sum_t c_t * KL_t`` is added (see `divergence`).
+
 The weight w corrects the gap x = pi_prox / mu between mu and pi_prox (staleness, and engine against learner). With
 r = pi_theta / pi_prox, the ratio in o corrects the gap between pi_prox and pi_theta. The weights, by name::
 
@@ -26,8 +28,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from agent_rl.config.algorithm import Algorithm, KlPenalty
 from agent_rl.config.plugins import resolve
-from agent_rl.config.topology import Algorithm
+from agent_rl.learning.losses.divergence import divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class LossSettings:
     correction_floor: float = 0.5
     sequence_mask: tuple[float, float] | None = None
     entropy_coefficient: float = 0.0
+    kl: KlPenalty | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,10 @@ class MicroBatch:
     """The model's tokens in the whole update, at least 1."""
     sequences: int
     """The responses in the whole update, at least 1."""
+    max_response_tokens: int
+    """The most tokens that a response of the stage may have."""
+    reference: Tensor | None = None
+    """log pi_ref, 0 outside the mask; None without a KL penalty."""
 
     @property
     def lengths(self) -> Tensor:
@@ -103,6 +111,7 @@ class LossSums:
     correction_mean: Tensor
     correction_capped_share: Tensor
     policy_gap: Tensor
+    kl: Tensor | None
 
 
 class Loss(Protocol):
@@ -118,28 +127,38 @@ def named_loss(algorithm: Algorithm) -> tuple[Loss, LossSettings]:
     return resolve("loss", algorithm.loss), settings
 
 
-def reduced(batch: MicroBatch, terms: Terms) -> tuple[Tensor, LossSums]:
-    """The loss of a micro-batch, a scalar with the gradient, and the sums for the figures."""
+def reduced(batch: MicroBatch, terms: Terms, settings: LossSettings) -> tuple[Tensor, LossSums]:
+    """The loss of a micro-batch with its KL penalty, a scalar with the gradient; and the sums for the figures."""
 
     def total(values: Tensor) -> Tensor:
         return torch.where(batch.mask, values.detach(), 0.0).sum(dtype=torch.float64)
 
     loss = -torch.where(batch.mask, terms.shares * terms.correction * terms.objective, 0.0).sum()
+    kl = None
+    if settings.kl is not None and batch.reference is not None:
+        estimates = divergence(batch.logprobs, batch.reference, settings.kl.estimator)
+        loss = loss + settings.kl.coefficient * torch.where(batch.mask, terms.shares * estimates, 0.0).sum()
+        kl = total(estimates)
     return loss, LossSums(
         clip_share=total(terms.clipped.double()),
         ratio_deviation=total((terms.ratio - 1.0).abs()),
         correction_mean=total(terms.correction),
         correction_capped_share=total(terms.capped.double()),
         policy_gap=total((batch.proximal - batch.behaviour).abs()),
+        kl=kl,
     )
 
 
-def corrections(batch: MicroBatch, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """The weight w of each token, and which weights were reduced; both [rows, width]."""
+def corrections(batch: MicroBatch, settings: LossSettings, *, of_responses: bool = False) -> tuple[Tensor, Tensor]:
+    """The weight w of each token, and which weights were reduced; both [rows, width].
+
+    ``of_responses``: of each response, from the geometric mean of its tokens' x; both [rows, 1].
+    """
     log_gap = batch.proximal - batch.behaviour
-    gap = log_gap.exp()
+    mean = (log_gap.sum(-1, keepdim=True) / batch.lengths).exp()
+    gap = mean if of_responses else log_gap.exp()
     cap, floor = settings.correction_cap, settings.correction_floor
-    uncut = torch.zeros_like(batch.mask)
+    uncut = torch.zeros_like(gap, dtype=torch.bool)
     match settings.correction:
         case "none":
             weight, cut = torch.ones_like(gap), uncut
@@ -152,7 +171,6 @@ def corrections(batch: MicroBatch, settings: LossSettings) -> tuple[Tensor, Tens
             weight, cut = gap, uncut
     if settings.sequence_mask is not None:
         low, high = settings.sequence_mask
-        mean = (log_gap.sum(-1, keepdim=True) / batch.lengths).exp()
         outside = (mean < low) | (mean > high)
         weight, cut = torch.where(outside, 0.0, weight), cut | outside
     return weight, cut

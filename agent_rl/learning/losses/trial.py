@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agent_rl.config.plugins import ContractError, PluginError, called, defined_at
-from agent_rl.config.topology import Algorithm
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.plugins import ContractError, called, defined_at
 from agent_rl.learning.losses.base import Loss, LossSettings, MicroBatch, Terms, named_loss, reduced
 
 
@@ -44,6 +44,7 @@ def loss_fault(loss: Loss, settings: LossSettings) -> str:
             rewards=(advantages[rows] > 0).float(),
             tokens=int(mask.sum()),
             sequences=len(mask),
+            max_response_tokens=8,
         )
         terms = loss(batch, settings)
         if not isinstance(terms, Terms):
@@ -57,7 +58,7 @@ def loss_fault(loss: Loss, settings: LossSettings) -> str:
             except RuntimeError:
                 shapes = f"{list(value.shape)} for {list(batch.mask.shape)}"
                 raise TypeError(f"returned {field.name} of shape {shapes}") from None
-        made, _ = reduced(batch, terms)
+        made, _ = reduced(batch, terms, settings)
         gradient = torch.autograd.grad(made, logprobs, allow_unused=True)[0] if made.requires_grad else None
         return made.detach(), torch.zeros_like(logprobs) if gradient is None else gradient * batch.mask
 
@@ -80,8 +81,6 @@ def main(algorithm: str) -> int:
     try:
         with redirect_stdout(sys.stderr):
             try_loss(Algorithm.model_validate_json(algorithm))
-    except PluginError:
-        pass  # the check of names reports it
     except ContractError as error:
         print(error)  # noqa: T201 - the parent reads it
     return 0

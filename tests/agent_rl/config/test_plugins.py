@@ -23,6 +23,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses.base import named_loss
+from agent_rl.learning.losses.trial import try_loss
 from agent_rl.rollout.prompts import ChatFormat
 from tests.agent_rl.config.test_standard import FIRST
 
@@ -211,7 +212,6 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
         tmp_path,
         f"algorithm.resampling={name}:select",
         f"algorithm.advantage={name}:ranked",
-        f"algorithm.loss={name}:loss",
         f"actors.kv_scheduler.settings.placement={name}:Last",
     )
     assert said == []
@@ -220,7 +220,9 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
     assert sorted(group[each].reward for each in select(group, random.Random(0))) == [0.0, 1.0]
     rewards = np.array([1, 0, 0], dtype=np.float32)
     assert named_advantage(f"{name}:ranked")(rewards, divide_by_std=True).tolist() == [1.0, 0.0, 0.0]
-    assert named_loss(topology.algorithm)[0] is resolve("loss", f"{name}:loss")
+    algorithm = topology.algorithm.model_copy(update={"loss": f"{name}:loss"})
+    assert named_loss(algorithm)[0] is resolve("loss", f"{name}:loss")
+    try_loss(algorithm)
     settings = KVScheduler.Settings(placement=f"{name}:Last")
     assert type(KVScheduler.on_trial(topology, settings).placement()).__name__ == "Last"
 
@@ -255,17 +257,6 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
         ),
         ("algorithm.advantage", "rank", "algorithm.advantage: plugged_.* has no function 'rank'"),
         ("algorithm.loss", "lost", "algorithm.loss: plugged_.* has no function 'lost'"),
-        (
-            "algorithm.loss",
-            "backwards",
-            r"algorithm.loss: .*:backwards does not fall when .* \(plugged_\d+.py, line 22\)",
-        ),
-        (
-            "algorithm.loss",
-            "short",
-            r"algorithm.loss: .*:short fails on a made-up micro-batch with TypeError: .* \(plugged_\d+.py, line 27\)",
-        ),
-        ("algorithm.loss", "ends", "algorithm.loss: the process that tried .*:ends ended with exit code 3"),
         ("actors.kv_scheduler.settings.placement", "Nowhere", "Nowhere.engine returned 'nowhere'"),
         (
             "actors.kv_scheduler.settings.placement",
@@ -289,6 +280,24 @@ def test_one_that_does_not_fit_is_refused_with_file_and_line(tmp_path: Path, mod
     name = module(MINE)
     _, (fault,) = checked(tmp_path, f"{key}={name}:{function}")
     assert re.search(said, fault), fault
+
+
+def test_a_loss_that_does_not_fit_is_named_with_file_and_line(tmp_path: Path, module) -> None:
+    name = module(MINE)
+    algorithm = checked(tmp_path)[0].algorithm
+    faults = {
+        "backwards": r":backwards does not fall when .* \(plugged_\d+.py, line 22\)",
+        "short": r":short fails on a made-up micro-batch with TypeError: .* \(plugged_\d+.py, line 27\)",
+    }
+    for function, fault in faults.items():
+        with pytest.raises(ContractError, match=fault):
+            try_loss(algorithm.model_copy(update={"loss": f"{name}:{function}"}))
+
+
+@pytest.mark.slow
+def test_a_loss_that_ends_the_process_that_tries_it_is_named(tmp_path: Path, module) -> None:
+    _, (fault,) = checked(tmp_path, f"algorithm.loss={module(MINE)}:ends")
+    assert re.search("algorithm.loss: the process that tried .*:ends ended with exit code 3", fault), fault
 
 
 def test_a_format_that_settings_name_is_everybodys(tmp_path: Path, module) -> None:

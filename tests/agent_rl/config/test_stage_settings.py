@@ -14,10 +14,11 @@ from actors.roc_filter import RoCFilter
 from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.checks.topology import check_topology
 from agent_rl.checks.warnings import warnings
+from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.full import resolved_text
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
-from agent_rl.config.topology import PER_STAGE, Algorithm, Topology
+from agent_rl.config.topology import PER_STAGE, Topology
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered

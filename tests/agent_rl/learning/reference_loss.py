@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_rl.config.topology import Algorithm
+from agent_rl.config.algorithm import Algorithm
 from agent_rl.messages import TrainingGroup, Trajectory
 
 
@@ -58,64 +58,110 @@ def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor
     return [said[t][token] for t, token in enumerate(rollout.tokens.tolist())]
 
 
-def weights(gaps: list[float], a: Algorithm) -> list[float]:
-    """Of one response's tokens, from log pi_prox - log mu of each."""
-    made = []
-    for gap in gaps:
-        x = math.exp(gap)
-        if a.correction == "none":
-            made.append(1.0)
-        elif a.correction == "truncated":
-            made.append(min(x, a.correction_cap))
-        elif a.correction == "masked":
-            made.append(x if a.correction_floor <= x <= a.correction_cap else 0.0)
-        elif a.correction == "decoupled":
-            made.append(x)
+def weight(x: float, a: Algorithm) -> float:
+    """The correction for a token (or a response, in GSPO) of which pi_prox / mu is x."""
+    if a.correction == "truncated":
+        return min(x, a.correction_cap)
+    if a.correction == "masked":
+        return x if a.correction_floor <= x <= a.correction_cap else 0.0
+    return {"none": 1.0, "decoupled": x}[a.correction]
+
+
+def surrogate(ratio: Tensor, advantage: float, a: Algorithm) -> Tensor:
+    clipped = torch.clamp(ratio, 1 - a.clip_low, 1 + a.clip_high)
+    return torch.minimum(ratio * advantage, clipped * advantage)
+
+
+def rollout_terms(
+    now: list[Tensor], proximal: list[float], behaviour: list[float], advantage: float, a: Algorithm
+) -> list[Tensor]:
+    """What is maximised for each of one rollout's own tokens: equations of the papers, before any mean."""
+    gaps = [prox - mu for prox, mu in zip(proximal, behaviour, strict=True)]
     if a.sequence_mask is not None:
         low, high = a.sequence_mask
         if not low <= math.exp(sum(gaps) / len(gaps)) <= high:
-            made = [0.0 for _ in made]
+            return [0.0 * each for each in now]
+    if a.loss == "gspo":
+        s = torch.exp(sum(p - q for p, q in zip(now, proximal, strict=True)) / len(now))
+        of_response = weight(math.exp(sum(gaps) / len(gaps)), a) * surrogate(s, advantage, a)
+        return [of_response for _ in now]
+    terms = []
+    for p, prox, gap in zip(now, proximal, gaps, strict=True):
+        ratio = torch.exp(p - prox)
+        if a.loss == "cispo":
+            bounded = min(max(float(ratio.detach()), 1 - a.clip_low), 1 + a.clip_high)
+            terms.append(weight(math.exp(gap), a) * bounded * advantage * p)
+        else:
+            terms.append(weight(math.exp(gap), a) * surrogate(ratio, advantage, a))
+    return terms
+
+
+def divergences(now: list[Tensor], reference: list[float], estimator: str) -> list[Tensor]:
+    """Of each token from the reference policy. k1 has its value and the gradient of (log pi_theta - log pi_ref)^2 / 2."""
+    made = []
+    for p, ref in zip(now, reference, strict=True):
+        if estimator == "k3":
+            made.append(torch.exp(ref - p) - (ref - p) - 1)
+        else:
+            gap = float(p.detach()) - ref
+            made.append(gap + gap * (p - p.detach()))
     return made
 
 
-def rollout_sum(model: Any, rollout: Trajectory, advantage: float, proximal: list[float], a: Algorithm) -> Tensor:
-    """The sum over one rollout's own tokens of what is maximised."""
-    own = [t for t in range(len(rollout.tokens)) if rollout.loss_mask[t]]
-    w = weights([proximal[t] - float(rollout.logprobs[t]) for t in own], a)
-    said = distributions(model, rollout, a.temperature)
-    now = [said[t][token] for t, token in enumerate(rollout.tokens.tolist())]
-    total = torch.zeros((), dtype=torch.float64)
-    for t, weight in zip(own, w, strict=True):
-        ratio = torch.exp(now[t] - proximal[t])
-        clipped = torch.clamp(ratio, 1 - a.clip_low, 1 + a.clip_high)
-        total = total + weight * torch.minimum(ratio * advantage, clipped * advantage)
-        entropy = -(said[t].exp() * said[t]).sum()
-        total = total + a.entropy_coefficient * entropy
-    return total
+def share(a: Algorithm, own: int, tokens: int, sequences: int, longest: int) -> float:
+    """Of one token of a rollout with ``own`` tokens, in an update of so many tokens and rollouts."""
+    if a.loss in {"grpo", "clipped", "cispo"}:
+        return 1 / tokens
+    if a.loss == "dr_grpo":
+        return 1 / sequences / longest
+    return 1 / sequences / own
 
 
-def step_gradients(model: Any, groups: list[TrainingGroup], a: Algorithm, rate: float) -> list[dict[str, Tensor]]:
-    """The gradient of each update of a step; between them plain gradient descent at ``rate``."""
-    batch = [
-        (rollout, advantage)
-        for group in groups
+def step_gradients(
+    model: Any, groups: list[TrainingGroup], a: Algorithm, rate: float, *, reference: Any = None, longest: int = 64
+) -> tuple[list[dict[str, Tensor]], float]:
+    """The gradient of each update of a step, and the mean loss; between updates plain gradient descent at ``rate``."""
+    batch = []
+    for group in groups:
+        rewards = group.rewards.tolist()
+        if a.overlong == "penalty":
+            start = longest - a.overlong_cache
+            over = [max(0, len(rollout.tokens) - start) / a.overlong_cache for rollout in group.trajectories]
+            rewards = [reward - min(1.0, each) for reward, each in zip(rewards, over, strict=True)]
         for rollout, advantage in zip(
-            group.trajectories, advantages(group.rewards.tolist(), divide_by_std=a.advantage_std), strict=True
-        )
-    ]
+            group.trajectories, advantages(rewards, divide_by_std=a.advantage_std), strict=True
+        ):
+            if not (a.overlong == "mask" and rollout.status == "truncated"):
+                batch.append((rollout, advantage))
     with torch.no_grad():
         proximal = [[float(x) for x in logprobs(model, rollout, a.temperature)] for rollout, _ in batch]
+        fixed = [[float(x) for x in logprobs(reference or model, rollout, a.temperature)] for rollout, _ in batch]
     size = len(batch) // a.updates_per_step
     assert size * a.updates_per_step == len(batch)
-    gradients = []
+    gradients, losses = [], []
     for start in range(0, len(batch), size):
         part = range(start, start + size)
         tokens = sum(int(batch[i][0].loss_mask.sum()) for i in part)
         model.zero_grad()
-        loss = -sum(rollout_sum(model, *batch[i], proximal[i], a) for i in part) / tokens
+        loss = torch.zeros((), dtype=torch.float64)
+        for i in part:
+            rollout, advantage = batch[i]
+            own = [t for t in range(len(rollout.tokens)) if rollout.loss_mask[t]]
+            said = distributions(model, rollout, a.temperature)
+            now = [said[t][int(rollout.tokens[t])] for t in own]
+            terms = rollout_terms(
+                now, [proximal[i][t] for t in own], [float(rollout.logprobs[t]) for t in own], advantage, a
+            )
+            each = share(a, len(own), tokens, size, longest)
+            loss = loss - each * sum(terms)
+            if a.kl is not None:
+                kl = divergences(now, [fixed[i][t] for t in own], a.kl.estimator)
+                loss = loss + a.kl.coefficient * each * sum(kl)
+            loss = loss + a.entropy_coefficient * sum((said[t].exp() * said[t]).sum() for t in own) / tokens
         loss.backward()
+        losses.append(float(loss.detach()))
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(rate * p.grad)
-    return gradients
+    return gradients, sum(losses) / len(losses)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from agent_rl.config.plugins import ContractError, called
+from agent_rl.config.plugins import ALIASES, ContractError, called, resolve
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.losses.base import LossSettings, LossSums, MicroBatch, reduced
+from agent_rl.learning.losses.divergence import divergence
 from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.losses.trial import loss_fault
+from agent_rl.learning.sequences import soft_overlong
 
 
 def test_advantages_are_standardised_over_the_kept_group() -> None:
@@ -58,6 +60,7 @@ def micro_batch(logprobs: Any, proximal: Any, behaviour: Any, advantages: Any, m
         turns=starts.cumsum(-1) - 1,
         advantages=advantages,
         rewards=(advantages > 0).float(),
+        max_response_tokens=mask.shape[1],
         **{"tokens": int(mask.sum()), "sequences": len(mask), **counts},
     )
 
@@ -72,7 +75,7 @@ def random_inputs(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def evaluate(batch: MicroBatch, settings: LossSettings = LossSettings()) -> tuple[torch.Tensor, LossSums]:  # noqa: B008 - it cannot change
-    return reduced(batch, grpo(batch, settings))
+    return reduced(batch, grpo(batch, settings), settings)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -142,8 +145,27 @@ def changed(change: Any) -> Any:
     return loss
 
 
-def test_the_loss_keeps_what_is_asked_of_every_loss() -> None:
-    assert loss_fault(grpo, LossSettings()) == ""
+@pytest.mark.parametrize("name", ALIASES["loss"])
+def test_every_loss_keeps_what_is_asked_of_it(name: str) -> None:
+    assert loss_fault(resolve("loss", name), LossSettings()) == ""
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_mean_gradient_of_an_estimate_is_that_of_a_divergence(estimator: Literal["k1", "k3"]) -> None:
+    """k1's of KL(pi_theta, pi_ref), k3's of KL(pi_ref, pi_theta): over all tokens, weighted by pi_theta."""
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-0.5, 0.7, 0.2, 0.4], dtype=torch.float64).log_softmax(-1)
+    logprobs = logits.log_softmax(-1)
+    estimates = divergence(logprobs, reference, estimator)
+    (made,) = torch.autograd.grad((logprobs.detach().exp() * estimates).sum(), logits, retain_graph=True)
+    reverse, forward = (logprobs.exp() * (logprobs - reference)).sum(), (reference.exp() * (reference - logprobs)).sum()
+    (expected,) = torch.autograd.grad(reverse if estimator == "k1" else forward, logits, retain_graph=True)
+    assert torch.allclose(made, expected, atol=1e-12)
+    assert float((logprobs.exp() * estimates).sum().detach()) == pytest.approx(float(reverse.detach()), abs=1e-12)
+
+
+def test_the_soft_penalty_falls_in_a_straight_line_before_the_limit() -> None:
+    assert soft_overlong(np.array([10, 80, 90, 100, 101]), 100, 20).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
 
 
 @pytest.mark.parametrize(

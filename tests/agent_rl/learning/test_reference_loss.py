@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from agent_rl.config.plugins import ALIASES
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths.environment import format_penalty
+from agent_rl.figures import TrainingFigures
 from agent_rl.groups.group import SampleState
 from agent_rl.groups.resampling import named_selection
 from agent_rl.groups.statistics import RolloutFigures
@@ -30,6 +31,9 @@ from tests.agent_rl.learning import reference_loss
 
 RATE = 0.5
 """Of the plain gradient descent between updates: far enough that ratios leave 1, and some the clip range."""
+LONGEST = 14
+"""The most tokens that a response may have."""
+LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,9 @@ def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list
     return kept
 
 
-def production(model: Path, groups: list[TrainingGroup], logits_mib: int = 256, **changes: Any) -> Any:
+def production(
+    model: Path, groups: list[TrainingGroup], logits_mib: int = 256, reference: Path | None = None, **changes: Any
+) -> Any:
     """The gradient of each update of the trainer's step, with plain gradient descent in the optimizer's place; and the
     figures.
     """
@@ -104,6 +110,7 @@ def production(model: Path, groups: list[TrainingGroup], logits_mib: int = 256, 
         threads=1,
         seed=0,
         options=ModelOptions(logits_mib=logits_mib),
+        reference=reference,
     )
     gradients = []
 
@@ -116,15 +123,25 @@ def production(model: Path, groups: list[TrainingGroup], logits_mib: int = 256, 
         return 0.0
 
     trained.optimizer.step = descend  # type: ignore[method-assign]
-    figures = trained.rl_step(groups, builders.rl_stage(), 0)
+    figures = trained.rl_step(groups, builders.rl_stage(max_response_tokens=LONGEST), 0)
     return gradients, figures
 
 
-def assert_equal_to_the_reference(model: Path, groups: list[TrainingGroup], **changes: Any) -> dict[str, float]:
-    made, figures = production(model, groups, **changes)
+def plain(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+
+
+def assert_equal_to_the_reference(
+    model: Path, groups: list[TrainingGroup], reference: Path | None = None, least: float = 1e-2, **changes: Any
+) -> TrainingFigures:
+    made, figures = production(model, groups, reference=reference, **changes)
     changes.pop("logits_mib", None)
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
-    expected = reference_loss.step_gradients(plain, groups, builders.algorithm(**changes), RATE)
+    algorithm = builders.algorithm(**changes)
+    fixed = plain(reference) if reference is not None else None
+    expected, loss = reference_loss.step_gradients(
+        plain(model), groups, algorithm, RATE, reference=fixed, longest=LONGEST
+    )
+    assert figures.loss == pytest.approx(loss, rel=1e-4, abs=1e-5)
     assert len(made) == len(expected)
     for update, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         assert ours.keys() == theirs.keys()
@@ -132,7 +149,7 @@ def assert_equal_to_the_reference(model: Path, groups: list[TrainingGroup], **ch
         # After a descent that is far, the weights themselves are apart by what fp32 rounds: then by the gradient's own size.
         norm = math.sqrt(sum(float(g.square().sum()) for g in theirs.values()))
         assert worst < 1e-5 * (max(1.0, norm) if update else 1.0)
-    assert max(float(g.abs().max()) for theirs in expected for g in theirs.values()) > 1e-2  # else little is compared
+    assert max(float(g.abs().max()) for theirs in expected for g in theirs.values()) > least  # else little is compared
     return figures
 
 
@@ -190,3 +207,67 @@ def test_no_split_order_or_piece_changes_the_gradient(
     assert_equal_to_the_reference(
         model, groups, microbatch_tokens=microbatch_tokens, logits_mib=logits_mib, updates_per_step=updates
     )
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reference policy: another architecture with the same tokenizer."""
+    directory = tmp_path_factory.mktemp("other")
+    initialise_model(
+        InitialiseModel(hidden_size=16, layers=1, heads=1, kv_heads=1, head_dim=16, mlp_size=32), directory, 7
+    )
+    return directory
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_values_and_gradients_of_every_loss_are_the_references(model: Path, loss: str) -> None:
+    low, high = (3e-4, 4e-4) if loss == "gspo" else (0.02, 0.03)  # so narrow that ratios leave the range
+    changes = {"loss": loss, "clip_low": low, "clip_high": high, "correction": "masked", "temperature": 0.8}
+    figures = assert_equal_to_the_reference(
+        model, sampled(4, spread=1.0), updates_per_step=4, microbatch_tokens=40, least=3e-3, **changes
+    )
+    assert 0 < figures.clip_share < 1
+    assert 0 < figures.correction_capped_share < 1
+
+
+@pytest.mark.parametrize(("loss", "estimator"), list(zip(LOSSES, ("k1", "k3", "k1", "k3", "k3"), strict=True)))
+def test_values_and_gradients_with_a_kl_penalty_are_the_references(
+    model: Path, other: Path, loss: str, estimator: str
+) -> None:
+    kl = {"coefficient": 0.7, "estimator": estimator, "reference": str(other)}
+    asked = {"loss": loss, "updates_per_step": 2, "microbatch_tokens": 40, "least": 3e-3}
+    figures = assert_equal_to_the_reference(model, sampled(6, spread=0.3), other, kl=kl, **asked)
+    assert figures.kl != pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("loss", "overlong"), [("grpo", "mask"), ("gspo", "mask"), ("dr_grpo", "penalty")])
+def test_long_responses_are_left_out_or_punished_as_in_the_reference(model: Path, loss: str, overlong: str) -> None:
+    groups = [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(t, transcript=replace(t.transcript, status="truncated" if index == 1 else "finished"))
+                for index, t in enumerate(group.trajectories)
+            ),
+        )
+        for group in sampled(8, spread=0.3)
+    ]
+    asked = {"loss": loss, "overlong_cache": 8, "updates_per_step": 2}
+    figures = assert_equal_to_the_reference(model, groups, overlong=overlong, least=3e-3, **asked)
+    assert figures.trained_rollouts == (6 if overlong == "mask" else 8)
+    assert production(model, groups, **asked)[1].loss != pytest.approx(figures.loss, rel=0.01)
+    assert figures.kl is None
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_cut_into_micro_batches_changes_a_loss(model: Path, other: Path, loss: str) -> None:
+    kl = {"coefficient": 0.7, "reference": str(other)}
+    groups = sampled(9, spread=0.5)
+    runs = [
+        production(model, groups, reference=other, loss=loss, kl=kl, microbatch_tokens=tokens, overlong="mask")
+        for tokens in (1, 45, 10_000)
+    ]
+    (first,), figures = runs[-1]
+    for (gradient,), others in runs[:-1]:
+        assert others.loss == pytest.approx(figures.loss, rel=1e-5, abs=1e-7)
+        assert max(float((gradient[name] - first[name]).abs().max()) for name in first) < 1e-6

@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rl.config.topology import InitialiseModel, SftStage
 from agent_rl.files.disk import DiskError
+from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.learning.losses.base import MicroBatch, Terms
 from agent_rl.learning.losses.grpo import grpo
+from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import TrainingGroup
@@ -70,8 +72,8 @@ def test_a_step_makes_rewarded_tokens_likelier(model: Path) -> None:
     batch = groups(trained)
 
     def advantage_weighted() -> float:
-        sequences = [s for group in batch for s in trained._sequences(group)]
-        trained._fill_proximal(sequences)
+        sequences = [s for group in batch for s in training_sequences(group, group_advantages, trained.algorithm, 100)]
+        trained._fill("proximal", sequences, trained.model)
         return sum(float((s.proximal * s.mask).sum()) * s.advantage for s in sequences if s.proximal is not None)
 
     before = advantage_weighted()

@@ -1,0 +1,101 @@
+"""Trajectories as the trainer computes with them, and what becomes of responses that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.learning.advantages import Advantage
+from agent_rl.learning.finite import NotFiniteError, named, not_finite
+from agent_rl.messages import Float32Vector, TrainingGroup
+
+
+@dataclass(slots=True)
+class TrainingSequence:
+    """One trajectory in training: tensors over its n response tokens, ``tokens`` over prompt and response."""
+
+    name: str
+    tokens: Tensor
+    prompt: int
+    mask: Tensor
+    """bool: the tokens that the model wrote."""
+    turns: Tensor
+    behaviour: Tensor
+    versions: Tensor
+    reward: float
+    advantage: float
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+
+
+def training_sequences(
+    group: TrainingGroup, advantage: Advantage, algorithm: Algorithm, max_response_tokens: int
+) -> list[TrainingSequence]:
+    """The trajectories of a group that are trained, with their advantages.
+
+    With ``overlong = "mask"``, truncated rollouts count for the advantages of the others, and are not trained.
+    """
+    rewards = group.rewards
+    if algorithm.overlong == "penalty":
+        lengths = np.array([len(t.tokens) for t in group.trajectories])
+        rewards = rewards + soft_overlong(lengths, max_response_tokens, algorithm.overlong_cache)
+    advantages = advantage(rewards, divide_by_std=algorithm.advantage_std)
+    sequences = []
+    for t, reward, each in zip(group.trajectories, rewards, advantages, strict=True):
+        if algorithm.overlong == "mask" and t.status == "truncated":
+            continue
+        mask = t.loss_mask > 0
+        sequences.append(
+            TrainingSequence(
+                name=f"{group.group}, sample {t.sample}",
+                tokens=torch.from_numpy(np.concatenate([t.prompt_tokens, t.tokens]).astype(np.int64)),
+                prompt=len(t.prompt_tokens),
+                mask=torch.from_numpy(mask),
+                # A turn begins where the model's tokens begin; between two turns there are tokens of others.
+                turns=torch.from_numpy((np.diff(mask, prepend=False) & mask).cumsum() - 1),
+                behaviour=torch.from_numpy(np.where(mask, t.logprobs, np.float32(0.0))),
+                versions=torch.from_numpy(t.policies[:, 1].astype(np.int64)),
+                reward=float(reward),
+                advantage=float(each),
+            )
+        )
+    return sequences
+
+
+def soft_overlong(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int, cache: int) -> Float32Vector:
+    """What is added to the rewards of responses of these ``lengths``, in tokens: from 0 down to -1.
+
+    DAPO (arXiv 2503.14476), eq. 13: 0 up to ``limit - cache`` tokens, from there in a straight line to -1 at ``limit``.
+    """
+    added: Float32Vector = np.clip((limit - cache - lengths) / cache, -1.0, 0.0).astype(np.float32)
+    return added
+
+
+def refuse_not_finite_inputs(sequences: Sequence[TrainingSequence]) -> None:
+    """Raise NotFiniteError that names advantages and log-probabilities of the engine that are not finite.
+
+    The log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite.
+    """
+    faults = []
+    for sequence in sequences:
+        parts = {
+            "advantage": torch.tensor(sequence.advantage),
+            "log-probabilities by the engine": sequence.behaviour[sequence.mask],
+        }
+        faults += [f"{name} of {sequence.name}" for name in not_finite(parts.items())]
+    if faults:
+        raise NotFiniteError(f"not finite: {named(faults)}")
+
+
+def cause_of_loss(batch: Sequence[TrainingSequence], logprobs: Tensor) -> str:
+    """The cause of a loss that is not finite: the learner's log-probabilities [rows, width], and of which rollouts."""
+    rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask]) for row, s in enumerate(batch)]
+    wrong = not_finite(rows)
+    if wrong:
+        return f"not finite: the learner's log-probabilities of {named(wrong)}"
+    return "but all values it is computed from are finite"

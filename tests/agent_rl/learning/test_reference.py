@@ -1,0 +1,103 @@
+"""The reference policy of the KL penalty: which models can be one, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.reference import OtherModel, StageStart
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.trainer import Trainer
+from tests import builders
+from tests.agent_rl.config.test_standard import FIRST
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of them: ``a``, ``b`` of other sizes, ``bytes`` with more tokens."""
+    folder = tmp_path_factory.mktemp("models")
+    sizes: dict[str, Any] = {"layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp_size": 16, "max_length": 4096}
+    initialise_model(InitialiseModel(hidden_size=16, **sizes), folder / "a", 0)
+    initialise_model(InitialiseModel(hidden_size=24, **sizes), folder / "b", 1)
+    initialise_model(InitialiseModel(hidden_size=16, byte_fallback=True, **sizes), folder / "bytes", 2)
+    return folder
+
+
+def checked(tmp_path: Path, model: Path, *overrides: str) -> list[str]:
+    path = tmp_path / "first.toml"
+    path.write_text(FIRST.format(directory=tmp_path / "run"))
+    own = {"model": {"path": str(model)}}
+    text = path.read_text()
+    start = text.index("[model")
+    end = text.index("\n[", start + 1)
+    path.write_text(f'{text[:start]}[model]\npath = "{own["model"]["path"]}"\n{text[end:]}')
+    return [fault.render("first.toml") for fault in check_topology(load_topology(path, overrides), path, overrides)]
+
+
+def test_a_model_of_other_sizes_and_the_same_tokens_may_be_the_reference(tmp_path: Path, models: Path) -> None:
+    kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'b'}")
+    assert checked(tmp_path, models / "a", *kl) == []
+    trained = Trainer(
+        models / "a",
+        dtype="float32",
+        device="cpu",
+        algorithm=builders.algorithm(kl={"coefficient": 0.1}),
+        threads=1,
+        seed=0,
+        reference=models / "b",
+    )
+    assert isinstance(trained.reference, OtherModel)
+
+
+def test_a_reference_of_another_vocabulary_is_refused_by_check_and_by_the_learner(tmp_path: Path, models: Path) -> None:
+    kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'a'}")
+    (fault,) = checked(tmp_path, models / "bytes", *kl)
+    message = f"{models / 'a'} has another vocabulary than the model: "
+    assert f"algorithm.kl.reference: {message}" in fault
+    assert "name a model that has the model's tokenizer" in fault
+    tokenizer = Trainer(
+        models / "bytes", dtype="float32", device="cpu", algorithm=builders.algorithm(), threads=1, seed=0
+    ).tokenizer
+    with pytest.raises(TrainingStoppedError, match=f"algorithm.kl.reference: {message}"):
+        OtherModel(models / "a", dtype="float32", device="cpu", options=ModelOptions(), tokenizer=tokenizer)
+
+
+def test_a_reference_that_is_not_there_is_named_with_the_key(tmp_path: Path, models: Path) -> None:
+    (fault,) = checked(tmp_path, models / "a", "algorithm.kl.coefficient=0.1", "algorithm.kl.reference=./nowhere")
+    assert "algorithm.kl.reference: there is no nowhere/config.json" in fault
+    assert "or 'stage_start'" in fault
+
+
+def test_a_penalty_on_more_tokens_than_a_response_may_have_is_refused(tmp_path: Path, models: Path) -> None:
+    faults = checked(tmp_path, models / "a", "algorithm.overlong=penalty", "algorithm.overlong_cache=100000")
+    assert any("algorithm.overlong_cache: is more than the" in fault for fault in faults), faults
+
+
+def test_the_start_of_a_stage_comes_back_from_its_file_and_another_models_does_not(
+    tmp_path: Path, models: Path
+) -> None:
+    made = {
+        name: PolicyModel(models / name, dtype="float32", device="cpu", options=ModelOptions()) for name in ("a", "b")
+    }
+    StageStart(made["a"]).keep(tmp_path / "start.safetensors")
+    before = {name: each.clone() for name, each in made["a"].trained().items()}
+    for each in made["a"].trained().values():
+        each.add_(1.0)
+    start = StageStart(made["a"])
+    start.load(tmp_path / "start.safetensors")
+    with start.model() as model:
+        assert all(bool((each == before[name]).all()) for name, each in model.trained().items())
+    assert all(bool((each == before[name] + 1.0).all()) for name, each in made["a"].trained().items())
+    with pytest.raises(TrainingStoppedError, match=r"algorithm.kl.reference: .*start.safetensors holds the weights of"):
+        StageStart(made["b"]).load(tmp_path / "start.safetensors")
+    with pytest.raises(
+        TrainingStoppedError, match=r"other.safetensors, the policy at the start of the stage, is missi"
+    ):
+        StageStart(made["b"]).load(tmp_path / "other.safetensors")
