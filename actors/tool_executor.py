@@ -253,8 +253,7 @@ class ToolExecutor(Actor):
         self, asked: ToolCall | ObserveTurn | JudgementWanted, seconds: float, *, name: str, key: str
     ) -> ExecutorContext:
         """What code of users, called ``name`` in messages, is offered for ``seconds``."""
-        log = self.log.bind(code=name, rollout=asked.rollout)
-        return ExecutorContext(self._services, asked, seconds, log=log, name=name, key=key)
+        return ExecutorContext(self._services, asked, seconds, log=self.log, name=name, key=key)
 
     async def _judge(self, asked: JudgementWanted) -> JudgementReply:
         name = asked.problem.environment

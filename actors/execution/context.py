@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from actors.execution.blocking import Pause
@@ -56,9 +57,14 @@ class ExecutorContext:
         self._services = services
         self.seconds, self._deadline = seconds, Deadline(seconds)
         self._name, self._key = name, key
-        self.rollout, self.problem, self.seed, self.log = asked.rollout, asked.problem, asked.seed, log
+        self.rollout, self.problem, self.seed, self._log = asked.rollout, asked.problem, asked.seed, log
         self.queue_seconds = 0.0
         """Waiting for the sandbox so far."""
+
+    @cached_property
+    def log(self) -> Any:
+        """The executor's log, with the code's name and the rollout. Bound when first used: most code logs nothing."""
+        return self._log.bind(code=self._name, rollout=self.rollout)
 
     @asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
