@@ -101,7 +101,10 @@ class Context(Protocol):
     rollout: str
     """Its name: where a sandbox keeps a session, it is this rollout's."""
     problem: Problem
-    log: Any
+
+    @property
+    def log(self) -> Any:
+        """The executor's structlog logger, with the rollout."""
 
     @property
     def deadline(self) -> float:
