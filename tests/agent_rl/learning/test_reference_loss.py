@@ -237,7 +237,7 @@ def test_values_and_gradients_with_a_kl_penalty_are_the_references(
     kl = {"coefficient": 0.7, "estimator": estimator, "reference": str(other)}
     asked = {"loss": loss, "updates_per_step": 2, "microbatch_tokens": 40, "least": 3e-3}
     figures = assert_equal_to_the_reference(model, sampled(6, spread=0.3), other, kl=kl, **asked)
-    assert figures.kl != pytest.approx(0.0, abs=1e-3)
+    assert figures.kl not in {None, 0.0}
 
 
 @pytest.mark.parametrize(("loss", "overlong"), [("grpo", "mask"), ("gspo", "mask"), ("dr_grpo", "penalty")])
