@@ -17,7 +17,7 @@ def test_the_quickstart_learns_to_use_its_tool(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "agent_rl",
+        "actors.cli",
         "run",
         "examples/quickstart.toml",
         "--set",
