@@ -62,20 +62,20 @@ def test_each_run_and_each_mean_is_a_line_with_only_known_points() -> None:
 def test_a_small_sweep_goes_on_where_it_stopped_and_draws_one_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["--sft-steps", "3", "--steps", "2", "--problems", "2", "--seeds", "1", "--out", str(tmp_path)]
+    small = ["--sft-steps", "3", "--problems", "2", "--seeds", "1", "--out", str(tmp_path)]
     model = "model.initialise={hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32}"
     sizes = [
         part
         for each in ("algorithm.groups_per_step=2", "algorithm.samples=4", "algorithm.keep=2", model)
         for part in ("--set", each)
     ]
-    arguments = ["bench", "roc", *small, *sizes, "--modes"]
+    arguments = ["bench", "roc", *small, *sizes, "--steps", "2", "--modes"]
     assert main([*arguments, "none"]) == 0
     assert (tmp_path / "seed-0" / "none" / "done.json").exists()
     before = (tmp_path / "seed-0" / "none" / "run" / "journal.sqlite").stat().st_mtime_ns
     assert main([*arguments, "none", "paper"]) == 0
     assert (tmp_path / "seed-0" / "none" / "run" / "journal.sqlite").stat().st_mtime_ns == before
-    assert main([*arguments, "none", "--steps", "3"]) == 1
+    assert main(["bench", "roc", *small, *sizes, "--steps", "3", "--modes", "none"]) == 1
     assert "made with other settings" in capsys.readouterr().err
     assert main([*arguments, "none", "paper"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
