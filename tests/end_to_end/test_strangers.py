@@ -91,7 +91,7 @@ def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, te
         assert len(told) == 1, (log.name, told)
         refused = [row["detail"] for row in rows(log) if "IncarnationRefused" in str(row)]
         assert len(refused) == len(LOGS) - 1, (log.name, refused)
-        assert all("claimed=9000000000000000000, told=" in text for text in refused)
+        assert all("claimed=9000000000000000000, expected=" in text for text in refused)
 
 
 LOGS = (
