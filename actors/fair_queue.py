@@ -63,7 +63,10 @@ class FairQueue:
 
     def _pass_on(self) -> None:
         """Free places go to the first who wait under the names whose turn it is; these go to the end of the line."""
-        while (name := next((name for name in self._waiting if self._may_take(name)), None)) is not None:
+        while self._free:  # with no place free, nobody may take one, and a look at all names would be in vain
+            name = next((name for name in self._waiting if self._may_take(name)), None)
+            if name is None:
+                return
             line = self._waiting.pop(name)
             task = line.popleft()
             self.waiting -= 1

@@ -95,3 +95,24 @@ def test_who_gives_up_waiting_is_not_given_a_place() -> None:
         assert await holders.end("a") == ["c"]
 
     trio.run(with_places, 1, check)
+
+
+def test_a_place_that_ends_costs_no_look_at_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    may_take = FairQueue._may_take
+
+    def counted(queue: FairQueue, name: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return may_take(queue, name)
+
+    async def check(holders: Holders) -> None:
+        nonlocal looks
+        await holders.ask(*map(str, range(200)))
+        assert holders.queue.waiting == 199
+        looks = 0
+        assert await holders.end("0") == ["1"]
+        assert looks < 10
+
+    monkeypatch.setattr(FairQueue, "_may_take", counted)
+    trio.run(with_places, 1, check)
