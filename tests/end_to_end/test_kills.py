@@ -4,6 +4,7 @@ nothing is left.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 from actors.filter.stored import decode_stored
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.load import load_topology
+from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from tests.end_to_end.processes import (
     Traces,
@@ -49,12 +51,9 @@ def check_trained_once(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "weights_in"),
     [
-        ("rollout_generator", "gloo"),
-        *(pytest.param("learner", way, marks=pytest.mark.slow) for way in ("shared_memory", "gloo")),
-        *(
-            pytest.param(role, "run_directory", marks=pytest.mark.slow)
-            for role in ("rollout_generator", "kv_scheduler", "tool_executor", "roc_filter")
-        ),
+        ("learner", "gloo"),
+        pytest.param("learner", "shared_memory", marks=pytest.mark.slow),
+        *(pytest.param("rollout_generator", way, marks=pytest.mark.slow) for way in ("run_directory", "gloo")),
     ],
 )
 def test_a_killed_actor_is_started_again_and_the_run_balances(
@@ -111,6 +110,45 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temp
     journal.close()
     assert calls
     assert all(outcomes == ["success"] for outcomes in calls)
+    check_trained_once(directory)
+    traces.assert_none()
+
+
+def runs_again(directory: Path, role: str) -> bool:
+    """Whether the supervisor has heard of work from the next process of a killed actor."""
+    events = rows(directory / "logs" / "supervisor.local.jsonl")
+    return any(f"{role}.0 runs again, " in str(row.get("text")) for row in events)
+
+
+@pytest.mark.slow
+def test_every_process_of_a_run_is_killed_once_and_the_run_balances(tmp_path: Path, temporary: Path) -> None:
+    """Every rollout calls the executor and every step trains, so that each process that is killed has work to lose."""
+    path, directory = write_half_right(tmp_path, steps=500)
+    path.write_text(
+        path.read_text().replace("actors.rollout_generator:RolloutGenerator", "tests.end_to_end.faulty:CallsTools")
+    )
+    room = ("--set", "stages.0.max_response_tokens=400", "--set", "model.initialise.max_length=600")
+    traces = Traces(path, temporary)
+    process = start(path, *room, TMPDIR=str(temporary))
+    for role in ("tool_executor", "kv_scheduler", "learner", "rollout_generator", "roc_filter"):
+        done = steps_trained(directory)
+        wait_for(lambda done=done: steps_trained(directory) >= done + 2, f"two steps before {role} is killed")
+        traces.look(process)
+        os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
+        wait_for(lambda role=role: runs_again(directory, role), f"{role} to run again")
+    done = steps_trained(directory)
+    wait_for(lambda: steps_trained(directory) >= done + 2, "two steps before the supervisor is killed")
+    traces.look(process)
+    process.kill()
+    process.communicate()
+    traces.assert_none()
+    done = steps_trained(directory)
+    code, out, err = finish(start(path, *room, "--set", f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
+    assert code == 0, out + err
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.open) == (done + 2, 0)
+    assert json.loads(out.splitlines()[-1])["steps_updated"] == done + 2
     check_trained_once(directory)
     traces.assert_none()
 
