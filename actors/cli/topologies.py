@@ -49,6 +49,9 @@ def run(
     *overlays: Overlays,
     overrides: Overrides = (),
     host: Annotated[str | None, Parameter(metavar="NAME", help="start the actors of this host alone")] = None,
+    stopped_exit_code: Annotated[
+        int, Parameter(metavar="CODE", help="the exit code where the run is stopped before it is finished")
+    ] = 0,
 ) -> int:
     """Run a topology file; the exit code is that of the run."""
     files = (topology_file(str(file)), *overlays)
@@ -65,8 +68,8 @@ def run(
                 model_files(name, complain)
             except HubError as error:
                 raise Mistake(str(error)) from error
-    exit_code = supervise(topology, files, overrides, host, LiveView)
-    _show_results(topology, host, before, exit_code)
+    exit_code = supervise(topology, files, overrides, host, LiveView, stopped_exit_code=stopped_exit_code)
+    _show_results(topology, host, before, 0 if exit_code == stopped_exit_code else exit_code)
     return exit_code
 
 
@@ -102,6 +105,7 @@ def supervise(
     host: str | None,
     view_class: type[LiveView],
     again: str = "",
+    stopped_exit_code: int = 0,
 ) -> int:
     """Run a topology to its end, and print why it was refused. Raises KeyboardInterrupt for one before it began."""
     from functools import partial
@@ -113,8 +117,9 @@ def supervise(
     from agent_rl.records.run_directory import RunRefused
     from transport import TransportError
 
+    start = partial(run_topology, view_class=view_class, again=again, stopped_exit_code=stopped_exit_code)
     try:
-        return trio.run(partial(run_topology, topology, files, overrides, host, view_class=view_class, again=again))
+        return trio.run(start, topology, files, overrides, host)
     except (RunRefused, DiskError, OSError) as refusal:
         complain(f"agent-rl: {refusal}")
     except BaseExceptionGroup as group:

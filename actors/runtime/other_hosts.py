@@ -50,10 +50,10 @@ class OtherHosts:
             self._ended[status.actor].set()
         return f"{status.actor}: {status.detail}" if status.state == "failed" and self.is_main else ""
 
-    def ending(self, exit_code: int, reason: str) -> None:
+    def ending(self, exit_code: int, reason: str, *, finished: bool) -> None:
         """Tell the others that this host ends."""
         if self.is_main:
-            self._announce(RunState(ending=True, exit_code=exit_code))
+            self._announce(RunState(ending=True, exit_code=exit_code, finished=finished))
         else:
             self._announce_self("failed" if exit_code else "stopping", reason)
 

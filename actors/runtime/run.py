@@ -38,12 +38,13 @@ async def run_topology(
     entry_module: str = "actors.runtime.process",
     view_class: type[LiveView] = LiveView,
     again: str = "",
+    stopped_exit_code: int = 0,
 ) -> int:
     """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
 
     ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws the display.
-    ``again`` is the command that continues the run, when that is not ``agent-rl run``. Raises RunRefused when the run
-    cannot start.
+    ``again`` is the command that continues the run, when that is not ``agent-rl run``. ``stopped_exit_code`` is the
+    exit code where the run was stopped in order before it was finished. Raises RunRefused when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
     base = first_of(files).absolute().parent
@@ -91,6 +92,7 @@ async def run_topology(
             start=next_start(directory, hosts),
             epoch=epoch,
             again=again,
+            stopped_exit_code=stopped_exit_code,
         )
         return await supervisor.run(run_network(topology, base), received)
 

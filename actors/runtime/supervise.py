@@ -3,7 +3,7 @@
 ::
 
     starting --> running --(an actor says it is finished)--------------> draining --> exit 0
-                    |-----(first SIGINT or SIGTERM, or SIGHUP)----------> draining --> exit 0
+                    |-----(first SIGINT or SIGTERM, or SIGHUP)----------> draining --> exit 0, or --stopped-exit-code
                     |-----(a restart budget is spent)-------------------> draining --> exit 1
                     |-----(an actor exits with USER_MISTAKE)------------> draining --> exit 2
                     `-----(second SIGINT or SIGTERM, also draining)-----> all killed --> exit 130
@@ -82,6 +82,7 @@ class Supervisor:
         start: int,
         epoch: float,
         again: str,
+        stopped_exit_code: int,
     ) -> None:
         self._topology = topology
         self._hosts = tuple(hosts)
@@ -97,6 +98,9 @@ class Supervisor:
         started_at = run_clock(epoch)()
         self._ending = trio.Event()
         self._exit_code = 0
+        self._stopped_exit_code = stopped_exit_code
+        self._finished = False
+        """Whether nothing of the run is left to do."""
         self._reason = ""
         self._fault = ""
         """Why the run could not continue."""
@@ -157,7 +161,7 @@ class Supervisor:
                     actor.child.reap()
                     janitor.ended(actor.child.pid)
             janitor.dismiss()
-        return self._exit_code
+        return self._exit_code or (0 if self._finished else self._stopped_exit_code)
 
     # How the run is watched.
 
@@ -206,7 +210,7 @@ class Supervisor:
             self._roster.heard(delivery.sender, message)
         elif isinstance(message, RunState):
             if message.ending and delivery.sender == supervisor_node(self._topology.main_host):
-                self._end(message.exit_code, "the learner's host ends the run")
+                self._end(message.exit_code, "the learner's host ends the run", finished=message.finished)
         elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # an actor reports for itself only
             if is_supervisor(message.actor):
                 why = self._others.heard(message)
@@ -231,7 +235,7 @@ class Supervisor:
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)
         elif status.state == "finished":
-            self._end(0, f"{status.actor} has finished")
+            self._end(0, f"{status.actor} has finished", finished=True)
 
     async def _watch(self) -> None:
         """Refresh the display, and notice actors that are silent."""
@@ -318,16 +322,16 @@ class Supervisor:
 
     # How the run ends.
 
-    def _end(self, exit_code: int, reason: str) -> None:
+    def _end(self, exit_code: int, reason: str, *, finished: bool = False) -> None:
         """Begin to end the run. Only the first reason counts."""
         if self._ending.is_set():
             return
-        self._exit_code, self._reason = exit_code, reason
+        self._exit_code, self._reason, self._finished = exit_code, reason, finished
         standing = self._movement.describe(trio.current_time()) if self._movement.stands else ""
         self._final_words = final_words(self._silence.silent, standing)
         if reason:
             self.say(reason)
-        self._others.ending(exit_code, reason)
+        self._others.ending(exit_code, reason, finished=finished)
         self._ending.set()
 
     async def _drain(self) -> None:

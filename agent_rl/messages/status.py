@@ -59,8 +59,9 @@ class Incarnations:
 class RunState:
     """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
 
-    ``exit_code`` is the exit code of the whole run.
+    ``exit_code`` is the exit code of the whole run. ``finished`` says that nothing of the run is left to do.
     """
 
     ending: bool
     exit_code: int
+    finished: bool

@@ -764,11 +764,11 @@ def test_one_supervisor_may_serve_several_hosts_of_this_machine(stage):
     assert {actor for event, actor, *_ in heard if event == "stopped"} == {"x.0", "learner.0"}
 
 
-def run_both_hosts(stage, topology):
+def run_both_hosts(stage, topology, **options):
     codes = {}
 
     async def one(host):
-        codes[host] = await run_topology(topology, stage.path, host=host, entry_module="fake_entry")
+        codes[host] = await run_topology(topology, stage.path, host=host, entry_module="fake_entry", **options)
 
     async def main():
         with trio.fail_after(60):
@@ -785,6 +785,33 @@ def test_the_other_hosts_end_with_the_learners(stage, capsys):
     assert run_both_hosts(stage, topology) == {"a": 0, "b": 0}
     assert {stage.heard()[:2] for _ in range(4)} >= {("stopped", "x.0"), ("stopped", "learner.0")}
     assert "look at these hosts" not in capsys.readouterr().out
+
+
+def test_a_run_that_is_finished_has_exit_code_0_on_all_hosts_whatever_that_of_a_stopped_one_is(stage):
+    topology = two_hosts(stage, 'settings = { behaviour = "finished", after = "x.0" }')
+    assert run_both_hosts(stage, topology, stopped_exit_code=75) == {"a": 0, "b": 0}
+
+
+def test_a_stopped_run_has_the_exit_code_that_was_asked_for_on_all_hosts(stage):
+    topology = two_hosts(stage, 'settings = { behaviour = "running" }')
+    codes = {}
+
+    async def one(host):
+        codes[host] = await run_topology(
+            topology, stage.path, host=host, entry_module="fake_entry", stopped_exit_code=75
+        )
+
+    async def main():
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one, "b")
+                await stage.await_news(1)
+                nursery.start_soon(one, "a")  # the signal reaches the newest receiver: the learner's host
+                await stage.await_news(1)
+                press(signal.SIGTERM)
+
+    trio.run(main)
+    assert codes == {"a": 75, "b": 75}
 
 
 @pytest.mark.slow
