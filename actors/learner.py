@@ -326,6 +326,7 @@ class Learner(Actor):
             staleness_mean=ready.figures.staleness_mean if trained else None,
             staleness_max=ready.figures.staleness_max if trained else None,
             entropy=figures.entropy,
+            kl=figures.kl,
             train_seconds=seconds,
             seconds_per_step=(self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
             environments=ready.figures.environments,

@@ -224,6 +224,7 @@ class LearnerFigures:
     """Of the last supervised step."""
     success: float | None = None
     entropy: float | None = None
+    kl: float | None = None
     staleness_mean: float | None = None
     staleness_max: int | None = None
     trained_tokens: int = 0

@@ -25,6 +25,7 @@ from agent_rl.messages import (
     Trajectory,
     TurnObserved,
 )
+from agent_rl.rollout.tags import tag_counts
 from agent_rl.testing import problem, published
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class GeneratorContract(GeneratorBench):
 
     @trio_test
     async def test_every_token_says_who_wrote_it_and_how_likely_it_was(self, tmp_path: Path) -> None:
-        """Tokens of the model have mask 1 and the engine's log-probability; tokens of tools have mask 0 and 0."""
+        """Tokens of the model have mask 1 and the engine's log-probability; tokens of tools have mask 0 and 0.
+
+        The trajectory counts the response's tags (`agent_rl.rollout.tags`), by which ``resampling = "release"`` selects.
+        """
         async with self.bench(tmp_path) as bench:
             await bench.ask()
             self.check_tokens(await bench.trajectory(), bench.engine)
@@ -88,6 +92,8 @@ class GeneratorContract(GeneratorBench):
         assert np.all(made.logprobs[mask] == LOGPROB), "log-probabilities are not the engine's"
         assert not made.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
         assert set(map(tuple, made.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
+        tags = tag_counts(engine.decode(made.tokens.tolist()))
+        assert made.tags == tags, f"the response has {tags}, by tag_counts, and the trajectory says {made.tags}"
 
     @trio_test
     async def test_tokens_go_in_as_they_came_out(self, tmp_path: Path) -> None:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
-from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.algorithm import STAGE_START, Algorithm
 from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import RlStage, Topology
+from agent_rl.models.hub import is_hub_name
+from agent_rl.models.model_files import weight_count
 
 MEMORY_BYTES = 4 + 4 + 1 + 8
 """Of a token as the learner holds it: id, log-probability, loss mask, policy. Its text stays with the journal."""
+BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a weight as the learner computes with it, by ``model.dtype``."""
 JOURNAL_BYTES = 8
 """Of a token in the journal, texts included: `agent-rl bench journal` prints 6.7, and tools' texts come on top."""
 
@@ -113,6 +117,7 @@ def needs(topology: Topology) -> list[str]:
             f"{size_text(most.memory)} = {most.steps} steps x {most.trained:,} rollouts x {most.tokens:,} tokens "
             f"x {MEMORY_BYTES} bytes"
         ),
+        *_reference_needs(topology),
         (
             f"  disk for the journal: {size_text(disk)} = {kept:,} steps kept x {written.sampled:,} rollouts "
             f"x {written.tokens:,} tokens x {JOURNAL_BYTES} bytes; {_free(topology.run.directory)}"
@@ -122,6 +127,27 @@ def needs(topology: Topology) -> list[str]:
             f"{topology.run.keep_checkpoints} x run.checkpoint_every {topology.run.checkpoint_every}, "
             "and the steps that are open"
         ),
+    ]
+
+
+def _reference_needs(topology: Topology) -> list[str]:
+    """The line about the reference policy of a KL penalty; none without a penalty."""
+    kl, name = topology.algorithm.kl, topology.model.path
+    if kl is None:
+        return []
+    of_stage = kl.reference == STAGE_START
+    if not of_stage:
+        name = kl.reference
+    elif topology.model.lora is not None:
+        return ["  memory of the learner for the reference policy: a copy of the adapters"]
+    place = "in host memory, and as much on its device while it computes with them" if of_stage else "on its device"
+    count = None if name is None or is_hub_name(name) else weight_count(Path(name).expanduser())
+    if count is None:
+        return [f"  memory of the learner for the reference policy: once more the size of the model, {place}"]
+    width = BYTES[topology.model.dtype]
+    return [
+        f"  memory of the learner for the reference policy: {size_text(count * width)} = {count:,} weights "
+        f"x {width} bytes, {place}"
     ]
 
 

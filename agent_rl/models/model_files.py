@@ -10,6 +10,7 @@ second.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -225,6 +226,16 @@ def tensors(file: Path) -> dict[str, Any]:
     if size != expected:
         raise Unreadable(f"{file} is {size} bytes long, and its header says {expected}")
     return header
+
+
+def weight_count(directory: Path) -> int | None:
+    """The numbers in a model's safetensors files; None where there are none, or one cannot be read."""
+    try:
+        headers = [tensors(file) for file in directory.glob("*.safetensors")]
+        shapes = [each["shape"] for header in headers for name, each in header.items() if name != "__metadata__"]
+        return sum(math.prod(shape) for shape in shapes) or None
+    except (Unreadable, KeyError, TypeError):
+        return None
 
 
 def read_template(file: Path) -> str:

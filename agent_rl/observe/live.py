@@ -118,6 +118,7 @@ class LiveView:
             ("tool calls/s", _number(_sum(each.calls_per_s for each in executors))),
             ("KV in use", _percent(used / total) if total else DASH),
             ("staleness", f"{_number(learner.staleness_mean)} (max {_count(learner.staleness_max)})"),
+            *([("KL", f"{learner.kl:.2g}")] if _known(learner.kl) else []),
             ("queued", _count(_sum(queued))),
             ("groups open", _count(filters[0].groups_open if filters else None)),
             ("trained", _count(fates.groups_trained if fates else None)),

@@ -40,8 +40,10 @@ from agent_rl.messages import (
     PolicyPublished,
     StageRecorded,
     StepTrained,
+    TagCounts,
     ToolCall,
     ToolResult,
+    Trajectory,
     UnfinishedGroups,
 )
 from agent_rl.rollout.episode import Episode
@@ -322,6 +324,10 @@ def of_a_later_policy(self: Any, tokens: Any, logprobs: Any, policies: Any, *, m
     Episode._append(self, tokens, logprobs, policies + 1, mask=mask)
 
 
+def without_tags(self: Any, **outcome: Any) -> Trajectory:
+    return replace(Episode.trajectory(self, **outcome), tags=TagCounts())
+
+
 class AcknowledgesOnReceipt(RolloutGenerator):
     def defer_ack(self) -> Any:
         return lambda: None
@@ -408,6 +414,7 @@ GENERATORS = [
     (generator_with(_append=all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
     (generator_with(_append=without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "Log-prob"),
     (generator_with(_append=of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
+    (generator_with(trajectory=without_tags), "every_token_says_who_wrote_it_and_how_likely_it_was", "the response has"),
     (
         generator_with(tokens=property(lambda self: self._tokens)),
         "tokens_go_in_as_they_came_out",

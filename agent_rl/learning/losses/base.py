@@ -177,7 +177,7 @@ def corrections(batch: MicroBatch, settings: LossSettings, *, of_responses: bool
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """min(r * A, clip(r) * A) of PPO (arXiv 1707.06347, eq. 7) with two bounds, and where the bound was smaller."""
+    """min(r * A, clip(r) * A) of PPO (L^CLIP in arXiv 1707.06347) with two bounds, and where the bound was smaller."""
     bounded = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     surrogate = torch.minimum(ratio * advantages, bounded * advantages)
     return surrogate, (bounded * advantages < ratio * advantages).detach()

@@ -13,7 +13,7 @@ from agent_rl.learning.losses.grpo import grpo
 def dr_grpo(batch: MicroBatch, settings: LossSettings) -> Terms:
     """Every token has the same share, which does not depend on the lengths that were sampled.
 
-    Dr. GRPO (arXiv 2503.20783), section 3.2, of N responses y_i; L is the stage's ``max_response_tokens``, as in the
+    Dr. GRPO (arXiv 2503.20783), of N responses y_i; L is the stage's ``max_response_tokens``, as in the
     authors' code::
 
         1 / (N * L)  *  sum_i sum_t  min(r_it * A_i, clip(r_it, 1 - clip_low, 1 + clip_high) * A_i)

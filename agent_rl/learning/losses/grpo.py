@@ -10,7 +10,7 @@ from agent_rl.learning.losses.base import LossSettings, MicroBatch, Terms, clipp
 def grpo(batch: MicroBatch, settings: LossSettings) -> Terms:
     """Every token has the same share, so a response weighs as much as it has tokens.
 
-    DAPO (arXiv 2503.14476), eq. 8, of responses y_i::
+    DAPO's objective (arXiv 2503.14476), of responses y_i::
 
         1 / sum_i |y_i|  *  sum_i sum_t  min(r_it * A_i, clip(r_it, 1 - clip_low, 1 + clip_high) * A_i)
     """

@@ -8,7 +8,7 @@ from agent_rl.learning.losses.base import LossSettings, MicroBatch, Terms, clipp
 def gspo(batch: MicroBatch, settings: LossSettings) -> Terms:
     """Every response has one ratio, the geometric mean of its tokens' ratios, and the same share.
 
-    GSPO (arXiv 2507.18071), eq. 5 to 7, of N responses y_i::
+    GSPO (arXiv 2507.18071), eq. 5, of N responses y_i with the ratios s_i::
 
         1 / N  *  sum_i  min(s_i * A_i, clip(s_i, 1 - clip_low, 1 + clip_high) * A_i)
         s_i = exp(1 / |y_i|  *  sum_t  log r_it)

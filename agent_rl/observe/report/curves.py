@@ -133,6 +133,12 @@ _PANELS = (
     ("Truncated rollouts", "share", "Rollouts that ran out of tokens.", {"share": "truncated_share"}),
     ("Entropy", "nats", "Mean over trained tokens, at the rollouts' temperature.", {"of the policy": "entropy"}),
     (
+        "Divergence from the reference policy",
+        "nats",
+        "Estimate of the KL penalty, as a mean over trained tokens.",
+        {"of the policy": "kl"},
+    ),
+    (
         "Staleness",
         "versions",
         "How many versions a group's oldest token is behind the policy that trains on it.",

@@ -6,7 +6,9 @@ import re
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, describe, needs, size_text, steps_kept
 from agent_rl.checks.files import file_system
@@ -518,6 +520,25 @@ def test_the_needs_are_what_the_arithmetic_says(folder, changes: list[str], step
     memory = size_text(open_steps * trained * 64 * MEMORY_BYTES)
     assert f"{memory} = {open_steps} steps x {trained} rollouts x 64 tokens x {MEMORY_BYTES} bytes" in text
     assert " are free at /" in text
+
+
+def test_the_needs_count_the_reference_of_a_kl_penalty(folder: Path) -> None:
+    def about(*changes: str) -> list[str]:
+        topology, _ = load(folder, SOUND, ["algorithm.kl.coefficient=0.1", *changes])
+        return [line.partition("reference policy: ")[2] for line in needs(topology) if "reference policy" in line]
+
+    model = folder / "reference"
+    model.mkdir()
+    save_file({"a": np.zeros((30, 40), np.float32), "b": np.zeros(10, np.float32)}, model / "model.safetensors")
+    size = "1,210 weights x 4 bytes"
+    assert about(f"algorithm.kl.reference={model}") == [f"4.73 KiB = {size}, on its device"]
+    assert about(f"algorithm.kl.reference={model}", "model.dtype=bfloat16")[0].startswith("2.36 KiB = ")
+    assert about("algorithm.kl.reference=someone/else") == ["once more the size of the model, on its device"]
+    assert about("model.lora.rank=2") == ["a copy of the adapters"]
+    host = "in host memory, and as much on its device while it computes with them"
+    assert about() == [f"once more the size of the model, {host}"]
+    topology, _ = load(folder)
+    assert "reference" not in "\n".join(needs(topology))
 
 
 @pytest.mark.parametrize(

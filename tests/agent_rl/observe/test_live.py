@@ -43,10 +43,12 @@ def test_figures_of_replicas_are_added_and_those_of_one_actor_shown():
     shown.observe(status("rollout_generator.1", tokens_per_s=500, kv_used=300, kv_total=400), 101.0)
     learner = status(
         "learner.0", stage=1, stages=2, step=3, steps=10, success=0.25, staleness_mean=0.5, staleness_max=2,
-        seconds_per_step=20,
+        seconds_per_step=20, kl=0.01234,
     )  # fmt: skip
+    assert "KL" not in dict(shown.figures())  # a run without a penalty has none
     shown.observe(learner, 102.0)
     figures = dict(shown.figures())
+    assert figures["KL"] == "0.012"
     assert figures["tokens/s"] == "1,500"
     assert figures["KV in use"] == "50.0%"
     assert figures["stage"] == "2/2 rl"

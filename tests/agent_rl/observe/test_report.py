@@ -71,6 +71,17 @@ def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_the_divergence_from_the_reference_is_a_curve_where_there_is_one(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path)
+    run.enter(RL)
+    for kl in (0.0, 0.125):
+        run.step([[1.0, 0.0]], kl=kl)
+    page = report(run.close())
+    assert "Divergence from the reference policy" in page.everything()
+    assert "step 2: of the policy 0.125 nats" in page.texts("title")
+    assert "Divergence" not in report(whole(tmp_path / "without")).everything()
+
+
 def test_the_headline_says_what_was_reached_in_how_long_and_how_sure_it_is(tmp_path: Path) -> None:
     page = report(whole(tmp_path))
     # 1 of 4 against 3 of 4: far too few to tell
