@@ -70,7 +70,7 @@ class GeneratorContract(GeneratorBench):
     async def test_every_token_says_who_wrote_it_and_how_likely_it_was(self, tmp_path: Path) -> None:
         """Tokens of the model have mask 1 and the engine's log-probability; tokens of tools have mask 0 and 0.
 
-        The trajectory counts the response's tags (`agent_rl.rollout.tags`), by which ``resampling = "release"`` selects.
+        The trajectory has the counts of the response's tags, by which ``resampling = "release"`` selects.
         """
         async with self.bench(tmp_path) as bench:
             await bench.ask()

@@ -142,13 +142,11 @@ def _reference_needs(topology: Topology) -> list[str]:
         return ["  memory of the learner for the reference policy: a copy of the adapters"]
     place = "in host memory, and as much on its device while it computes with them" if of_stage else "on its device"
     count = None if name is None or is_hub_name(name) else weight_count(Path(name).expanduser())
-    if count is None:
-        return [f"  memory of the learner for the reference policy: once more the size of the model, {place}"]
-    width = BYTES[topology.model.dtype]
-    return [
-        f"  memory of the learner for the reference policy: {size_text(count * width)} = {count:,} weights "
-        f"x {width} bytes, {place}"
-    ]
+    size = "once more the size of the model"
+    if count is not None:
+        width = BYTES[topology.model.dtype]
+        size = f"{size_text(count * width)} = {count:,} weights x {width} bytes"
+    return [f"  memory of the learner for the reference policy: {size}, {place}"]
 
 
 def size_text(size: float) -> str:

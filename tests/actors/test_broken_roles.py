@@ -414,7 +414,11 @@ GENERATORS = [
     (generator_with(_append=all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
     (generator_with(_append=without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "Log-prob"),
     (generator_with(_append=of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
-    (generator_with(trajectory=without_tags), "every_token_says_who_wrote_it_and_how_likely_it_was", "the response has"),
+    (
+        generator_with(trajectory=without_tags),
+        "every_token_says_who_wrote_it_and_how_likely_it_was",
+        "the response has",
+    ),
     (
         generator_with(tokens=property(lambda self: self._tokens)),
         "tokens_go_in_as_they_came_out",

@@ -8,7 +8,7 @@ token that pi_theta sampled::
 
 The gradient of k1 itself has the mean 0 and pulls nowhere. So here ``k1`` has the value of k1 and the gradient of
 k2 = d**2 / 2, which is -d * grad log pi_theta: in the mean the gradient of KL(pi_theta, pi_ref). The gradient of k3
-(GRPO's KL term in DeepSeekMath, arXiv 2402.03300) is (1 - exp(d)) * grad log pi_theta: in the mean that of KL(pi_ref, pi_theta).
+(the KL term of DeepSeekMath, arXiv 2402.03300) is (1 - exp(d)) * grad log pi_theta: that of KL(pi_ref, pi_theta).
 Tokens are not weighted for having been sampled by an older policy.
 """
 
