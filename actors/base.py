@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import trio
 from pydantic import BaseModel, ConfigDict
 
+from agent_rl.config.links import wait_for
 from agent_rl.figures import ActorFigures
 from agent_rl.records.incarnations import is_first
 
@@ -137,6 +138,10 @@ class ActorContext:
     def link(self, name: str) -> Any:
         """The link of that name."""
         return self.links[name]
+
+    def wait(self, message: type, thing: str) -> str:
+        """A text for `Actor.waiting_for`: ``thing`` is awaited from the peers that send or receive ``message``."""
+        return wait_for(self.topology, self.role, message, thing)
 
 
 ASK_ATTEMPTS = 5
@@ -260,7 +265,10 @@ class Actor:
         return ()
 
     def waiting_for(self) -> str:
-        """The peer and message that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while it works."""
+        """The roles and the thing that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while it works.
+
+        `ActorContext.wait` finds the roles from the links of the topology, where a role may have any name.
+        """
         return ""
 
     def busy_seconds(self) -> float:

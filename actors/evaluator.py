@@ -107,4 +107,4 @@ class Evaluator(Actor):
 
     def waiting_for(self) -> str:
         """The evaluation, until its result has arrived."""
-        return "" if self._evaluation else "roc_filter: the evaluation"
+        return "" if self._evaluation else self.context.wait(EvaluationReady, "the evaluation")

@@ -170,7 +170,8 @@ class KVScheduler(Actor):
 
     def waiting_for(self) -> str:
         """The condition that the next placement waits for."""
-        return self._scheduler.waiting_for
+        wait = self._scheduler.waiting_for
+        return "" if wait is None else self.context.wait(*wait)
 
     def status(self) -> tuple[str, ActorFigures]:
         """Groups and KV promises."""

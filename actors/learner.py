@@ -157,7 +157,7 @@ class Learner(Actor):
 
     async def _wait(self, expected: str, seconds: float) -> None:
         """Wait for any message, at most so long. ``expected`` is the message of the filter that is missing."""
-        self._waiting_for = f"roc_filter: {expected}"
+        self._waiting_for = self.context.wait(StepReady, expected)
         with trio.move_on_after(seconds):
             await self._arrived.wait()
         self._waiting_for = ""
@@ -378,7 +378,7 @@ class Learner(Actor):
     async def _ask(self, link: str, message: Any) -> Any:
         """Tell the filter something to record. The call is repeated when the filter restarts."""
         timeout = self.context.settings.record_timeout_seconds
-        self._waiting_for = f"roc_filter: the answer to {type(message).__name__}"
+        self._waiting_for = self.context.wait(type(message), f"the answer to {type(message).__name__}")
         try:
             return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
         finally:

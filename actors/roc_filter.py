@@ -393,10 +393,10 @@ class RoCFilter(Actor):
     def waiting_for(self) -> str:
         """Judgements, or the trajectories of open groups."""
         if self._judging.under_way:
-            return f"tool_executor: {self._judging.under_way} judgements"
+            return self.context.wait(JudgementWanted, f"{self._judging.under_way} judgements")
         if self._book.open_groups:
-            return f"rollout_generator: trajectories of {self._book.open_groups} groups"
-        return "kv_scheduler: groups"
+            return self.context.wait(Trajectory, f"trajectories of {self._book.open_groups} groups")
+        return self.context.wait(GroupOpened, "groups")
 
     def status(self) -> tuple[str, ActorFigures]:
         """Number of groups by state, and of judgements."""

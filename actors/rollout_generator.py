@@ -371,7 +371,8 @@ class RolloutGenerator(Actor):
         if self._served.waiting_for:
             return self._served.waiting_for
         in_flight = sum(len(scopes) for scopes in self._scopes.values())
-        return f"tool_executor: {in_flight} tool results" if in_flight else "kv_scheduler: rollout requests"
+        wait = (ToolCall, f"{in_flight} tool results") if in_flight else (RolloutRequest, "rollout requests")
+        return self.context.wait(*wait)
 
     def busy_seconds(self) -> float:
         """Seconds of the engine's steps."""

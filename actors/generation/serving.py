@@ -52,7 +52,7 @@ class ServedPolicy:
         self._fetched = self._over_links() if LINK in context.links else None
         self.ready = trio.Event()
         """Set once a published policy is served."""
-        self.waiting_for = "learner: a policy"
+        self.waiting_for = context.wait(PolicyPublished, "a policy")
         """The actor and what it must do, while a policy is not served yet; else empty."""
 
     def _over_links(self) -> FetchedWeights:
@@ -86,7 +86,7 @@ class ServedPolicy:
 
     async def _load(self, published: PolicyPublished) -> bool:
         """Load a policy. False: it failed, and the pause before the next attempt is over."""
-        self.waiting_for = f"learner: the weights of version {published.policy.version}"
+        self.waiting_for = self._context.wait(PolicyPublished, f"the weights of version {published.policy.version}")
         again, fatal = AGAIN_SECONDS, False
         try:
             await self._engine.load_weights(await self._source(published), published.policy)

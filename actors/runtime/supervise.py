@@ -199,6 +199,7 @@ class Supervisor:
         (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
         if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host stopped in order
             self._silence.forget(event.peer)
+            self._movement.forget(event.peer)
         notice = link_notice(event)
         if notice and not self._ending.is_set():
             self.say(notice)
@@ -231,7 +232,8 @@ class Supervisor:
         if actor is not None:
             actor.heard(status, sender.incarnation)
         if not sender.gone if actor is None else not actor.stopping:
-            self._note(*self._silence.heard(status), *self._movement.observe(status, now))
+            self._silence.heard(status)
+            self._note(*self._movement.observe(status, now))
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)
         elif status.state == "finished":
@@ -242,9 +244,9 @@ class Supervisor:
         while True:
             now = trio.current_time()
             self._note(*self._silence.tick(now))
-            if not self._silence.silent:  # a silent actor already explains why the run stands still
-                self._note(*self._movement.tick(now))
-            self._view.silences = {actor: self._silence.state(actor) for actor in self._silence.silent}
+            silent = self._silence.silent
+            self._note(*self._movement.tick(now, silent))
+            self._view.silences = {actor: self._silence.state(actor) for actor in silent}
             self._display.refresh(now)
             for actor in self._actors.values():
                 if actor.child is not None:
@@ -297,6 +299,7 @@ class Supervisor:
             self._silence.started(actor.name, actor.entry.silent_seconds)
         else:
             self._silence.forget(actor.name)
+            self._movement.forget(actor.name)
 
     def incarnations(self) -> Mapping[str, int]:
         """The known incarnations of all nodes."""
@@ -327,8 +330,9 @@ class Supervisor:
         if self._ending.is_set():
             return
         self._exit_code, self._reason, self._finished = exit_code, reason, finished
-        standing = self._movement.describe(trio.current_time()) if self._movement.stands else ""
-        self._final_words = final_words(self._silence.silent, standing)
+        silent = self._silence.silent
+        standing = self._movement.describe(trio.current_time(), silent) if self._movement.stands else ""
+        self._final_words = final_words(self._silence.descriptions, standing)
         if reason:
             self.say(reason)
         self._others.ending(exit_code, reason, finished=finished)

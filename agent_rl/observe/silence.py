@@ -3,19 +3,21 @@
 ::
 
     started, heard, forget --> Silence.tick --> [Notice("... is silent"), Notice("... is heard again"), Overdue(actor)]
-    observe                --> Movement.tick --> [Notice("nothing has moved for ...")]
+    observe, forget        --> Movement.tick --> [Notice("nothing has moved for ...")]
 
 An actor sends a status twice a second, also while it starts and while torch works in its thread. The notice about a
 silent actor holds observations only: the time without a status, the kernel's view of the process, and what other actors
-wait for.
+wait for. Replicas of a role that fall silent together share one notice. The cost of a tick is linear in the number of
+actors, however many are silent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent_rl.config.links import awaited_roles
 from agent_rl.figures import numbers
 from agent_rl.messages import ActorStatus
 
@@ -27,6 +29,8 @@ STARTING_SECONDS = 30.0
 """The time to the first status: imports on a busy machine are slow. A stopped process is reported like any other."""
 UNWATCHED_SECONDS = 1.5
 """A longer gap between ticks means that the supervisor or the machine stood still. It does not count as silence."""
+NAMED_EACH = 3
+"""With more replicas of a role than this, a text names the first and counts the others."""
 BUSY_SHARE = 0.2
 """An actor moves, whatever its figures, if its role's work takes this share of the time."""
 
@@ -46,10 +50,11 @@ class ProcessSeen:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A text to log and show once. ``actor`` is empty for the whole run."""
+    """A text to log and show once. ``actor`` is empty for the whole run, and the first of ``actors`` when several."""
 
     text: str
     actor: str = ""
+    actors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,56 +91,83 @@ class Silence:
         self._look = look
         self._watched: dict[str, _Watched] = {}
         self._waiting_for: dict[str, str] = {}
+        self._back: dict[str, float] = {}
+        """Actors heard again since the last tick, with the seconds of their silence."""
+        self._waits: dict[str, list[str]] = {}
+        """For each role of silent actors, the waits for it: computed once, until an actor is heard."""
         self._ticked: float | None = None
 
     def started(self, actor: str, patience: float) -> None:
         """A process of this supervisor was started. ``patience``: the seconds it may be silent."""
+        self.forget(actor)
         self._watched[actor] = _Watched(patience, "since it was started")
-        self._waiting_for.pop(actor, None)
 
     def forget(self, actor: str) -> None:
         """The actor has ended or was asked to end: stop watching it."""
         self._watched.pop(actor, None)
         self._waiting_for.pop(actor, None)
+        self._waits.clear()
 
-    def heard(self, status: ActorStatus) -> list[Notice]:
+    def heard(self, status: ActorStatus) -> None:
         """Take in a status. Actors of other hosts are watched from their first status on."""
         watched = self._watched.setdefault(status.actor, _Watched(math.inf))
         self._waiting_for[status.actor] = status.waiting_for
-        named, seconds = watched.named, watched.unheard
+        self._waits.clear()
+        if watched.named:
+            self._back[status.actor] = watched.unheard
         self._watched[status.actor] = _Watched(
             watched.patience, "while it starts" if status.state == "starting" else ""
         )
-        return [Notice(f"{status.actor} is heard again, after {seconds:.0f} s", status.actor)] if named else []
 
     def tick(self, now: float) -> list[Notice | Overdue]:
-        """Time has passed: report silent actors, and those that are overdue."""
+        """Time has passed: report silent actors, those that are heard again, and those that are overdue."""
         passed = 0.0 if self._ticked is None else min(now - self._ticked, UNWATCHED_SECONDS)
         self._ticked = now
-        decided: list[Notice | Overdue] = []
+        self._waits.clear()
+        named: list[str] = []
+        overdue: list[Overdue] = []
         for actor, watched in self._watched.items():
             watched.unheard += passed
             if watched.unheard < SILENT_SECONDS / 2:
                 continue
             self._observe(actor, watched, passed)
             if self._silent(watched):
-                waits = self.waits_for(actor)
-                if not watched.named and (waits or watched.unheard >= NAMED_SECONDS):
-                    watched.named, watched.waits_named = True, bool(waits)
-                    decided.append(Notice(self.describe(actor), actor))
-                elif watched.named and waits and not watched.waits_named:
-                    watched.waits_named = True
-                    decided.append(Notice(self.describe(actor), actor))
+                waits = bool(self.waits_for(actor))
+                if (waits and not watched.waits_named) or (not watched.named and watched.unheard >= NAMED_SECONDS):
+                    watched.named, watched.waits_named = True, waits
+                    named.append(actor)
             if watched.unheard >= watched.patience and not watched.overdue:
                 watched.overdue = True
                 text = f"{self.describe(actor)}; it was killed, since it may be silent for {watched.patience:g} s"
-                decided.append(Overdue(actor, text))
-        return decided
+                overdue.append(Overdue(actor, text))
+        back, self._back = self._back, {}
+        return [
+            *self._notices(back, lambda actor: self._describe_back(actor, back)),
+            *self._notices(named, self.describe),
+            *overdue,
+        ]
+
+    def _notices(self, actors: Iterable[str], describe: Callable[[str], str]) -> list[Notice]:
+        """A notice for each actor; one for all replicas of a role when they are many."""
+        notices = []
+        for replicas in _by_role(actors).values():
+            if len(replicas) <= NAMED_EACH:
+                notices += [Notice(describe(actor), actor, (actor,)) for actor in replicas]
+            else:
+                first = replicas[0]
+                also = f"; the same holds for {_listed(replicas[1:])}"
+                notices.append(Notice(describe(first) + also, first, tuple(replicas)))
+        return notices
 
     @property
-    def silent(self) -> dict[str, str]:
-        """The silent actors, each with its description."""
-        return {actor: self.describe(actor) for actor, watched in self._watched.items() if watched.named}
+    def silent(self) -> list[str]:
+        """The silent actors."""
+        return [actor for actor, watched in self._watched.items() if watched.named]
+
+    @property
+    def descriptions(self) -> list[str]:
+        """A line about each silent actor; one about all replicas of a role when they are many."""
+        return [notice.text for notice in self._notices(self.silent, self.describe)]
 
     def state(self, actor: str) -> str:
         """A silent actor's state for the table; empty for other actors."""
@@ -146,17 +178,35 @@ class Silence:
         """How long the actor has been silent, the state of its process, and which actors wait for it and for what."""
         return f"{actor} has been {self._words(actor, self._watched[actor])}"
 
+    @staticmethod
+    def _describe_back(actor: str, seconds: Mapping[str, float]) -> str:
+        return f"{actor} is heard again, after {seconds[actor]:.0f} s"
+
     def waits_for(self, actor: str) -> list[str]:
-        """The actors that report waiting for this actor, then those that wait for these, nearest first."""
-        role = actor.rpartition(".")[0]
+        """The actors that report waiting for this actor's role, then those that wait for these, nearest first.
+
+        Which roles an actor waits for follows from the topology's links (`agent_rl.config.links.wait_for`).
+        """
+        role = _role(actor)
+        if role not in self._waits:
+            self._waits[role] = self._waits_for_role(role)
+        return self._waits[role]
+
+    def _waits_for_role(self, role: str) -> list[str]:
+        waiting: dict[str, dict[str, list[str]]] = {}
+        """For each role that is waited for, the actors that do, by their own role."""
+        for actor, what in sorted(self._waiting_for.items()):
+            if what and self._watched[actor].unheard < SILENT_SECONDS:
+                for awaited in awaited_roles(what):
+                    waiting.setdefault(awaited, {}).setdefault(_role(actor), []).append(actor)
         found, roles = [], [role]
         for awaited in roles:
-            for waiting, what in sorted(self._waiting_for.items()):
-                its_role = waiting.rpartition(".")[0]
-                target, _, thing = what.partition(": ")
-                if target != awaited or its_role == role or self._watched[waiting].unheard >= SILENT_SECONDS:
+            for its_role, actors in waiting.get(awaited, {}).items():
+                if its_role == role:
                     continue
-                found.append(f"{waiting} waits for {'it' if awaited == role else awaited}: {thing}")
+                waits = [f"{actor} waits for {_whom(self._waiting_for[actor], role)}" for actor in actors[:NAMED_EACH]]
+                more = len(actors) - len(waits)
+                found += [*waits, *([f"{more} more of {its_role} wait for {awaited}"] if more else [])]
                 if its_role not in roles:
                     roles.append(its_role)
         return list(dict.fromkeys(found))
@@ -176,6 +226,30 @@ class Silence:
         starting = f" {watched.starting}" if watched.starting else ""
         silent = f"silent for {watched.unheard:.0f} s{starting}{_process_words(watched)}"
         return "; ".join([silent, *(self.waits_for(actor) or ["no actor reports waiting for it"])])
+
+
+def _role(actor: str) -> str:
+    return actor.rpartition(".")[0]
+
+
+def _by_role(actors: Iterable[str]) -> dict[str, list[str]]:
+    roles: dict[str, list[str]] = {}
+    for actor in actors:
+        roles.setdefault(_role(actor), []).append(actor)
+    return roles
+
+
+def _whom(waiting_for: str, role: str) -> str:
+    """The words of a wait, where ``role`` is called "it"."""
+    names = ", ".join("it" if each == role else each for each in awaited_roles(waiting_for))
+    return f"{names}:{waiting_for.partition(':')[2]}"
+
+
+def _listed(actors: Sequence[str]) -> str:
+    """Replicas of one role: all names, or the first and the number of the others."""
+    if len(actors) <= NAMED_EACH:
+        return ", ".join(actors)
+    return f"{actors[0]} and {len(actors) - 1} more of {_role(actors[0])}"
 
 
 def _process_words(watched: _Watched) -> str:
@@ -218,8 +292,12 @@ class Movement:
         named, self._named = self._named, False
         return [Notice(f"the run moves again, after {_minutes(stood)}")] if named else []
 
-    def tick(self, now: float) -> list[Notice]:
-        """Time has passed: report a run that does not move."""
+    def forget(self, actor: str) -> None:
+        """The actor has ended in order: it is no longer part of the run."""
+        self._seen.pop(actor, None)
+
+    def tick(self, now: float, silent: Collection[str] = ()) -> list[Notice]:
+        """Time has passed: report a run that does not move. ``silent`` are the actors that are not heard."""
         unwatched = max(0.0, now - (now if self._ticked is None else self._ticked) - UNWATCHED_SECONDS)
         self._ticked = now
         if self._moved is not None:
@@ -227,17 +305,27 @@ class Movement:
         if self._moved is None or self._named or now - self._moved < self.patience:
             return []
         self._named = True
-        return [Notice(self.describe(now))]
+        return [Notice(self.describe(now, silent))]
 
     @property
     def stands(self) -> bool:
         """Whether the user was told that the run does not move."""
         return self._named
 
-    def describe(self, now: float) -> str:
-        """How long nothing has moved, and what each actor waits for."""
-        actors = [f"{actor} {_says(seen.status)}" for actor, seen in sorted(self._seen.items())]
-        return f"nothing has moved for {_minutes(now - (self._moved or now))}: {'; '.join(actors)}"
+    def describe(self, now: float, silent: Collection[str] = ()) -> str:
+        """How long nothing has moved, which actors are silent, and what each other actor waits for."""
+        unheard = frozenset(silent)
+        alike: dict[tuple[str, str], list[str]] = {}
+        for actor, seen in sorted(self._seen.items()):
+            words = "is silent" if actor in unheard else _says(seen.status)
+            alike.setdefault((_role(actor), words), []).append(actor)
+        lines = []
+        for (role, words), actors in alike.items():
+            lines += [f"{actor} {words}" for actor in actors[:NAMED_EACH]]
+            lines += [f"{len(actors) - NAMED_EACH} more of {role} likewise"] if len(actors) > NAMED_EACH else []
+        return (
+            f"nothing has moved for {_minutes(now - (now if self._moved is None else self._moved))}: {'; '.join(lines)}"
+        )
 
 
 def _moves(before: _Heard, status: ActorStatus, now: float) -> bool:
@@ -262,6 +350,6 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def final_words(silent: Mapping[str, str], standing: str) -> list[str]:
+def final_words(silent: Sequence[str], standing: str) -> list[str]:
     """The lines of the exit message about silent actors, and about a run that did not move."""
-    return [f"at the end: {text}" for text in (*silent.values(), *([standing] if standing else []))]
+    return [f"at the end: {text}" for text in (*silent, *([standing] if standing else []))]

@@ -38,6 +38,7 @@ from agent_rl.messages import (
     Retry,
     RolloutRequest,
     Sampling,
+    UnfinishedGroups,
 )
 from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed
 from agent_rl.scheduling.placement import (
@@ -202,23 +203,26 @@ class GroupScheduler:
         )
 
     @property
-    def waiting_for(self) -> str:
-        """The actor and the event that the next group or rollout waits for; empty when nothing is awaited."""
+    def waiting_for(self) -> tuple[type, str] | None:
+        """What the next group or rollout waits for; None when nothing is awaited.
+
+        The type is that of the message which the actor that is waited for sends or receives.
+        """
         if self._published is None:
-            return "learner: a policy"
+            return PolicyPublished, "a policy"
         if self._stage is None:
-            return "learner: the next stage"
+            return PolicyPublished, "the next stage"
         if not self._ready:
-            return "roc_filter: the unfinished groups"
+            return UnfinishedGroups, "the unfinished groups"
         if not self._eligible():
-            return f"rollout_generator: policy {self._published.policy.version}"
+            return EngineLoad, f"policy {self._published.policy.version}"
         if self._recording:
-            return f"roc_filter: {len(self._recording)} groups to be recorded"
+            return GroupOpened, f"{len(self._recording)} groups to be recorded"
         if self._pending or self._next_group() is not None:
-            return f"rollout_generator: room for {max(1, len(self._pending))} rollouts"
+            return EngineLoad, f"room for {max(1, len(self._pending))} rollouts"
         if self._stage.kind == "rl":
-            return "learner: a newer policy (the staleness budget is spent)"
-        return f"rollout_generator: {len(self._in_flight)} rollouts" if self._in_flight else ""
+            return PolicyPublished, "a newer policy (the staleness budget is spent)"
+        return (RolloutRequest, f"{len(self._in_flight)} rollouts") if self._in_flight else None
 
     # Decisions
 

@@ -62,6 +62,7 @@ class Desk:
             in_thread=trio.to_thread.run_sync,
             first=True,
             link={"transfer": self.offer}.__getitem__,
+            wait=lambda message, thing: f"{message.__name__}: {thing}",
         )
         self.kept = Policy(0, 0)
         self.offers: list[TransferWanted] = []
@@ -112,7 +113,7 @@ def test_the_newest_policy_is_taken_up(tmp_path: Path, monkeypatch: pytest.Monke
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(desk.served.run, lambda: changes.append(desk.engine.policy))
-            assert desk.served.waiting_for == "learner: a policy"
+            assert desk.served.waiting_for == "PolicyPublished: a policy"
             desk.publish(1, link=link)  # overtaken before its turn
             newest = desk.publish(2, link=link)
             await desk.served.ready.wait()
@@ -152,7 +153,7 @@ def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch:
             nursery.start_soon(desk.served.run, lambda: None)
             desk.publish(1, link=False)
             await trio.sleep(REPLACED_SECONDS / 2)
-            assert desk.served.waiting_for == "learner: the weights of version 1"
+            assert desk.served.waiting_for == "PolicyPublished: the weights of version 1"
             assert not desk.served.ready.is_set()
             newer = desk.publish(2, link=False)
             await desk.served.ready.wait()

@@ -52,7 +52,7 @@ class Run:
         return self
 
     def hear(self, actor, what="", state="running"):
-        self.said += [(self.now, each) for each in self.silence.heard(status(actor, waiting_for=what, state=state))]
+        self.silence.heard(status(actor, waiting_for=what, state=state))
 
     @property
     def texts(self):
@@ -62,7 +62,7 @@ class Run:
 def test_nobody_is_named_while_everybody_is_heard():
     run = Run(learner="roc_filter: step 3", roc_filter="").go(600)
     assert run.texts == []
-    assert run.silence.silent == {}
+    assert run.silence.silent == []
 
 
 def test_a_silent_actor_is_named_once_with_who_waits_for_it_and_for_what():
@@ -77,7 +77,7 @@ def test_a_silent_actor_is_named_once_with_who_waits_for_it_and_for_what():
         "roc_filter.0 has been silent for 5 s, its process is stopped (state T); learner.0 waits for it: step 3"
     )
     assert run.silence.state("roc_filter.0").startswith("silent for 60 s")
-    assert list(run.silence.silent) == ["roc_filter.0"]
+    assert run.silence.silent == ["roc_filter.0"]
 
 
 def test_who_waits_for_those_who_wait_is_named_too_nearest_first():
@@ -116,7 +116,7 @@ def test_an_actor_nobody_waits_for_is_named_a_little_later_and_again_when_somebo
 def test_who_is_heard_again_is_named_as_back_and_may_fall_silent_anew():
     run = Run(learner="", roc_filter="").go(10).go(12, "learner.0").go(10)
     assert run.texts[1:] == ["learner.0 is heard again, after 12 s"]
-    assert run.silence.silent == {}
+    assert run.silence.silent == []
     assert run.silence.state("learner.0") == ""
     run.go(9, "learner.0")
     assert len(run.said) == 3
@@ -206,6 +206,42 @@ def test_replicas_wait_together(actor):
     assert silence.waits_for(actor) == ["roc_filter.0 waits for it: x"]
 
 
+def test_a_role_may_have_any_name_and_several_roles_may_be_awaited():
+    run = Run(learner="roc_filter: step 3", roc_filter="gen_a, gen_b: trajectories of 2 groups", gen_a="", gen_b="").go(
+        10
+    )
+    run.go(SILENT_SECONDS + TICK, "gen_b.0")
+    assert run.texts[0].endswith(
+        "; roc_filter.0 waits for gen_a, it: trajectories of 2 groups; learner.0 waits for roc_filter: step 3"
+    )
+
+
+def test_many_replicas_that_fall_silent_together_share_a_notice():
+    silence = Silence(lambda _: None)
+    replicas, executors = [f"gen_b.{i}" for i in range(300)], [f"tool_executor.{i}" for i in range(4)]
+
+    def hear(actors, waits=""):
+        for actor in actors:
+            silence.heard(status(actor, waiting_for=waits))
+
+    hear(replicas)
+    hear(executors, "gen_b: calls")
+    assert silence.tick(0.0) == []
+    said = []
+    for half in range(1, 13):
+        hear(executors, "gen_b: calls")
+        said += silence.tick(half / 2)
+    waits = [f"tool_executor.{i} waits for it: calls" for i in range(3)]
+    text = "; ".join(["gen_b.0 has been silent for 5 s", *waits, "1 more of tool_executor wait for gen_b"])
+    text += "; the same holds for gen_b.1 and 298 more of gen_b"
+    assert [(each.text, each.actor, len(each.actors)) for each in said] == [(text, "gen_b.0", 300)]
+    assert silence.descriptions[0].startswith("gen_b.0 has been silent for 6 s; tool_executor.0 waits for it: calls; ")
+    assert len(silence.descriptions) == 1
+    hear(replicas)
+    (back,) = silence.tick(6.5)
+    assert back.text == "gen_b.0 is heard again, after 6 s; the same holds for gen_b.1 and 298 more of gen_b"
+
+
 # Whether the run moves
 
 
@@ -241,6 +277,26 @@ def test_a_run_in_which_nothing_moves_is_named_once_with_all_waits():
     assert not movement.stands
 
 
+def test_a_run_that_stands_is_named_although_an_actor_is_silent_and_that_actor_is_not_said_to_wait():
+    movement = Movement(180.0)
+    silent = status("gen_b.0", waiting_for="kv_scheduler: rollout requests")
+    actors = [status(f"tool_executor.{i}") for i in range(5)]
+    for each in (silent, *actors):
+        movement.observe(each, 0.0)
+    said = []
+    for second in range(1, 200):
+        for each in actors:
+            said += movement.observe(each, float(second))
+        said += movement.tick(float(second), ["gen_b.0"])
+    (notice,) = said
+    assert notice.text.startswith(
+        "nothing has moved for 3.0 minutes: gen_b.0 is silent; tool_executor.0 reports no wait"
+    )
+    assert notice.text.endswith("tool_executor.2 reports no wait; 2 more of tool_executor likewise")
+    movement.forget("gen_b.0")
+    assert "gen_b" not in movement.describe(300.0)
+
+
 @pytest.mark.parametrize(
     "moving",
     [
@@ -269,8 +325,8 @@ def test_time_in_which_nobody_watched_is_no_standstill():
 
 
 def test_the_exit_message_repeats_what_was_silent_or_stood():
-    assert final_words({}, "") == []
-    assert final_words({"a.0": "a.0 has been silent for 6 s"}, "nothing has moved for 3.0 minutes: a.0 is running") == [
+    assert final_words([], "") == []
+    assert final_words(["a.0 has been silent for 6 s"], "nothing has moved for 3.0 minutes: a.0 is running") == [
         "at the end: a.0 has been silent for 6 s",
         "at the end: nothing has moved for 3.0 minutes: a.0 is running",
     ]
