@@ -51,8 +51,8 @@ class ToolCaller:
     """The calls of all rollouts of a generator, over its link ``tools``."""
 
     def __init__(self, context: ActorContext, tally: RolloutTally, toolboxes: Toolboxes) -> None:
-        roles = context.topology.actors
-        executors = sum(roles[role].replicas for role in roles[context.role].targets("tools"))
+        topology = context.topology
+        executors = sum(len(topology.homes(role)) for role in topology.actors[context.role].targets("tools"))
         self._context = context
         self._tally = tally
         self._toolboxes = toolboxes

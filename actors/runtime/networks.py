@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_rl.config.addresses import addresses, runtime_directory
+from agent_rl.config.addresses import addresses, on_tcp, runtime_directory
 from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import RunRefused
 
@@ -22,7 +22,7 @@ def run_network(topology: Topology, base: Path) -> Network:
 
     key_file = topology.security.key_file
     curve = None
-    if key_file is not None and len(topology.hosts_in_use) > 1:
+    if key_file is not None and on_tcp(topology):
         try:
             curve = CurveKeys.load(base / key_file.expanduser())
         except (OSError, ValueError) as error:

@@ -215,7 +215,8 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
     limit = topology.run.log_mib * 2**20
     bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
     with open_log(directory, arguments.actor, limit=limit, **bound) as log:
-        supervisors = dict.fromkeys([supervisor_node(entry.host), supervisor_node(topology.main_host)])
+        hosts = (topology.homes(role)[int(replica)], topology.main_host)
+        supervisors = dict.fromkeys(map(supervisor_node, hosts))
         status_link = node.announce(STATUS_LINK, list(supervisors))
         stopping = trio.Event()
         async with trio.open_nursery() as nursery:

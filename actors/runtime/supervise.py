@@ -61,7 +61,7 @@ MIB = 1 << 20
 def _writes_rows(topology: Topology, hosts: Sequence[str]) -> bool:
     """Whether the filter runs on these hosts and the topology names trackers."""
     entry = topology.actors.get("roc_filter")
-    return bool(topology.run.trackers) and entry is not None and entry.host in hosts
+    return bool(topology.run.trackers) and entry is not None and entry.homes[0] in hosts
 
 
 class Supervisor:

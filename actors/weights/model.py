@@ -230,7 +230,7 @@ def _store(context: ActorContext) -> tuple[PublishedWeights | KeptWeights, Claim
 
     topology, settings = context.topology, context.settings
     if settings.weights_in in transfer.BACKENDS:
-        address = topology.hosts[topology.actors[context.role].host].address
+        address = topology.hosts[topology.actors[context.role].homes[0]].address
         return KeptWeights(context, settings.weights_in, address, settings.device, context.log), None
     fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
     if settings.weights_in == "run_directory":

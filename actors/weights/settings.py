@@ -49,7 +49,7 @@ def _out_of_reach(topology: Topology) -> list[str]:
         role
         for role, entry in topology.actors.items()
         if LINK in getattr(resolve("actor", entry.class_path), "links", {})
-        if entry.host != topology.main_host and not entry.targets(LINK)
+        if {topology.main_host} != set(topology.homes(role).values()) and not entry.targets(LINK)
     ]
     remedy = f'give it the link {LINK} = "learner", or leave weights_in at run_directory on a disk that the hosts share'
     return [f"weights_in: {role} is on another host, and cannot read this one's memory; {remedy}" for role in far]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +25,42 @@ JOURNAL_BYTES = 8
 
 def describe(topology: Topology) -> list[str]:
     """The lines ``agent-rl check`` prints of a topology without faults."""
-    return [*_actors(topology), "", *_links(topology), "", *_addresses(topology), "", *needs(topology)]
+    parts = [_actors(topology), _hosts(topology), _links(topology), _addresses(topology), needs(topology)]
+    return [line for part in parts if part for line in ("", *part)][1:]
 
 
 def _actors(topology: Topology) -> list[str]:
-    lines = ["actors:"]
+    rows = [("actors:", "", "")]
     for role, entry in topology.actors.items():
-        lines.append(f"  {role:<20} {entry.replicas} x {entry.class_path} on {entry.host}")
-    return lines
+        homes = Counter(topology.homes(role).values())
+        rows.append((f"  {role}", f"{homes.total()} x {entry.class_path}", f"on {_shares(homes)}"))
+    return _columns(rows)
+
+
+def _shares(homes: Counter[str]) -> str:
+    """The hosts of a role, and how many replicas each has where that differs."""
+    if len(homes) > 1 and len(set(homes.values())) == 1:
+        return f"{', '.join(homes)} ({next(iter(homes.values()))} each)"
+    return ", ".join(f"{host} ({count})" if len(homes) > 1 else host for host, count in homes.items())
+
+
+def _hosts(topology: Topology) -> list[str]:
+    """What runs where; nothing for a run on one host."""
+    if len(topology.hosts_in_use) == 1:
+        return []
+    rows = [("hosts:", "", "", "")]
+    for name in topology.hosts_in_use:
+        host = topology.hosts[name]
+        nodes = [node for node, _ in actor_nodes(topology, name)]
+        ports = f"ports {host.base_port} to {host.base_port + len(nodes)}"
+        rows.append((f"  {name}", host.address, ports, ", ".join(nodes)))
+    return _columns(rows)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines, whose columns are as wide as the widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _links(topology: Topology) -> list[str]:

@@ -58,13 +58,14 @@ def descriptor_needs(topology: Topology, host: str) -> Iterator[tuple[str, Need]
     heard = len(list(actor_nodes(topology))) if host == topology.main_host else here
     yield "", Need(supervisor_node(host), heard + elsewhere, elsewhere, here)
     for role, entry in topology.actors.items():
-        if entry.host == host:
+        if host in topology.homes(role).values():
             senders = sum(
-                other.replicas
-                for other in topology.actors.values()
+                len(topology.homes(name))
+                for name, other in topology.actors.items()
                 if any(role in other.targets(link) for link in other.links)
             )
             targets = {target for link in entry.links for target in entry.targets(link)}
             supervisors = len({host, topology.main_host})
-            known = sum(topology.actors[target].replicas for target in targets if target in topology.actors)
-            yield role, Need(f"{role}.0", senders, known + supervisors)
+            known = sum(len(topology.homes(target)) for target in targets if target in topology.actors)
+            first = next(number for number, home in topology.homes(role).items() if home == host)
+            yield role, Need(f"{role}.{first}", senders, known + supervisors)

@@ -90,7 +90,7 @@ def device_faults(topology: Topology, source: Source, host: str | None) -> Itera
     alone = all(is_loopback(topology.hosts[name].address) for name in topology.hosts_in_use)
     for role, entry in topology.actors.items():
         device = entry.settings.get("device")
-        here = entry.host == host if host is not None else alone
+        here = host in topology.homes(role).values() if host is not None else alone
         if here and isinstance(device, str) and (fault := device_fault(device, machine)):
             yield source.fault(("actors", role, "settings", "device"), fault)
 

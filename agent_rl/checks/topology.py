@@ -167,9 +167,12 @@ def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source)
     """Replicas, link names, and what the class itself objects to."""
     faults = []
     place = ("actors", actor.role)
-    if getattr(actor.cls, "single", False) and actor.entry.replicas != 1:
+    if getattr(actor.cls, "single", False) and len(actor.entry.homes) != 1:
         message = f"{actor.entry.class_path} keeps state of the whole run, so there is exactly one"
-        faults.append(source.fault((*place, "replicas"), message, "write replicas = 1"))
+        count = "replicas" if actor.entry.replicas is not None else "replicas_per_host"
+        hosts = actor.entry.hosts or ()
+        key, remedy = ("hosts", f'write host = "{hosts[0]}"') if len(hosts) > 1 else (count, f"write {count} = 1")
+        faults.append(source.fault((*place, key), message, remedy))
     for link, declared in actor.cls.links.items():
         if link not in actor.entry.links and getattr(declared, "required", True):
             types = " or ".join(message.__name__ for message in declared.messages)

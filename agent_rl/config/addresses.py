@@ -1,8 +1,8 @@
 """The address of every node of a run, derived from the topology file only, so that all processes derive the same.
 
-A run on one host uses Unix sockets. With several hosts, an actor uses a Unix socket if all its peers are on its host;
-other actors and the supervisors listen on TCP. A host's supervisor has the ``base_port``, its actors the ports after
-it, in the order of the file.
+A run on one host that only this machine reaches uses Unix sockets. Otherwise all nodes listen on TCP, so that a host
+that joins can reach them. A host's supervisor has the ``base_port``, its actors the ports after it, in the order of the
+file. So another host changes no address.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def supervisor_node(host: str) -> str:
 
 def actor_nodes(topology: Topology, host: str | None = None) -> Iterator[tuple[str, str]]:
     """Every actor process as (node name ``role.replica``, role), in the order of the file; of one host, or of all."""
-    for role, entry in topology.actors.items():
-        if host is None or entry.host == host:
-            for replica in range(entry.replicas):
+    for role in topology.actors:
+        for replica, home in topology.homes(role).items():
+            if host is None or home == host:
                 yield f"{role}.{replica}", role
 
 
@@ -40,17 +40,23 @@ def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
     ``runtime_dir`` is where Unix sockets go (see ``runtime_directory``); it need not exist on other hosts than the
     socket's own.
     """
-    hosts = topology.hosts_in_use
-    local = {role for role in topology.actors if len(hosts) == 1 or _peers_are_local(topology, role)}
     found: dict[str, str] = {}
-    for host in hosts:
+    for host in topology.hosts_in_use:
         machine = topology.hosts[host]
-        nodes = [(supervisor_node(host), len(hosts) == 1)]
-        nodes += [(node, role in local) for node, role in actor_nodes(topology, host)]
-        for offset, (node, by_socket) in enumerate(nodes):
-            port = machine.base_port + offset
-            found[node] = _socket(runtime_dir, node) if by_socket else f"tcp://{_bracketed(machine.address)}:{port}"
+        nodes = [supervisor_node(host), *(node for node, _ in actor_nodes(topology, host))]
+        if on_tcp(topology):
+            where = f"tcp://{_bracketed(machine.address)}"
+            found |= {node: f"{where}:{port}" for port, node in enumerate(nodes, machine.base_port)}
+        else:
+            found |= {node: _socket(runtime_dir, node) for node in nodes}
     return found
+
+
+def on_tcp(topology: Topology) -> bool:
+    """Whether the nodes of a run listen on TCP: with several hosts, or one that others reach and that has a key."""
+    hosts = topology.hosts_in_use
+    reached = not is_loopback(topology.hosts[hosts[0]].address)
+    return len(hosts) > 1 or (reached and topology.security.key_file is not None)
 
 
 def runtime_directory(topology: Topology) -> Path:
@@ -75,19 +81,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def _peers_are_local(topology: Topology, role: str) -> bool:
-    """Whether all that link to a role, and all it links to, are on its host."""
-    host = topology.actors[role].host
-    peers = set(_targets(topology, role))
-    peers.update(other for other in topology.actors if role in _targets(topology, other))
-    return all(topology.actors[peer].host == host for peer in peers)
-
-
-def _targets(topology: Topology, role: str) -> set[str]:
-    entry = topology.actors[role]
-    return {target for link in entry.links for target in entry.targets(link)}
 
 
 _HASHED = 20

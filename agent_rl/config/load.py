@@ -192,13 +192,36 @@ def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:
     for role, entry in actors.items():
         if not isinstance(entry, dict):
             continue
-        host = entry.get("host", "local")
-        if isinstance(host, str) and host not in hosts:
-            faults.append(source.fault(("actors", role, "host"), f"no host is named {host!r}", suggest(host, hosts)))
+        faults += _placement_faults(role, entry, hosts, source)
         links = entry.get("links", {})
         for link, leads_to in links.items() if isinstance(links, dict) else ():
             for target in (leads_to,) if isinstance(leads_to, str) else leads_to if isinstance(leads_to, list) else ():
                 if isinstance(target, str) and target not in actors:
                     key = ("actors", role, "links", link)
                     faults.append(source.fault(key, f"no actor is named {target!r}", suggest(target, actors)))
+    return faults
+
+
+def _placement_faults(role: str, entry: Mapping[str, Any], hosts: Mapping[str, Any], source: Source) -> list[Fault]:
+    """Hosts of a role that the file does not name or names twice, and keys that exclude each other."""
+    place = ("actors", role)
+    faults = []
+    for key, other in (("hosts", "host"), ("replicas_per_host", "replicas")):
+        if key in entry and other in entry:
+            faults.append(source.fault((*place, key), f"is given beside {other}", f"write either {key} or {other}"))
+    several = entry.get("hosts")
+    named = several if isinstance(several, list) else [entry.get("host", "local")]
+    key = "hosts" if isinstance(several, list) else "host"
+    names = [name for name in named if isinstance(name, str)]
+    for name in dict.fromkeys(names):
+        if name not in hosts:
+            faults.append(source.fault((*place, key), f"no host is named {name!r}", suggest(name, hosts)))
+        if names.count(name) > 1:
+            remedy = "name it once; replicas_per_host says how many processes a host has"
+            faults.append(source.fault((*place, key), f"names {name!r} {names.count(name)} times", remedy))
+    count = entry.get("replicas")
+    if isinstance(count, int) and not isinstance(count, bool) and 0 < count < len(set(names)):
+        remedy = f"write replicas = {len(names)} or more, or replicas_per_host"
+        message = f"{count} for {len(names)} hosts: one would have none"
+        faults.append(source.fault((*place, "replicas"), message, remedy))
     return faults

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 
 class Part(BaseModel):
@@ -61,6 +69,9 @@ class Host(Part):
     """The name or address under which other hosts reach it."""
     base_port: int = Field(default=5700, ge=1024, le=60000)
     """The first of its TCP ports: the supervisor has this one, and each actor one of the next."""
+    joined: dict[str, tuple[NonNegativeInt, ...]] = {}
+    """Of a host that joined the run: the numbers of its replicas, by role. `agent-rl join` writes this key; leave it
+    out."""
 
 
 class Security(Part):
@@ -73,14 +84,20 @@ class Security(Part):
 
 
 class ActorEntry(Part):
-    """One role: its class, host, number of processes, settings and links."""
+    """One role: its class, hosts, number of processes, settings and links."""
 
     class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """``module:Class``. A standard role may leave it out and has its standard class then."""
-    host: str = "local"
-    """The machine that runs it: a name of ``[hosts]``."""
-    replicas: PositiveInt = 1
-    """How many processes the role has."""
+    host: str | None = None
+    """The machine that runs it: a name of ``[hosts]``. Without ``host`` and ``hosts`` it is ``local``."""
+    hosts: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """The machines that run it, in place of ``host``. A machine that is not up yet may start later."""
+    replicas: PositiveInt | None = None
+    """How many processes the role has. They are dealt round over the hosts, in the order of ``hosts``. Without
+    ``replicas`` and ``replicas_per_host`` each host has one."""
+    replicas_per_host: PositiveInt | None = None
+    """How many processes the role has on each host, in place of ``replicas``. The numbers of replicas go host by host,
+    so that another host at the end of ``hosts`` changes no name."""
     settings: dict[str, Any] = {}
     """The settings of the class; those of the standard classes are listed below."""
     links: dict[str, str | tuple[str, ...]] = {}
@@ -91,6 +108,26 @@ class ActorEntry(Part):
     """The time in which ``restarts`` are counted."""
     silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
     """An actor that sends no status for so long is killed and restarted; ``inf``: never."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _placed(cls, data: Any) -> Any:
+        """Say where an entry runs that does not say it, so that a topology written as a file says it."""
+        if not isinstance(data, dict):
+            return data
+        several = data.get("hosts") is not None
+        count = {"replicas_per_host" if several else "replicas": 1}
+        counted = any(data.get(key) is not None for key in ("replicas", "replicas_per_host"))
+        placed = several or data.get("host") is not None
+        return data | ({} if placed else {"host": "local"}) | ({} if counted else count)
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The host of each replica, by the number of the replica. Hosts that joined the run are not among them."""
+        hosts = self.hosts or (self.host or "local",)
+        if self.replicas_per_host is not None:
+            return tuple(host for host in hosts for _ in range(self.replicas_per_host))
+        return tuple(hosts[number % len(hosts)] for number in range(self.replicas or 1))
 
     def targets(self, link: str) -> tuple[str, ...]:
         """The roles that a link leads to; none when the file has no such link."""

@@ -68,11 +68,20 @@ def first_of(files: Files) -> Path:
     return files if isinstance(files, Path) else files[0]
 
 
-REPLACED: Mapping[KeyPath, set[str]] = {
-    ("model", "path"): {"initialise"},
-    ("model", "initialise"): {"path"},
+REPLACED: Mapping[KeyPath, str] = {
+    ("model", "path"): "initialise",
+    ("model", "initialise"): "path",
+    ("actors", "*", "host"): "hosts",
+    ("actors", "*", "hosts"): "host",
+    ("actors", "*", "replicas"): "replicas_per_host",
+    ("actors", "*", "replicas_per_host"): "replicas",
 }
-"""What a key of a later file takes the place of, beside what is under that key."""
+"""The key whose place a key of a later file takes, beside what is under that key; ``*``: any role."""
+
+
+def _replaced(path: KeyPath, key: str) -> str | None:
+    """The key of the same table whose place ``key`` takes."""
+    return REPLACED.get((*path, key)) or REPLACED.get((*path[:-1], "*", key))
 
 
 class Source:
@@ -158,6 +167,8 @@ class Source:
             holder: Any = here
             if last:
                 holder[step] = parse_value(value)
+                if path[0] == "actors" and (replaced := _replaced(path[:-1], str(step))) in holder:
+                    del holder[replaced]
             else:
                 here = holder[step]
         self.data = data
@@ -171,7 +182,7 @@ def _laid_over(
     base: Mapping[str, Any], more: Mapping[str, Any], path: KeyPath, replaced: set[KeyPath]
 ) -> dict[str, Any]:
     """A table of the files before with that of a later file over it; ``replaced`` takes what is no longer there."""
-    gone = {key for given in more for key in REPLACED.get((*path, given), ()) if key in base and key not in more}
+    gone = {key for given in more if (key := _replaced(path, given)) in base and key is not None and key not in more}
     tables = {key for key, value in more.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
     replaced |= {(*path, key) for key in gone | ((base.keys() & more.keys()) - tables)}
     kept = {key: value for key, value in base.items() if key not in gone}

@@ -360,11 +360,16 @@ class Topology(Part):
     @property
     def hosts_in_use(self) -> tuple[str, ...]:
         """The hosts that have an actor, in the order of ``[hosts]``."""
-        used = {entry.host for entry in self.actors.values()}
+        used = {host for role in self.actors for host in self.homes(role).values()}
         return tuple(name for name in self.hosts if name in used)
+
+    def homes(self, role: str) -> dict[int, str]:
+        """The host of each replica of a role, by the number of the replica."""
+        joined = {number: name for name, host in self.hosts.items() for number in host.joined.get(role, ())}
+        return dict(enumerate(self.actors[role].homes)) | joined
 
     @property
     def main_host(self) -> str:
         """The learner's host, whose supervisor ends the run; without a learner, the host of the first actor."""
         entry = self.actors.get("learner") or next(iter(self.actors.values()))
-        return entry.host
+        return entry.homes[0]

@@ -156,8 +156,8 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
     is one of them. Raises JournalError with the remedy.
     """
     entry = topology.actors.get("roc_filter")
-    here = hosts if hosts is not None else [] if entry is None else [entry.host]
-    if entry is None or entry.host not in here:
+    here = hosts if hosts is not None else [] if entry is None else entry.homes
+    if entry is None or entry.homes[0] not in here:
         return
     for name in (JOURNAL, METRICS, SUMMARY):
         if (directory / name).is_dir():

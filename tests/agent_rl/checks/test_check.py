@@ -200,6 +200,13 @@ def test_a_sound_topology_has_no_faults(folder):
         ),
         ('reports = "filter"', 'reports = "generator"', "actors.learner.links.reports", "not answer StepTrained", ""),
         ('Filter"\nhost = "a"', 'Filter"\nhost = "a"\nreplicas = 2', "actors.filter.replicas", "exactly one", "= 1"),
+        (
+            'Filter"\nhost = "a"',
+            'Filter"\nhost = "a"\nreplicas_per_host = 2',
+            "actors.filter.replicas_per_host",
+            "exactly one",
+            "write replicas_per_host = 1",
+        ),
         ("checked_actors:Filter", "checked_actors:Faulty", "actors.filter.settings", "ZeroDivisionError: no", ""),
         ("groups_per_step = 4", "groups_per_step = 101", "actors.filter.settings", "holds 100 groups", ""),
         ("keep = 4", "keep = 9", "algorithm.keep", "keeps 9 of 8 samples", "at most"),
@@ -455,7 +462,8 @@ def test_one_host_listens_on_sockets_alone(folder):
     }
 
 
-def test_several_hosts_listen_on_ports_where_peers_are_elsewhere(folder):
+def test_several_hosts_listen_on_ports_alone(folder):
+    """A host that joins must reach every node, also one whose peers are all on its own host."""
     extra = '[actors.executor]\nclass = "checked_actors:Learner"\nhost = "b"\nlinks = { reports = "filter" }\n'
     topology, _ = load(folder, SPLIT + extra, ["hosts.b.address=::1"])
     table = addresses(topology, Path("/tmp/x"))
@@ -466,8 +474,41 @@ def test_several_hosts_listen_on_ports_where_peers_are_elsewhere(folder):
         "learner.0": "tcp://127.0.0.1:5703",
         "supervisor.b": "tcp://[::1]:5800",
         "filter.0": "tcp://[::1]:5801",
-        "executor.0": "ipc:///tmp/x/executor.0",
+        "executor.0": "tcp://[::1]:5802",
     }
+
+
+def test_one_host_that_others_reach_listens_on_ports_when_it_has_a_key(folder):
+    keyed = SOUND + '[security]\nkey_file = "cluster.key"\n'
+    here, _ = load(folder, keyed)
+    assert {address.partition(":")[0] for address in addresses(here, Path("/tmp/x")).values()} == {"ipc"}
+    reached, _ = load(folder, keyed, ["hosts.a.address=10.0.0.1"])
+    assert addresses(reached, Path("/tmp/x"))["supervisor.a"] == "tcp://10.0.0.1:5700"
+
+
+def test_the_description_says_what_runs_where(folder):
+    topology, _ = load(folder, SPLIT, ['actors.generator.hosts=["a", "b"]', "actors.generator.replicas_per_host=2"])
+    lines = describe(topology)
+    assert "  generator  4 x checked_actors:Generator  on a, b (2 each)" in lines
+    assert "  filter     1 x checked_actors:Filter     on b" in lines
+    assert "  a     127.0.0.1  ports 5700 to 5703  generator.0, generator.1, learner.0" in lines
+    assert "  b     127.0.0.1  ports 5800 to 5803  generator.2, generator.3, filter.0" in lines
+
+
+@pytest.mark.usefixtures("key")
+def test_a_role_with_state_of_the_whole_run_has_one_host(folder):
+    (fault,) = check(folder, SPLIT, ['actors.filter.hosts=["a", "b"]'])
+    assert (fault.key, fault.remedy) == ("actors.filter.hosts", 'write host = "a"')
+    assert "exactly one" in fault.message
+
+
+@pytest.mark.usefixtures("key")
+def test_a_joined_host_may_not_run_what_another_host_runs(folder):
+    c = '[hosts.c]\naddress = "10.0.0.3"\njoined = { generator = [2] }\n'
+    assert check(folder, SPLIT + c) == []
+    (fault,) = check(folder, SPLIT + c.replace("[2]", "[1, 2]"))
+    assert fault.key == "hosts.c.joined"
+    assert fault.message.startswith("generator.1 cannot run here")
 
 
 def test_socket_paths_fit_however_long_names_and_folders_are(folder, monkeypatch):
@@ -489,7 +530,7 @@ def test_socket_paths_fit_however_long_names_and_folders_are(folder, monkeypatch
 def test_the_description_names_actors_links_addresses_and_memory(folder):
     topology, _ = load(folder)
     text = "\n".join(describe(topology))
-    assert "2 x checked_actors:Generator on a" in text
+    assert "  generator  2 x checked_actors:Generator  on a\n" in text
     assert "learner.reports -> filter: call StepTrained / Recorded" in text
     assert "generator.1" in text
     assert "open at once: 8 groups = 2 steps of 4, 64 rollouts" in text

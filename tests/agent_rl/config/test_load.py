@@ -112,10 +112,28 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
         ('kind = "sft"\n', "", "stages.0.kind", "is missing", "it says what the entry is"),
         ('links = { out = "b" }', "links = { out = 3 }", "actors.a.links.out", "must be", ""),
         ('class = "somewhere:A"', 'class = "somewhere"', "actors.a.class", "must be 'module:Class'", "actors.learner"),
+        *(
+            ("[actors.a]", f"[actors.a]\n{lines}", f"actors.a.{key}", message, remedy)
+            for lines, key, message, remedy in (
+                ('hosts = ["local", "b"]', "hosts", "no host is named 'b'", "there is local"),
+                ('hosts = ["local", "local"]', "hosts", "names 'local' 2 times", "name it once"),
+                ("hosts = []", "hosts", "at least 1", ""),
+                ('host = "local"\nhosts = ["local"]', "hosts", "is given beside host", "either hosts or host"),
+                ("replicas = 2\nreplicas_per_host = 2", "replicas_per_host", "is given beside replicas", "either"),
+                ("replicas_per_host = 0", "replicas_per_host", "greater than 0", ""),
+            )
+        ),
         ("[hosts.local]", "[hosts.lokal]", "actors.a.host", "no host is named 'local'", "did you mean 'lokal'?"),
         ("[model]\n", '[model]\npath = "x"\n', "model", "exactly one of path and initialise, both are given", ""),
         ('class = "arithmetic"', "", "environments.0.class", "is missing", "add it"),
         ("[hosts.local]", "[[hosts]]", "hosts", "must be a table", ""),
+        (
+            "[actors.a]",
+            '[hosts.b]\n[actors.a]\nhosts = ["local", "b"]\nreplicas = 1',
+            "actors.a.replicas",
+            "1 for 2 hosts: one would have none",
+            "replicas = 2 or more",
+        ),
         ("max_turns = 2", 'max_turns = 2\nfilter = "short"', "stages.1.filter", "must be a table", ""),
         ("groups_per_step = 4", 'resampling = "papr"', "algorithm.resampling", "did you mean 'paper'?", ""),
     ],
