@@ -1,12 +1,14 @@
 """Completions trained a second, end to end, beside another system with the same model, problems, tools and rewards.
 
     agent-rl bench end_to_end --peer trl
-    agent-rl bench end_to_end --peer trl --tools isolated --steps 40
+    agent-rl bench end_to_end --peer trl --tools isolated --steps 40 --rounds 3
+    agent-rl bench end_to_end --peer trl --setting sdpa
 
-The quickstart's model is taught its format once. From there both sides train plain GRPO, one update a step on --groups
-groups of --samples completions of at most --max-tokens tokens, in turns: first with tools and answer checks in a
-process that just runs them, then with both in the sandbox. TRL lives in an environment of its own, made by
-`make bench-trl` or named by --python.
+The quickstart's model is taught its format once. A tournament of short runs then finds the setting with which TRL is
+fastest; --setting names one instead. Both sides train plain GRPO from that model, one update a step on --groups groups
+of --samples completions of at most --max-tokens tokens, in turns: first with tools and answer checks in a process that
+just runs them, then with both in the sandbox. TRL lives in an environment of its own, made by `make bench-trl` or named
+by --python.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from agent_rl.groups.measures import wilson_interval
 from benchmarks.bench_overlap import EXAMPLE, INDEPENDENT, teach
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peers.trl_grpo import Spec, Tools
+from benchmarks.peers.trl_settings import CANDIDATES, Setting
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed, running
 
@@ -37,6 +40,7 @@ OURS, PEER = "agent_rl", "trl"
 PROBE_SECONDS = 300.0
 """How long an import of TRL may take."""
 LEARNING_RATE, WARMUP_STEPS, MAX_TURNS, RESPONSE_CHARS = 3e-4, 5, 4, 4096
+FINALISTS = 2
 EXECUTORS: Mapping[Tools, Sequence[str]] = {
     "in_process": ("actors.tool_executor.class=benchmarks.in_process_tools:InProcessExecutor",),
     "isolated": (),
@@ -53,9 +57,9 @@ class Options:
     """The interpreter of the peer's environment."""
     tools: tuple[Tools, ...] = ("in_process", "isolated")
     """Where tools run."""
-    steps: int = 20
+    steps: int = 12
     """Updates of each run; the first is warm-up."""
-    rounds: int = 3
+    rounds: int = 1
     """Runs of each kind."""
     groups: int = 16
     """Prompts a step."""
@@ -63,14 +67,12 @@ class Options:
     """Completions of each prompt."""
     max_tokens: int = 100
     """Tokens of a completion, tool responses included."""
-    micro_batch: int | None = None
-    """TRL's per_device_train_batch_size; left out: a step's completions."""
-    peer_threads: int = 2
-    """TRL's torch threads."""
-    attention: str = "eager"
-    """TRL's attn_implementation."""
-    peer_config: str = "{}"
-    """Further fields of TRL's GRPOConfig, a JSON object."""
+    setting: str | None = None
+    """TRL's setting: a candidate's name, or a JSON object of a Setting's fields; left out: the tournament's best."""
+    tournament_steps: int = 4
+    """Updates of each candidate; each finalist has twice as many more."""
+    tournament_seconds: float = 90.0
+    """How long a run of the tournament may take; a candidate that is slower is out."""
     model: Path | None = None
     """A taught model of the quickstart, instead of teaching one."""
     sft_steps: int = 900
@@ -153,13 +155,13 @@ async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
         return Measured.read(stage_row["wall"] - stage_row["stage_seconds"], steps, seconds)
 
 
-async def peer(folder: Path, spec: Spec, python: Path) -> Measured:
-    """TRL in a process of its environment. Raises RunFailed with its last output."""
+async def peer(folder: Path, spec: Spec, python: Path, limit: float = RUN_SECONDS) -> Measured:
+    """TRL in a process of its environment. Raises RunFailed with its last output, also after ``limit`` seconds."""
     path, output = folder / "spec.json", folder / "output"
     spec.write(path)
     started = time.monotonic()
     done = None
-    with output.open("wb") as out, trio.move_on_after(RUN_SECONDS):
+    with output.open("wb") as out, trio.move_on_after(limit):
         done = await trio.run_process(
             [str(python), "-m", "benchmarks.peers.trl_grpo", str(path)],
             stdin=subprocess.DEVNULL,
@@ -169,7 +171,7 @@ async def peer(folder: Path, spec: Spec, python: Path) -> Measured:
             env={**os.environ, "OMP_NUM_THREADS": str(spec.threads), "HF_HUB_OFFLINE": "1"},
         )
     if done is None:
-        raise RunFailed(f"TRL did not end within {RUN_SECONDS:.0f} s\n{output.read_text()[-3000:]}")
+        raise RunFailed(f"TRL did not end within {limit:.0f} s\n{output.read_text()[-3000:]}")
     if done.returncode != 0:
         raise RunFailed(f"TRL ended with {done.returncode}\n{output.read_text()[-3000:]}")
     return read_peer(Path(spec.rows), time.monotonic() - started)
@@ -182,6 +184,55 @@ def read_peer(path: Path, seconds: float) -> Measured:
     return Measured.read(began, [row for row in rows if row["kind"] == "step"], seconds)
 
 
+async def tournament(options: Options, model: Path, folder: Path) -> str:
+    """The name of the candidate with which TRL trains most completions a second; the table of all is printed.
+
+    All candidates run once, and the best FINALISTS again for twice as many steps, with another seed: that run decides.
+    """
+    rates: dict[str, float] = {}
+    faults: dict[str, str] = {}
+
+    async def run(name: str, number: int, steps: int, seed: int) -> float | None:
+        place = folder / f"tournament-{number}"
+        place.mkdir()
+        told = replace(options, steps=steps, seed=options.seed + seed)
+        try:
+            spec = specification(told, options.tools[0], CANDIDATES[name], model, place)
+            return (await peer(place, spec, options.python, options.tournament_seconds)).trained_per_s
+        except RunFailed as failure:
+            faults[name] = str(failure).partition("\n")[0] + ": " + str(failure).strip().rpartition("\n")[2]
+            return None
+
+    for number, (name, setting) in enumerate(CANDIDATES.items()):
+        if (options.groups * options.samples) % (setting.micro_batch or 1):
+            faults[name] = "its micro-batches do not divide a step's completions"
+        elif (rate := await run(name, number, options.tournament_steps, 0)) is not None:
+            rates[name] = rate
+    finals: dict[str, float] = {}
+    for number, name in enumerate(sorted(rates, key=rates.__getitem__, reverse=True)[:FINALISTS], len(CANDIDATES)):
+        if (rate := await run(name, number, 2 * options.tournament_steps, 1)) is not None:
+            finals[name] = rate
+    rows = [(name, rates.get(name, "-"), finals.get(name, "-"), faults.get(name, "")) for name in CANDIDATES]
+    title = f"TRL's settings, tools {options.tools[0].replace('_', ' ')}: trained completions a second"
+    print_table(title, ("setting", "all", "final", "fault"), rows)
+    if not finals:
+        raise RunFailed("no candidate of TRL's settings ended a run; the table above says why")
+    return max(finals, key=finals.__getitem__)
+
+
+def setting_of(given: str) -> Setting:
+    """The named candidate, or what a JSON object says. Raises WrongOptions."""
+    if given in CANDIDATES:
+        return CANDIDATES[given]
+    try:
+        return Setting(**json.loads(given))
+    except (ValueError, TypeError) as error:
+        names = ", ".join(f'"{name}"' for name in CANDIDATES)
+        raise WrongOptions(
+            f"--setting {given}: neither a candidate ({names}) nor a JSON object of a setting's fields ({error})"
+        ) from error
+
+
 async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     """All runs by tools and side; sides alternate."""
     by_side: dict[tuple[Tools, str], list[Measured]] = {}
@@ -189,12 +240,15 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
         folder = Path(name)
         (folder / "teach").mkdir()
         model = options.model or await teach(folder / "teach", options.sft_steps)
+        chosen = options.setting or await tournament(options, model, folder)
+        print(f"TRL's setting: {chosen}", flush=True)
+        setting = setting_of(chosen)
         for number in range(options.rounds):
             for tools in options.tools:
                 for side in (OURS, PEER)[:: -1 if number % 2 else 1]:
                     place = folder / f"{number}-{tools}-{side}"
                     place.mkdir()
-                    spec = specification(options, tools, model, place)
+                    spec = specification(options, tools, setting, model, place)
                     if side == OURS:
                         measured = await ours(place, spec, options.overrides)
                     else:
@@ -205,7 +259,7 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     return by_side
 
 
-def specification(options: Options, tools: Tools, model: Path, place: Path) -> Spec:
+def specification(options: Options, tools: Tools, setting: Setting, model: Path, place: Path) -> Spec:
     """What both sides are told."""
     return Spec(
         model=str(model),
@@ -221,10 +275,11 @@ def specification(options: Options, tools: Tools, model: Path, place: Path) -> S
         warmup_steps=WARMUP_STEPS,
         tools=tools,
         tool_response_chars=RESPONSE_CHARS,
-        micro_batch=options.micro_batch or options.groups * options.samples,
-        threads=options.peer_threads,
-        attention=options.attention,
-        config=json.loads(options.peer_config),
+        micro_batch=setting.micro_batch or options.groups * options.samples,
+        threads=setting.threads,
+        attention=setting.attention,
+        keep_memory=setting.keep_memory,
+        config=dict(setting.config),
     )
 
 
@@ -294,12 +349,14 @@ def require_peer(python: Path) -> None:
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     completions = options.groups * options.samples
-    if options.steps < 2:
-        raise WrongOptions(f"--steps {options.steps}: name at least 2, since the first step is warm-up")
-    if options.micro_batch and completions % options.micro_batch:
+    if min(options.steps, options.tournament_steps) < 2:
         raise WrongOptions(
-            f"--micro-batch {options.micro_batch} does not divide the {completions} completions of a step"
+            f"--steps {options.steps}, --tournament-steps {options.tournament_steps}: name at least 2, since the first "
+            "step is warm-up"
         )
+    given = setting_of(options.setting).micro_batch if options.setting else None
+    if given and completions % given:
+        raise WrongOptions(f"--setting: micro-batches of {given} do not divide the {completions} completions of a step")
     require_peer(options.python)
     by_side = trio.run(measure, options)
     report(by_side)

@@ -31,6 +31,7 @@ from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.environments.tools import rendered
 from agent_rl.rollout.parsing import cut_middle, harmless
 from benchmarks.in_process_tools import Ran, run_python
+from transport import keep_freed_memory
 
 Tools = Literal["in_process", "isolated"]
 
@@ -95,6 +96,8 @@ class Spec:
     micro_batch: int
     threads: int
     attention: str
+    keep_memory: bool
+    """Of the allocator: as in our processes."""
     config: dict[str, Any]
     """Further fields of GRPOConfig."""
 
@@ -220,13 +223,12 @@ def python_tool(tools: InProcess | Isolated, max_chars: int) -> Callable[..., st
 
 
 class Rewards:
-    """1 for a right answer, else 0; the steps' success, as it was last counted."""
+    """1 for a right answer, else 0; the success of the completions that were sampled last."""
 
     def __init__(self, tools: InProcess | Isolated) -> None:
         self._tools = tools
         self.__name__ = "right_answer"
         self.success = 0.0
-        self.completions = 0
 
     def __call__(self, completions: list[list[dict[str, Any]]], gold: list[str], **rest: Any) -> list[float]:
         """Of each completion, a list of messages."""
@@ -238,7 +240,7 @@ class Rewards:
         rewards = [0.0] * len(completions)
         for index, right in zip(asked, equal, strict=True):
             rewards[index] = float(right)
-        self.success, self.completions = sum(rewards) / len(rewards), len(rewards)
+        self.success = sum(rewards) / len(rewards)
         return rewards
 
 
@@ -249,6 +251,8 @@ def train(spec: Spec, rows: TextIO) -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    if spec.keep_memory:
+        keep_freed_memory()
     torch.set_num_threads(spec.threads)
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -309,7 +313,7 @@ def train(spec: Spec, rows: TextIO) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             del args, control, rest
-            counted = {"success": rewards.success, "rollouts": rewards.completions, "trained": rewards.completions}
+            counted = {"success": rewards.success, "rollouts": completions, "trained": completions}
             tell(kind="step", step=state.global_step, **counted)
 
     trainer = GRPOTrainer(

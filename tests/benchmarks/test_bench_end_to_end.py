@@ -32,6 +32,7 @@ from benchmarks.peers.trl_grpo import (
     python_tool,
     shown,
 )
+from benchmarks.peers.trl_settings import Setting
 from tests.actors.topologies import micro
 from tests.builders import wanted
 
@@ -81,8 +82,9 @@ def test_what_the_peer_left_is_read(tmp_path: Path) -> None:
 
 
 def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
-    options = Options(peer="trl", steps=3, peer_config='{"cache_implementation": "static"}')
-    spec = specification(options, "isolated", Path("/m"), tmp_path)
+    options = Options(peer="trl", steps=3)
+    setting = Setting(config={"cache_implementation": "static"})
+    spec = specification(options, "isolated", setting, Path("/m"), tmp_path)
     spec.write(tmp_path / "spec.json")
     assert Spec.read(tmp_path / "spec.json") == spec
     assert (spec.steps, spec.groups, spec.samples, spec.max_tokens, spec.micro_batch) == (3, 16, 16, 100, 256)
@@ -94,8 +96,10 @@ def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
     [
         (["--python", "nowhere/python"], "no environment with TRL: there is no nowhere/python"),
         (["--python", "/bin/false"], "the environment of /bin/false lacks TRL or agent_rl"),
-        (["--python", "/bin/true", "--steps", "1"], "--steps 1: name at least 2"),
-        (["--python", "/bin/true", "--micro-batch", "48"], "--micro-batch 48 does not divide the 256"),
+        (["--python", "/bin/true", "--steps", "1"], "--steps 1, --tournament-steps 4: name at least 2"),
+        (["--python", "/bin/true", "--setting", '{"micro_batch": 48}'], "micro-batches of 48 do not divide the 256"),
+        (["--python", "/bin/true", "--setting", "fast"], "--setting fast: neither a candidate ("),
+        (["--python", "/bin/true", "--setting", '{"thread": 1}'], "nor a JSON object of a setting's fields ("),
     ],
 )
 def test_what_is_missing_or_wrong_is_one_line(
@@ -208,10 +212,13 @@ PEER = """
 import json, pathlib, sys
 if sys.argv[1] == "-m":
     spec = json.loads(pathlib.Path(sys.argv[3]).read_text())
+    if spec["attention"] == "eager":
+        sys.exit("no such attention")
     count = spec["groups"] * spec["samples"]
+    seconds = 0.5 if spec["threads"] == 1 else 1.0
     rows = [{"kind": "begin", "wall": 99.0}]
     for step in range(spec["steps"]):
-        rows.append({"kind": "step", "wall": 100.0 + step, "rollouts": count, "trained": count, "success": 0.25})
+        rows.append({"kind": "step", "wall": 100.0 + seconds * step, "rollouts": count, "trained": count, "success": 0.25})
     pathlib.Path(spec["rows"]).write_text("".join(json.dumps(row) + chr(10) for row in rows))
 """
 
@@ -231,8 +238,6 @@ def test_our_side_runs_small_beside_a_stand_in_for_the_peer(tmp_path: Path, caps
         "2",
         "--samples",
         "4",
-        "--micro-batch",
-        "8",
         "--rounds",
         "1",
         "--max-tokens",
@@ -240,8 +245,12 @@ def test_our_side_runs_small_beside_a_stand_in_for_the_peer(tmp_path: Path, caps
     ]
     chosen = ["--tools", "in_process", "--python", str(stand_in), "--model", str(model)]
     assert main(["bench", "end_to_end", "--peer", "trl", *small, *chosen]) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["trl_in_process_trained_per_s"] == 8.0
+    out = capsys.readouterr().out
+    assert "no such attention" in out
+    assert "its micro-batches do not divide a step's completions" in out
+    assert "TRL's setting: sdpa, one thread\n" in out
+    figures = json.loads(out.splitlines()[-1])
+    assert figures["trl_in_process_trained_per_s"] == 16.0
     assert figures["trl_in_process_success"] == 0.25
     assert figures["agent_rl_in_process_sampled_per_s"] > 0
     assert "over_trl_in_process" in figures
