@@ -74,11 +74,17 @@ class Measured:
     """By actor: processor seconds a step, with those of its children."""
     step_seconds: float
     cores: int
+    steps: int
 
     @property
     def tokens_per_s(self) -> float:
         """Trained tokens a second."""
         return self.trained_tokens / self.seconds
+
+    @property
+    def most_tokens_per_s(self) -> float:
+        """Trained tokens a second if the cores were never idle, by the processor time that a step used."""
+        return self.cores * self.trained_tokens / (self.steps * sum(self.cpu.values()))
 
 
 def read(run: Run) -> Measured:
@@ -101,6 +107,7 @@ def read(run: Run) -> Measured:
         cpu={actor: share / max(1e-9, shares.steps_per_s) for actor, share in shares.cpu.items()},
         step_seconds=1.0 / max(1e-9, shares.steps_per_s),
         cores=rows[-1]["cores"],
+        steps=len(steps),
     )
 
 
@@ -159,6 +166,22 @@ def ratio(by_kind: dict[str, list[Measured]], tools: str) -> float:
     return statistics.median(ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs)
 
 
+def bounds(by_kind: Mapping[str, Sequence[Measured]], tools: str) -> dict[str, float]:
+    """What `ratio` would be if the cores were never idle in asynchronous mode; medians over rounds.
+
+    ``bound``: with the processor time that its steps used. ``bound_sync_cpu``: with that of synchronous steps, as if
+    overlapping cost none. ``share_of_bound``: the ratio by ``bound``.
+    """
+    pairs = list(zip(by_kind["asynchronous" + tools], by_kind["synchronous" + tools], strict=True))
+    suffix = tools.replace(", ", "_").replace(" ", "_")
+    found = {
+        "bound": [ours.most_tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs],
+        "bound_sync_cpu": [theirs.most_tokens_per_s / theirs.tokens_per_s for _, theirs in pairs],
+        "share_of_bound": [ours.tokens_per_s / ours.most_tokens_per_s for ours, _ in pairs],
+    }
+    return {f"async_over_sync{suffix}_{name}": statistics.median(values) for name, values in found.items()}
+
+
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     by_kind = trio.run(measure, options)
@@ -210,6 +233,8 @@ def report(by_kind: dict[str, list[Measured]]) -> None:
     print_figures(
         {
             **ratios,
+            **bounds(by_kind, ", slow tools"),
+            **bounds(by_kind, ""),
             **idle,
             **{
                 f"cpu_seconds_per_step{suffix}": statistics.median(sum(run.cpu.values()) for run in by_kind[kind])

@@ -74,12 +74,28 @@ def test_the_limit_is_a_busy_actor_or_the_cores_or_waiting() -> None:
     assert bench_throughput.limit(measured({"a.0": 0.5, "b.0": 0.1}, {"a.0": 0.4}), 2) == "a.0 (and waiting)"
 
 
-def test_the_overlap_is_compared_within_each_round() -> None:
-    def run(tokens_per_s: float) -> bench_overlap.Measured:
-        return bench_overlap.Measured(10.0, 10 * tokens_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, {}, 1.0, 2)
+def overlap(tokens_per_s: float, cpu: float = 1.0) -> bench_overlap.Measured:
+    """Ten steps in ten seconds."""
+    used = {"learner.0": cpu / 4, "tool_executor.0": 3 * cpu / 4}
+    return bench_overlap.Measured(10.0, 10 * tokens_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, used, 1.0, 2, 10)
 
-    found = {"asynchronous": [run(30), run(8), run(20)], "synchronous": [run(20), run(2), run(10)]}
+
+def test_the_overlap_is_compared_within_each_round() -> None:
+    found = {"asynchronous": [overlap(30), overlap(8), overlap(20)]}
+    found["synchronous"] = [overlap(20), overlap(2), overlap(10)]
     assert bench_overlap.ratio(found, "") == 2.0
+
+
+def test_the_bound_of_overlap_is_where_the_cores_are_never_idle() -> None:
+    """Ten steps in ten seconds: two cores have 2 s to give a step. Of these, ours used 1.6 s and theirs 1 s."""
+    found = {"asynchronous, slow tools": [overlap(30, cpu=1.6)], "synchronous, slow tools": [overlap(20, cpu=1.0)]}
+    assert bench_overlap.bounds(found, ", slow tools") == pytest.approx(
+        {
+            "async_over_sync_slow_tools_bound": 1.5 / 0.8,
+            "async_over_sync_slow_tools_bound_sync_cpu": 2.0,
+            "async_over_sync_slow_tools_share_of_bound": 0.8,
+        }
+    )
 
 
 def test_the_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
@@ -95,6 +111,7 @@ def test_the_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
     found = bench_overlap.read(Run(None, tmp_path, tmp_path / "output"))  # type: ignore[arg-type]
     assert found.cpu == {"learner.0": 0.4, "scheduler.0": 0.05}
     assert (found.step_seconds, found.cores, found.tokens_per_s) == (0.5, 2, 100.0)
+    assert found.most_tokens_per_s == pytest.approx(2 * 50 / 0.45)
 
 
 @pytest.mark.slow
