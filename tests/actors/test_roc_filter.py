@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from agent_rl.messages import (
     StageRecorded,
     StepReady,
     StepTrained,
+    TagCounts,
     TrainingGroup,
     UnfinishedGroups,
 )
@@ -43,6 +45,7 @@ from tests.full_disk import fill, no_file_longer_than, small_disk
 
 RL = 2
 FILTER = "roc_filter.0"
+PAIRED = ("answers_opened", "answers_closed", "answers")
 
 
 def simulate(main: Any, *arguments: Any) -> None:
@@ -54,7 +57,14 @@ async def enter(stage: Stage, *, version: int = 5, restored: bool = True, index:
     return await stage["learner"].call("stages", FILTER)(StageEntered(index, begun, version, restored))
 
 
-async def settle_group(stage: Stage, number: int, answers: list[str], *, version: int = 5) -> list[str]:
+async def settle_group(
+    stage: Stage,
+    number: int,
+    answers: list[str],
+    *,
+    version: int = 5,
+    tags: Callable[[int], TagCounts] = lambda _: TagCounts(),
+) -> list[str]:
     """Open a group and push a trajectory for each answer; the names that were acknowledged are added to the list."""
     group = builders.opened(number, stage=RL, version=version)
     acknowledged: list[str] = []
@@ -63,6 +73,7 @@ async def settle_group(stage: Stage, number: int, answers: list[str], *, version
     await opened.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
     for sample, answer in enumerate(answers):
         trajectory = builders.trajectory(group, sample, answer=answer, version=version)
+        trajectory = replace(trajectory, tags=tags(sample))
         await (
             stage["rollout_generator"]
             .push("trajectories", FILTER)
@@ -97,6 +108,36 @@ def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
         (row,) = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"step"' in line]
         assert '"loss": 0.5' in row
         assert '"step": 1' in row
+
+    simulate(main)
+
+
+def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_restart(tmp_path: Path) -> None:
+    def tags(sample: int) -> TagCounts:
+        return TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
+
+    async def main() -> None:
+        topology = micro(tmp_path)
+        algorithm = topology.algorithm.model_copy(update={"resampling": "release"})
+        topology = topology.model_copy(update={"algorithm": algorithm})
+        async with stand_ins(topology, "roc_filter") as stage:
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage)
+                await settle_group(stage, 0, ["5", "4", "5", "4"], tags=tags)
+                await settle_group(stage, 1, ["7"] * 4, tags=tags)
+                group = await stage["learner"].receive(TrainingGroup)
+                # of the right ones the fewest responses with "error", of the wrong ones the first
+                assert [made.sample for made in group.trajectories] == [0, 3]
+                step = await stage["learner"].receive(StepReady)
+                assert step.groups == (group.group,)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                again = await stage["learner"].receive(TrainingGroup)
+                assert [made.sample for made in again.trajectories] == [0, 3]
+                trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
+                assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=30) == Recorded()
+        balance = audit(tmp_path)
+        assert balance.balanced, balance.faults
+        assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
 
     simulate(main)
 
