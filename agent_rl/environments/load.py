@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool, joined
+from agent_rl.environments.schemas import ToolError
 from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
-from agent_rl.environments.tools import ToolError, by_name
+from agent_rl.environments.tools import by_name
 from agent_rl.messages import Problem
 
 T = TypeVar("T")

@@ -23,27 +23,21 @@ import dataclasses
 import importlib
 import inspect
 import json
-import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, Literal, overload
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from agent_rl.config.plugins import defined_at, place_of
 from agent_rl.environments.base import SNAPSHOT_BYTES, BadArgumentError, Context, Tool, ToolOutput
+from agent_rl.environments.schemas import ToolError, arguments_fault, arguments_of, described, schema_fault, schema_of
 from agent_rl.messages import ToolOutcome
 
-OWN = ("context", "state")
-"""Keyword-only parameters that the model does not give."""
 MARGIN = 1024
 """Characters beyond the limit that a text may have: marks where it was cut, and reasons."""
-
-
-class ToolError(Exception):
-    """A function or a schema makes no tool; the message says why, and what to write."""
 
 
 @overload
@@ -93,14 +87,14 @@ class FunctionTool:
         self.runs: Literal["sandbox", "host"] = runs
         self.seconds = seconds
         self.render = render or rendered
-        self._arguments, self._own = _parameters(function, self.name)
+        self._arguments, self._own = arguments_of(function, self.name)
         self.stateful = "state" in self._own
-        if schema and (fault := _arguments_fault(schema, self._arguments) or _schema_fault(schema, self.name)):
-            raise ToolError(f"the tool {self.name}: {fault} ({_described(function)})")
-        self.schema = schema or _schema(self.name, function, self._arguments)
+        if schema and (fault := arguments_fault(schema, self._arguments) or schema_fault(schema, self.name)):
+            raise ToolError(f"the tool {self.name}: {fault} ({described(function)})")
+        self.schema = schema or schema_of(self.name, function, self._arguments)
         if runs == "sandbox" and ("." in function.__qualname__ or "context" in self._own):
             raise ToolError(
-                f"the tool {self.name} runs in the sandbox, where {_described(function)} cannot be called: "
+                f"the tool {self.name} runs in the sandbox, where {described(function)} cannot be called: "
                 'write it at the top level of a module and without `context`, or with runs = "host"'
             )
 
@@ -143,7 +137,7 @@ class FunctionTool:
         try:
             checked = self._arguments.model_validate_json(json.dumps(arguments))
         except ValidationError as error:
-            raise BadArgumentError(_told(error)) from None
+            raise BadArgumentError(_misfit(error)) from None
         given = {name: getattr(checked, name) for name in checked.model_fields_set}
         kept = None
         if self.stateful:
@@ -166,13 +160,22 @@ class FunctionTool:
         return (typing.get_origin(kind) or kind)()
 
 
+def _misfit(error: ValidationError) -> str:
+    """What is wrong with arguments, in words for the model."""
+    faults = [
+        f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}"
+        for fault in error.errors(include_url=False)
+    ]
+    return f"the arguments do not fit: {'; '.join(faults)}"[:MARGIN]
+
+
 def call_apart(target: str, text: str) -> str:
     """In a child of the sandbox: call the tool ``module:name``; how it ended, as JSON."""
     module, _, name = target.partition(":")
-    found = getattr(importlib.import_module(module), name)
+    called = getattr(importlib.import_module(module), name)
     arguments, state = json.loads(text)
     try:
-        output = found.call_here(arguments, base64.b64decode(state))
+        output = called.call_here(arguments, base64.b64decode(state))
     except BadArgumentError as error:
         return json.dumps({"malformed": str(error)})
     except Exception as error:  # noqa: BLE001  whatever the tool raises is the call's outcome
@@ -300,142 +303,7 @@ def _fault(each: Any) -> str:
     if lacking:
         name = getattr(each, "__qualname__", f"{each!r:.100}")
         return f"{name} ({_place(each)}) is no tool, it lacks {', '.join(lacking)}; write a function with @tool"
-    fault = _schema_fault(each.schema, each.name)
+    fault = schema_fault(each.schema, each.name)
     if not fault and each.runs not in {"sandbox", "host"}:
         fault = f'it runs in {each.runs!r}; write "sandbox" or "host"'
     return f"the tool {each.name!r} ({_place(each)}): {fault}" if fault else ""
-
-
-# Schemas --------------------------------------------------------------------------------------------------------------
-
-TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-
-
-def _schema_fault(schema: Any, name: str) -> str:
-    """What is wrong with the schema of the tool ``name``; empty for that of an object with named properties."""
-    function = schema.get("function") if isinstance(schema, Mapping) else None
-    parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(parameters, Mapping):
-        form = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
-        return f"its schema is {schema!r:.100}; write it as {form}"
-    if function.get("name") != name:
-        return f"its schema is for {function.get('name')!r}; give both one name"
-    if parameters.get("type") != "object" or "properties" not in parameters:
-        return (
-            f'the parameters of its schema are {parameters!r:.100}; write {{"type": "object", "properties": {{...}}}}'
-        )
-    try:
-        json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        return f"its schema cannot be written as JSON: {error}"
-    return _value_fault(parameters, "parameters")
-
-
-def _value_fault(schema: Any, at: str) -> str:
-    """What is wrong with the JSON schema of a value, which stands ``at``."""
-    if not isinstance(schema, Mapping):
-        return f'its schema has {schema!r:.60} at {at}; write a JSON schema there, as {{"type": "string"}}'
-    types = schema.get("type", [])
-    for each in types if isinstance(types, list) else [types]:
-        if each not in TYPES:
-            return f"its schema has the type {each!r:.60} at {at}; write one of {', '.join(TYPES)}"
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, Mapping):
-        return f"its schema has the properties {properties!r:.60} at {at}; write a schema for each name"
-    unknown = [each for each in required if each not in list(properties)] if isinstance(required, list) else [required]
-    if unknown:
-        return f"its schema requires {unknown[0]!r:.60} at {at}, which is none of its properties; name it there"
-    inside = {name: properties[name] for name in properties} | {key: schema[key] for key in ("items",) if key in schema}
-    return next(filter(None, (_value_fault(each, f"{at}.{name}") for name, each in inside.items())), "")
-
-
-def _arguments_fault(schema: Any, arguments: type[BaseModel]) -> str:
-    """Where a schema does not fit the function whose ``arguments`` it describes; empty where it fits."""
-    try:
-        told = set(schema["function"]["parameters"]["properties"])
-    except (KeyError, TypeError):
-        return ""  # `_schema_fault` says what is wrong
-    fields = arguments.model_fields
-    if unknown := sorted(told - set(fields)):
-        return f"its schema has the property {unknown[0]!r}, which the function does not take"
-    untold = [name for name, field in fields.items() if field.is_required() and name not in told]
-    return f"its schema lacks the parameter {untold[0]!r} of the function" if untold else ""
-
-
-# Functions ------------------------------------------------------------------------------------------------------------
-
-
-def _parameters(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], dict[str, Any]]:
-    """A model of the parameters that the model gives, and the annotations of the others."""
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters = inspect.signature(function).parameters.values()
-    except (NameError, TypeError, ValueError) as error:
-        raise ToolError(f"{_described(function)} makes no tool: {error}") from error
-    told, descriptions = {}, _descriptions(function)
-    own = {}
-    for each in parameters:
-        if each.kind is each.KEYWORD_ONLY and each.name in OWN:
-            own[each.name] = hints.get(each.name, Any)
-            continue
-        if each.name not in hints or each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            wrong = "has no type" if each.name not in hints else "cannot be given by name"
-            raise ToolError(f"the tool {name}: its parameter {each.name!r} {wrong} ({_described(function)})")
-        default = ... if each.default is each.empty else each.default
-        told[each.name] = (hints[each.name], Field(default, description=descriptions.get(each.name)))
-    if own.get("state", dict) in (Any, bytes):
-        raise ToolError(
-            f"the tool {name}: give `state` the type of its value, as in dict[str, int] ({_described(function)})"
-        )
-    try:
-        config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=False)
-        model: type[BaseModel] = create_model(name, __config__=config, **told)  # type: ignore[call-overload]
-    except PydanticUserError as error:
-        raise ToolError(f"the tool {name}: {error.message} ({_described(function)})") from error
-    return model, own
-
-
-def _schema(name: str, function: Callable[..., Any], arguments: type[BaseModel]) -> dict[str, Any]:
-    """What the model is told of a function."""
-    described = inspect.getdoc(function) or ""
-    names = "|".join(map(re.escape, arguments.model_fields)) or r"(?!)"
-    text = re.sub(
-        rf"^\s*(?:{names}):.*(?:\n\s+.*)*$|^\s*(?:Args|Arguments|Parameters):\s*$", "", described, flags=re.MULTILINE
-    )
-    description = re.sub(r"\n\s*\n+", "\n\n", text).strip()
-    if not description:
-        raise ToolError(f"the tool {name} has no description: write a docstring ({_described(function)})")
-    parameters = _without_titles(arguments.model_json_schema())
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each parameter: the lines ``name: text``, and those below that are indented further."""
-    found = re.findall(r"^(\s*)(\w+): *(.*(?:\n\1\s+\S.*)*)", inspect.getdoc(function) or "", flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for _, name, text in found}
-
-
-def _without_titles(schema: Any) -> Any:
-    """A JSON schema without the titles that pydantic makes of names."""
-    if isinstance(schema, list):
-        return [_without_titles(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: value for key, value in schema.items() if key != "title" or not isinstance(value, str)}
-    return {key: _without_titles(value) for key, value in kept.items()}
-
-
-def _told(error: ValidationError) -> str:
-    """What is wrong with arguments, in words for the model."""
-    faults = [
-        f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}"
-        for fault in error.errors(include_url=False)
-    ]
-    return f"the arguments do not fit: {'; '.join(faults)}"[:MARGIN]
-
-
-def _described(function: Callable[..., Any]) -> str:
-    """Where a function is written."""
-    code = inspect.unwrap(function).__code__ if inspect.isfunction(inspect.unwrap(function)) else None
-    where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-    return f"{getattr(function, '__qualname__', repr(function))}{where}"
