@@ -52,19 +52,19 @@ def validation_faults(
 ) -> list[Fault]:
     """Translate pydantic's errors to the keys of the file; ``prefix`` is the path of the validated table ``data``."""
     messages: dict[KeyPath, Fault] = {}
-    everything = error.errors(include_url=False)
-    for found in everything:
-        kind = found["type"]
+    mistakes = error.errors(include_url=False)
+    for mistake in mistakes:
+        kind = mistake["type"]
         if kind == "too_short" and any(
-            len(other["loc"]) > len(found["loc"])
-            for other in everything
-            if other is not found and other["loc"][: len(found["loc"])] == found["loc"]
+            len(other["loc"]) > len(mistake["loc"])
+            for other in mistakes
+            if other is not mistake and other["loc"][: len(mistake["loc"])] == mistake["loc"]
         ):
             continue  # items that are wrong are said so themselves; pydantic then also misses them
-        path = _file_path(found["loc"], data, missing=kind == "missing")
+        path = _file_path(mistake["loc"], data, missing=kind == "missing")
         if kind.startswith("union_tag"):
-            path = (*path, str(found["ctx"]["discriminator"]).strip("'"))
-        message, remedy = _explain(kind, found, path, model, data)
+            path = (*path, str(mistake["ctx"]["discriminator"]).strip("'"))
+        message, remedy = _explain(kind, mistake, path, model, data)
         fault = source.fault((*prefix, *path), message, remedy)
         if path in messages:  # each member of a union objects to the same value
             fault = replace(fault, message=f"{messages[path].message} or {message}")
@@ -83,7 +83,7 @@ _WANTED = {
 }
 
 
-def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data: Any) -> tuple[str, str]:
+def _explain(kind: str, mistake: Any, path: KeyPath, model: type[BaseModel], data: Any) -> tuple[str, str]:
     """Message and remedy for one of pydantic's errors."""
     if kind == "missing":
         return "is missing", "add it"
@@ -99,16 +99,17 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
     if kind == "union_tag_not_found":
         return "is missing", "it says what the entry is"
     if kind == "union_tag_invalid":
-        tags = re.findall(r"'([^']*)'", found["ctx"]["expected_tags"])
-        return f"{found['ctx']['tag']!r} is unknown", suggest(found["ctx"]["tag"], tags)
+        tags = re.findall(r"'([^']*)'", mistake["ctx"]["expected_tags"])
+        return f"{mistake['ctx']['tag']!r} is unknown", suggest(mistake["ctx"]["tag"], tags)
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", found["ctx"]["expected"])
-        return f"must be {found['ctx']['expected']}, not {found['input']!r}", suggest(str(found["input"]), choices)
+        choices = re.findall(r"'([^']*)'", mistake["ctx"]["expected"])
+        message = f"must be {mistake['ctx']['expected']}, not {mistake['input']!r}"
+        return message, suggest(str(mistake["input"]), choices)
     if kind == "string_pattern_mismatch" and path[-1] == "class":
-        return f"must be 'module:Class', not {found['input']!r}", "write for example 'actors.learner:Learner'"
+        return f"must be 'module:Class', not {mistake['input']!r}", "write for example 'actors.learner:Learner'"
     if kind.startswith(("model_", "dict_type")):
-        return f"must be a table, not {found['input']!r}", _WANTED["dict"]
-    message = found["msg"].removeprefix("Value error, ")
+        return f"must be a table, not {mistake['input']!r}", _WANTED["dict"]
+    message = mistake["msg"].removeprefix("Value error, ")
     if kind == "value_error":  # of a validator of ours, which says all there is to say
         return message, ""
     message = re.sub(r"^Input should be |^(?:String|Tuple|List|Value) should ", "must be ", message)
@@ -116,7 +117,7 @@ def _explain(kind: str, found: Any, path: KeyPath, model: type[BaseModel], data:
     message = message.split(", unable to parse")[0].replace("a valid integer", "a whole number")
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a table")
     remedy = next((text for start, text in _WANTED.items() if kind.startswith(start)), "")
-    return f"{message}, not {_shown(found['input'])}" if _is_plain(found["input"]) else message, remedy
+    return f"{message}, not {_shown(mistake['input'])}" if _is_plain(mistake["input"]) else message, remedy
 
 
 def _shown(value: object) -> str:

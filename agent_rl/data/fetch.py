@@ -46,28 +46,28 @@ class Request:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
-def fetch(request: Request, folder: Path, told: Callable[[str], object] = lambda _: None) -> dict[str, int]:
+def fetch(request: Request, folder: Path, report: Callable[[str], object] = lambda _: None) -> dict[str, int]:
     """Write each split that is wanted to ``folder``. Returns how many rows were read, kept and, by reason, left out.
 
-    A file that an earlier call wrote from the same source stays as it is. ``told`` gets a line about each file.
+    A file that an earlier call wrote from the same source stays as it is. ``report`` gets a line about each file.
 
     Raises HubError for a data set that cannot be had, DataError for rows that are no problems and for files in the way,
     and TaskError for a file that cannot be read.
     """
-    found, splits = _choose(request, told)
+    files, splits = _choose(request, report)
     tally = Tally()
     for split, paths in splits.items():
         out = folder / f"{split}.jsonl"
         source = {
             "dataset": request.dataset,
-            "commit": found.commit,
-            "files": {path: found.digests[path] for path in paths},
+            "commit": files.commit,
+            "files": {path: files.digests[path] for path in paths},
             "columns": dict(request.columns),
         }
         if _is_there(out, source):
-            told(f"{out} is there already; its checksum is right")
+            report(f"{out} is there already; its checksum is right")
             continue
-        local = [(path, dataset_file(request.dataset, path, found, told)) for path in paths]
+        local = [(path, dataset_file(request.dataset, path, files, report)) for path in paths]
         review, digest, rows = Review(), hashlib.sha256(), 0
         with whole(out) as partial:
             with partial.open("wb") as file:
@@ -80,26 +80,26 @@ def fetch(request: Request, folder: Path, told: Callable[[str], object] = lambda
                 record = source | {"rows": rows, "sha256": digest.hexdigest()}
                 partial_record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         for note in review.lines():
-            told(note)
-        told(f"{out}: {rows:,} problems, sha256 {digest.hexdigest()}")
+            report(note)
+        report(f"{out}: {rows:,} problems, sha256 {digest.hexdigest()}")
     return tally.figures()
 
 
-def _choose(request: Request, told: Callable[[str], object]) -> tuple[HubFiles, dict[str, list[str]]]:
+def _choose(request: Request, report: Callable[[str], object]) -> tuple[HubFiles, dict[str, list[str]]]:
     """The files of the revision, and the paths of each split that is wanted."""
-    found = dataset_files(request.dataset, request.revision)
-    configs = configurations(found)
+    files = dataset_files(request.dataset, request.revision)
+    configs = configurations(files)
     if not configs and not request.revision:
         with suppress(HubError):  # not every data set has such copies
-            found = dataset_files(request.dataset, CONVERTED)
-            configs = configurations(found)
-            told(f"{request.dataset} itself has no parquet or JSONL files; these are the hub's parquet copies of it")
+            files = dataset_files(request.dataset, CONVERTED)
+            configs = configurations(files)
+            report(f"{request.dataset} itself has no parquet or JSONL files; these are the hub's parquet copies of it")
     if not configs:
         raise DataError(
-            f"{request.dataset} has no files that end in one of {', '.join(FORMATS)} (revision {found.commit}); "
+            f"{request.dataset} has no files that end in one of {', '.join(FORMATS)} (revision {files.commit}); "
             "download it by other means, write JSONL and use agent-rl data convert"
         )
-    config = request.config or next((name for name in (found.default, "default", "main") if name in configs), "")
+    config = request.config or next((name for name in (files.default, "default", "main") if name in configs), "")
     if not config and len(configs) == 1:
         config = next(iter(configs))
     if config not in configs:
@@ -109,28 +109,28 @@ def _choose(request: Request, told: Callable[[str], object]) -> tuple[HubFiles, 
         )
     splits = configs[config]
     if len(configs) > 1:
-        told(f"{request.dataset} has the configurations {', '.join(sorted(configs))}; this is {config}")
+        report(f"{request.dataset} has the configurations {', '.join(sorted(configs))}; this is {config}")
     if request.split and request.split not in splits:
         raise DataError(
             f"{request.dataset} ({config}) has no split {request.split}: it has {', '.join(sorted(splits))}"
         )
-    return found, {request.split: splits[request.split]} if request.split else splits
+    return files, {request.split: splits[request.split]} if request.split else splits
 
 
-def configurations(found: HubFiles) -> dict[str, dict[str, list[str]]]:
+def configurations(files: HubFiles) -> dict[str, dict[str, list[str]]]:
     """Paths by configuration and split: as the data set's card says, else by the names of folders and files."""
     named: dict[str, dict[str, list[str]]] = {}
-    for entry in found.configs:
+    for entry in files.configs:
         parts = entry.get("data_files")
         if isinstance(parts, str | list) and parts:
             listed = parts if isinstance(parts, list) else [parts]
             for part in listed:
                 split, patterns = (part.get("split"), part.get("path")) if isinstance(part, dict) else ("train", part)
                 wanted = [patterns] if isinstance(patterns, str) else patterns or []
-                paths = [path for path in found.digests if any(fnmatchcase(path, str(pattern)) for pattern in wanted)]
+                paths = [path for path in files.digests if any(fnmatchcase(path, str(pattern)) for pattern in wanted)]
                 _enter(named, str(entry.get("config_name", "default")), str(split), paths)
     if not named:
-        for path in found.digests:
+        for path in files.digests:
             *folders, name = PurePosixPath(path).parts
             stem = next((name.removesuffix(ending) for ending in FORMATS if name.endswith(ending)), "")
             split = folders.pop() if stem.isdigit() and folders else _SHARD.sub("", stem)
@@ -150,13 +150,13 @@ def _problems(
 ) -> Iterator[Row]:
     number = 0
     for path, file in local:
-        for where, found in read_rows(f"{request.dataset}/{path}", file):
-            row = as_problem(renamed(found, request.columns, where))
+        for where, raw in read_rows(f"{request.dataset}/{path}", file):
+            row = as_problem(renamed(raw, request.columns, where))
             row = {"id": f"{request.dataset.rpartition('/')[2]}-{split}-{number}"} | row
             faults = [fault for fault in review.faults(row, where) if fault != "duplicate_id"]
             if number == 0 and faults and faults[0].startswith("without"):
                 raise DataError(
-                    f"{where} is {faults[0].replace('_', ' ')}; its columns are {', '.join(sorted(found)):.300}: name "
+                    f"{where} is {faults[0].replace('_', ' ')}; its columns are {', '.join(sorted(raw)):.300}: name "
                     "that hold problem and answer, as in --columns problem=query,answer=extra_info.gold"
                 )
             number += 1

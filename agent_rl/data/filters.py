@@ -50,22 +50,22 @@ class Decontaminate:
         self._grams: set[str] = set()
         self._short: set[str] = set()
         for problem in against:
-            found = words(problem.text)
-            self._grams.update(self._ngrams(found))
-            if len(found) < n:
-                self._short.add(" ".join(found))
+            text_words = words(problem.text)
+            self._grams.update(self._ngrams(text_words))
+            if len(text_words) < n:
+                self._short.add(" ".join(text_words))
 
     def reason(self, problem: Problem) -> str:
         """By the problem's text."""
-        found = words(problem.text)
-        if len(found) < self._n:
-            return "same_as_evaluation" if " ".join(found) in self._short else KEPT
-        grams = self._ngrams(found)
+        text_words = words(problem.text)
+        if len(text_words) < self._n:
+            return "same_as_evaluation" if " ".join(text_words) in self._short else KEPT
+        grams = self._ngrams(text_words)
         common = sum(gram in self._grams for gram in grams)
         return f"{self._n}_gram_in_evaluation" if common and common >= self._share * len(grams) else KEPT
 
-    def _ngrams(self, found: list[str]) -> list[str]:
-        return [" ".join(found[start : start + self._n]) for start in range(len(found) - self._n + 1)]
+    def _ngrams(self, text_words: list[str]) -> list[str]:
+        return [" ".join(text_words[start : start + self._n]) for start in range(len(text_words) - self._n + 1)]
 
 
 class Deduplicate:

@@ -29,7 +29,7 @@ def renamed(row: Row, columns: Mapping[str, str], where: str) -> Row:
     """
     if not columns:
         return row
-    found = {}
+    values = {}
     for new, old in columns.items():
         value = row.get(old)
         if old not in row:
@@ -41,16 +41,16 @@ def renamed(row: Row, columns: Mapping[str, str], where: str) -> Row:
                         f"{where}: --columns {new}={old}: there is no column {old!r:.60}; there is {known:.300}"
                     )
                 value = value[part]
-        found[new] = value
+        values[new] = value
     gone = {old for old in columns.values() if old in row}
-    twice = next((new for new in found if new in row and new not in gone), None)
+    twice = next((new for new in values if new in row and new not in gone), None)
     if twice is not None:
         raise DataError(
             f"{where}: --columns {twice}={columns[twice]}: there is a column {twice!r} already; rename that one too"
         )
     new_name = {old: new for new, old in columns.items() if old in row}
     kept = {new_name.get(name, name): value for name, value in row.items()}
-    return {**kept, **found}
+    return {**kept, **values}
 
 
 @dataclass(slots=True)
@@ -65,36 +65,36 @@ class Review:
 
     def faults(self, row: Row, where: str) -> list[str]:
         """What is wrong with a row, of `FAULTS`. A conversation needs neither problem nor answer."""
-        found = list(self._found(row, where))
-        for fault in found:
+        faults = list(self._faults(row, where))
+        for fault in faults:
             self._counts[fault] = self._counts.get(fault, 0) + 1
             places = self._places.setdefault(fault, [])
             if len(places) < NAMED:
                 places.append(where)
-        return found
+        return faults
 
-    def _found(self, row: Row, where: str) -> list[str]:
-        found = []
+    def _faults(self, row: Row, where: str) -> list[str]:
+        faults = []
         if not ("problem" not in row and "prompt" not in row and ("messages" in row or "conversations" in row)):
-            found += [
+            faults += [
                 name
                 for name, read in (("without_problem", text_of), ("without_answer", answer_of))
                 if _fails(read, row, where)
             ]
-            if not found:
+            if not faults:
                 try:
                     problem = problem_of(row, where)
                 except TaskError:
-                    found.append("unreadable")
+                    faults.append("unreadable")
                 else:
                     if self.too_long is not None and self.too_long(problem):
-                        found.append("prompt_too_long")
+                        faults.append("prompt_too_long")
         identity = row.get("id")
         if identity is not None:
             if str(identity) in self._ids:
-                found.append("duplicate_id")
+                faults.append("duplicate_id")
             self._ids.add(str(identity))
-        return found
+        return faults
 
     def counts(self) -> dict[str, int]:
         """Rows by fault, of those there are."""

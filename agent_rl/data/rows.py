@@ -88,8 +88,8 @@ def _parquet(partial: Path, name: str) -> Iterator[Write]:
             schema = pa.schema([])
             for batch in batches():
                 columns = {key: None for row in batch for key in row}
-                found = pa.table({key: [row.get(key) for row in batch] for key in columns}).schema
-                schema = pa.unify_schemas([schema, found], promote_options="permissive")
+                of_batch = pa.table({key: [row.get(key) for row in batch] for key in columns}).schema
+                schema = pa.unify_schemas([schema, of_batch], promote_options="permissive")
             with parquet.ParquetWriter(partial, schema) as out:
                 for batch in batches():
                     out.write_table(pa.Table.from_pylist(batch, schema=schema))

@@ -64,12 +64,12 @@ class Environments(Mapping[str, Environment]):
         environments.
         """
         entries = {entry.name: entry for entry in self._topology.environments}
-        found = {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
+        toolboxes = {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
         seen: list[Tool] = []
-        for name, tools in found.items():
+        for name, tools in toolboxes.items():
             seen += tools.values()
             asked(name, "tools", partial(by_name, seen, "tools of all environments"))
-        return found
+        return toolboxes
 
     @property
     def schemas(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -102,15 +102,15 @@ def all_made(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -> d
 
 def for_each(names: Iterable[str], call: Callable[[str], T]) -> dict[str, T]:
     """What ``call`` returns for each name. Raises TaskError for all names for which it does."""
-    found, errors = {}, []
+    results, errors = {}, []
     for name in names:
         try:
-            found[name] = call(name)
+            results[name] = call(name)
         except TaskError as error:
             errors.append(error)
     if errors:
         raise joined(errors)
-    return found
+    return results
 
 
 def _mixture(
@@ -124,27 +124,27 @@ def _mixture(
 
 
 def _source(environment: Environment) -> TaskSource:
-    found = environment.problems()
+    source = environment.problems()
     if lacking := [
-        name for name in ("problem", "evaluation", "evaluation_count", "demonstrations") if not hasattr(found, name)
+        name for name in ("problem", "evaluation", "evaluation_count", "demonstrations") if not hasattr(source, name)
     ]:
         raise TaskError(
-            f"{_placed('problems', environment.problems)} returned {found!r:.100}, which has no {', '.join(lacking)}; "
+            f"{_placed('problems', environment.problems)} returned {source!r:.100}, which has no {', '.join(lacking)}; "
             "return a ListedTasks or DrawnTasks of agent_rl.environments.tasks"
         )
-    return found
+    return source
 
 
 def found_class(entry: EnvironmentEntry) -> type[Environment]:
     """The class that an entry names. Raises ContractError (PluginError) when it cannot be had, or is no environment."""
-    found = resolve("environment", entry.class_path)
-    lacking = [name for name in NEEDED if not hasattr(found, name)]
-    if not isinstance(found, type) or lacking:
+    named = resolve("environment", entry.class_path)
+    lacking = [name for name in NEEDED if not hasattr(named, name)]
+    if not isinstance(named, type) or lacking:
         lacks = f": it has no {', '.join(lacking)}" if lacking else ""
         raise ContractError(
             f"{entry.class_path} is no environment{lacks}; derive it from agent_rl.environments.base.Environment"
         )
-    return found
+    return named
 
 
 def settings_model(cls: type[Environment]) -> type[BaseModel]:
@@ -239,15 +239,15 @@ def asked(name: str, what: str, call: Callable[[], T], code: object = None) -> T
 def sound_prompt(environment: Environment, problem: Problem) -> list[dict[str, str]]:
     """The conversation that puts the problem to the model. Raises ContractError for what is no conversation."""
     name = f"{type(environment).__name__}.prompt"
-    found = called(name, lambda: environment.prompt(problem), f"for the problem {problem.id!r}")
-    messages = [dict(message) for message in found] if isinstance(found, list | tuple) else []
+    prompt = called(name, lambda: environment.prompt(problem), f"for the problem {problem.id!r}")
+    messages = [dict(message) for message in prompt] if isinstance(prompt, list | tuple) else []
     sound = all(
         message.keys() == {"role", "content"} and all(isinstance(text, str) for text in message.values())
         for message in messages
     )
     if not messages or not sound or messages[-1]["role"] != "user":
         raise ContractError(
-            f"{name} returned {found!r:.200} for the problem {problem.id!r}; "
+            f"{name} returned {prompt!r:.200} for the problem {problem.id!r}; "
             "it must return messages of role and content, the last one of the user's"
         )
     return messages

@@ -260,21 +260,21 @@ class MixedTasks:
 
     def demonstrations(self, rng: random.Random) -> Iterator[Demonstration]:
         """Those of the sources that have any, by weight. Raises TaskError when none has."""
-        found: list[tuple[int, Iterator[Demonstration]]] = []
+        streams: list[tuple[int, Iterator[Demonstration]]] = []
         failure = TaskError("there are no environments")
         for part, source in enumerate(self._sources):
             try:
-                found.append((part, source.demonstrations(rng)))
+                streams.append((part, source.demonstrations(rng)))
             except TaskError as error:
                 failure = error
-        if not found:
+        if not streams:
             raise failure
-        return self._interleaved(found)
+        return self._interleaved(streams)
 
-    def _interleaved(self, found: Sequence[tuple[int, Iterator[Demonstration]]]) -> Iterator[Demonstration]:
-        weights = [self._weights[part] for part, _ in found]
+    def _interleaved(self, streams: Sequence[tuple[int, Iterator[Demonstration]]]) -> Iterator[Demonstration]:
+        weights = [self._weights[part] for part, _ in streams]
         for number in count():
-            part, shown = found[mixed(number, weights)[0]]
+            part, shown = streams[mixed(number, weights)[0]]
             demonstration = next(shown)
             yield replace(demonstration, problem=self._named(part, demonstration.problem))
 

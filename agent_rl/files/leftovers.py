@@ -60,21 +60,21 @@ def claim(directory: Path) -> Claim:
     while True:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-        found = directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise Unsafe(f"{directory} is not a directory of yours alone; remove it")
-        held = _hold(directory)
-        if held is not None:
-            return held
+        lock = _hold(directory)
+        if lock is not None:
+            return lock
 
 
 def claimed_directory(kind: str) -> tuple[Path, Claim]:
     """A new directory for temporary files, which is stale once this process releases it."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
-        held = _hold(directory)
-        if held is not None:
-            return directory, held
+        lock = _hold(directory)
+        if lock is not None:
+            return directory, lock
 
 
 def _hold(directory: Path) -> Claim | None:
@@ -96,8 +96,8 @@ def _hold(directory: Path) -> Claim | None:
 def sweep() -> list[Path]:
     """Remove this user's stale directories; return them."""
     bases = {tempfile.gettempdir(), "/tmp", "/dev/shm"}  # noqa: S108
-    found = {path for base in bases for path in Path(base).glob(f"{PREFIX}*")}
-    return [path for path in sorted(found) if sweep_one(path)]
+    directories = {path for base in bases for path in Path(base).glob(f"{PREFIX}*")}
+    return [path for path in sorted(directories) if sweep_one(path)]
 
 
 def sweep_one(directory: Path) -> bool:

@@ -256,7 +256,7 @@ def compiled_apart(code: str) -> tuple[types.CodeType, types.CodeType | None]:
 
 def run_again(code: str, namespace: dict[str, Any]) -> None:
     """Run an earlier cell of a session for its effect on the namespace. Its output and errors were reported before."""
-    held = [os.dup(fd) for fd in (0, 1, 2)]
+    saved = [os.dup(fd) for fd in (0, 1, 2)]
     null = os.open(os.devnull, os.O_RDWR)
     try:
         for fd in (0, 1, 2):
@@ -267,7 +267,7 @@ def run_again(code: str, namespace: dict[str, Any]) -> None:
         pass
     finally:
         os.close(null)
-        for fd, old in enumerate(held):
+        for fd, old in enumerate(saved):
             os.dup2(old, fd)
             os.close(old)
 

@@ -86,12 +86,12 @@ def said(stage: str, text: str) -> bytes:
 
 def be_forker(server: Server, config: dict[str, Any], link: socket.socket) -> None:
     """Warm up, report it, and fork children on the server's orders. Raises what this process did not expect."""
-    while (held := os.dup(2)) <= CONTROL:
+    while (standard_error := os.dup(2)) <= CONTROL:
         pass  # reserve these numbers, which children need
     try:
         fork_children(server, config, link)
     except Exception:
-        os.dup2(held, 2)  # for the traceback: standard error is closed by now
+        os.dup2(standard_error, 2)  # for the traceback: standard error is closed by now
         raise
 
 

@@ -73,7 +73,7 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
     numbers = itertools.cycle(range(FIRST_OF_SLOTS, FIRST_OF_SLOTS + users) if users else (INSIDE,))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    lifeline, held = os.pipe()
+    lifeline, own_end = os.pipe()
     while link.recv(1):
         user = next(numbers)
         try:
@@ -83,7 +83,7 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
             continue
         if pid == 0:
             try:
-                os.close(held)
+                os.close(own_end)
                 make_slot(link, lifeline, proc, scratch, user)
             except Exception as error:  # noqa: BLE001  the server reports it
                 link.send(str(error).encode()[:500])

@@ -88,7 +88,7 @@ def hierarchies(cgroup: str, mountinfo: str) -> list[Hierarchy]:
     for line in cgroup.splitlines():
         _, names, place = line.split(":", 2)
         places[names] = place
-    found = []
+    mounts = []
     for line in mountinfo.splitlines():
         mount, _, source = line.partition(" - ")
         fields, (kind, _, options) = mount.split(), source.split(" ", 2)
@@ -99,8 +99,8 @@ def hierarchies(cgroup: str, mountinfo: str) -> list[Hierarchy]:
             if _mounted(names, kind, options) and Path(place).is_relative_to(root):
                 controllers = tuple(names.split(",")) if kind == "cgroup" else ()
                 own = Path(point, Path(place).relative_to(root))
-                found.append(Hierarchy(1 if kind == "cgroup" else 2, controllers, own, Path(point)))
-    return found
+                mounts.append(Hierarchy(1 if kind == "cgroup" else 2, controllers, own, Path(point)))
+    return mounts
 
 
 def _mounted(names: str, kind: str, options: str) -> bool:
@@ -146,14 +146,14 @@ class ControlGroups:
     def make(self, memory_bytes: int | None, processes: int, weight: int = WEIGHT) -> None:
         """Make the groups that the host permits. ``memory_bytes`` None: half of the memory."""
         try:
-            found = hierarchies(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
+            mounts = hierarchies(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
             self._held = claimed_directory("groups")
         except OSError as error:
             self.lacking.append(str(error))
             return
         for controller in CONTROLLERS:
             try:
-                hierarchy = next((one for one in found if _has(one, controller)), None)
+                hierarchy = next((one for one in mounts if _has(one, controller)), None)
                 if hierarchy is None:
                     self.lacking.append(f"{controller}: no mounted hierarchy has this controller")
                     continue

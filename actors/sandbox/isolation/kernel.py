@@ -186,14 +186,14 @@ def drop_capabilities() -> IsolationStep:
 def install_filter(program: bytes) -> None:
     """Filter all later system calls of this process and its children with a seccomp program."""
     control(PR_SET_NO_NEW_PRIVS, 1)
-    held = FilterProgram(len(program) // 8, program)
-    _checked(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(held), 0, 0), "seccomp")
+    structure = FilterProgram(len(program) // 8, program)
+    _checked(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(structure), 0, 0), "seccomp")
 
 
 def filter_step(program: bytes) -> IsolationStep:
     """The step that adds a filter, for a process that can no longer gain privileges."""
-    held = ctypes.pointer(FilterProgram(len(program) // 8, program))
-    return direct.prctl, (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, held, 0, 0)
+    pointer = ctypes.pointer(FilterProgram(len(program) // 8, program))
+    return direct.prctl, (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, pointer, 0, 0)
 
 
 def landlock_version() -> int:

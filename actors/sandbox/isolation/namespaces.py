@@ -64,12 +64,12 @@ class Mapper:
     def __init__(self, proc: int, users: str) -> None:
         """Fork the process, which waits for `has_mapped`."""
         process = os.getpid()
-        ours, self.told = os.pipe()
+        ours, self.signal = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
-                os.close(self.told)
+                os.close(self.signal)
                 if os.read(ours, 1):
                     write(proc, f"{process}/uid_map", users)
                     status = 0
@@ -79,8 +79,8 @@ class Mapper:
 
     def has_mapped(self) -> bool:
         """Tell the process that this one is in its new namespace. Returns whether the users could be mapped."""
-        os.write(self.told, b"m")
-        os.close(self.told)
+        os.write(self.signal, b"m")
+        os.close(self.signal)
         return os.waitpid(self.pid, 0)[1] == 0
 
 

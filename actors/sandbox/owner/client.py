@@ -95,13 +95,13 @@ class Sandbox(Pool):
         when the session's process is not alive here: ended by its last cell, evicted, or lost with another executor. A
         note in the result then tells the model.
         """
-        held = self._sessions.get(session)
+        state = self._sessions.get(session)
         asked = trio.current_time()
-        async with held.lock:
-            stored = held.results.get(key)
+        async with state.lock:
+            stored = state.results.get(key)
             if stored is None:
-                stored = await self._run_cell(held, code, list(earlier), limits or self.settings.limits, asked)
-                self._sessions.keep(held, key, stored)
+                stored = await self._run_cell(state, code, list(earlier), limits or self.settings.limits, asked)
+                self._sessions.keep(state, key, stored)
             return stored
 
     def end_session(self, session: str) -> None:
