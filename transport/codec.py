@@ -23,7 +23,7 @@ from transport.errors import DecodeError, EncodeError
 from transport.limits import DEFAULT_LIMITS, MAX_ITEMS, Limits
 from transport.schema import Buffer, Cursor, Invalid, Plan
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 
 class Registry:

@@ -39,6 +39,7 @@ class Dispatcher:
         self._handler: Handler | None = None
         self._concurrency = 1
         self._nursery: trio.Nursery | None = None
+        self._idle = trio.lowlevel.ParkingLot()
 
     @property
     def queued(self) -> int:
@@ -54,6 +55,17 @@ class Dispatcher:
         else:
             self._queue.put(delivery)
             self._start_handlers()
+
+    def forget_announcements(self, sender: str) -> None:
+        """Skip the waiting announcements of a sender that is gone."""
+        self._queue.forget_announcements(sender)
+        self._announcements.forget_announcements(sender)
+
+    async def idle(self) -> None:
+        """Wait until no handler runs and nothing is queued."""
+        await trio.lowlevel.checkpoint()
+        while self.handling or self.queued:
+            await self._idle.park()
 
     async def run(self, handler: Handler, concurrency: int) -> None:
         """Handle until cancelled.
@@ -119,6 +131,8 @@ class Dispatcher:
             self.handling -= 1
         if not delivery.deferred:
             delivery.release()
+        if self._idle and not self.handling:
+            self._idle.unpark_all()
 
     async def _answer(self, delivery: Delivery, handler: Handler) -> None:
         inbound = delivery.inbound

@@ -85,7 +85,25 @@ class PeerBack:
 
 @dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """A peer announced that it leaves. Its silence is not reported from now on."""
+    """A peer announced that it leaves. Its silence is not reported, and nothing of its process arrives from now on."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """A silent peer has been silent for ``seconds``, longer than ``Limits.lost_after``: it counts as lost.
+
+    Its announcements that are not handled yet are discarded. When the peer is heard again, PeerBack says so.
+    """
+
+    peer: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDraining:
+    """A peer says that it is about to leave. It finishes what it has; calls go to other replicas."""
 
     peer: str
 
@@ -149,6 +167,8 @@ class Unauthenticated:
 LinkEvent: TypeAlias = (
     PeerSilent
     | PeerBack
+    | PeerGone
+    | PeerDraining
     | PeerLeft
     | PeerReplaced
     | CreditWait

@@ -4,10 +4,10 @@ Frame 0 is the envelope's length (4 bytes, big-endian), the envelope ``[version,
 ...]`` in msgpack, and the bodies one after the other. A body is frame 0 of an encoded message. The other frames of the
 last message, if it has any, follow as frames. A Push may carry many messages; other envelopes carry at most one.
 
-Push, Call, Cancel, Announce, Heartbeat and Goodbye go to a peer's inbox. Progress, Reply, Refused, HeartbeatBack and
-Goodbye come back over the same connection. A frame for a process carries the process's incarnation, so that a successor
-never takes a frame for a dead process. Frames that come back carry totals or sets: when a control frame is lost or
-doubled, the next heartbeat corrects it.
+Push, Withdrawn, Call, Cancel, Announce, Heartbeat and Goodbye go to a peer's inbox. Progress, Reply, Refused,
+HeartbeatBack and Goodbye come back over the same connection. A frame for a process carries the process's incarnation,
+so that a successor never takes a frame for a dead process. Frames that come back carry totals or sets: when a control
+frame is lost or doubled, the next heartbeat corrects it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ class AnnounceFrame(NamedTuple):
     version: int
 
 
+class Withdrawn(NamedTuple):
+    """The number of a message of a stream that the sender has withdrawn, so that its stream has no gap."""
+
+    link: str
+    incarnation: int
+    sequence: int
+
+
 class Heartbeat(NamedTuple):
     """The connecting side is alive. ``settled``: for each push link, all messages up to this number are settled."""
 
@@ -90,9 +98,13 @@ class StreamState(NamedTuple):
 
 
 class HeartbeatBack(NamedTuple):
-    """The inbox is alive; carries the state of every stream of this connection."""
+    """The inbox is alive; carries the state of every stream of this connection.
+
+    ``draining``: the process is about to leave.
+    """
 
     incarnation: int
+    draining: bool
     streams: list[StreamState]
 
 
@@ -138,6 +150,7 @@ Envelope: TypeAlias = (
     | CallFrame
     | Cancel
     | AnnounceFrame
+    | Withdrawn
     | Heartbeat
     | Goodbye
     | HeartbeatBack
@@ -158,6 +171,12 @@ def _text(value: Any) -> Any:
 def _count(value: Any) -> Any:
     if type(value) is not int or not 0 <= value < _COUNT_MAX:
         raise MalformedFrame("count expected")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if type(value) is not bool:
+        raise MalformedFrame("flag expected")
     return value
 
 
@@ -198,10 +217,11 @@ _KINDS: tuple[tuple[Any, int, tuple[Callable[[Any], Any], ...]], ...] = (
     (AnnounceFrame, 1, (_text, _count, _text, _count)),
     (Heartbeat, 0, (_count, _list(_row(tuple, _text, _count)))),
     (Goodbye, 0, ()),
-    (HeartbeatBack, 0, (_count, _list(_stream_state))),
+    (HeartbeatBack, 0, (_count, _flag, _list(_stream_state))),
     (Progress, 0, (_count, _list(_stream_progress), _list(_row(tuple, _text, _text, _count)))),
     (ReplyFrame, 1, (_count,)),
     (Refused, 0, (_count, _text)),
+    (Withdrawn, 0, (_text, _count, _count)),
 )
 _CODES = {kind: code for code, (kind, _, _) in enumerate(_KINDS)}
 _LENGTH = 4

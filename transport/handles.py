@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,11 @@ class _WaitingSend:
 class PushLink:
     """One way, at least once; created by ``Node.push``. Messages to one target arrive in the order of sending."""
 
-    def __init__(
-        self, name: str, targets: Mapping[str, Outbound], window: int, limits: Limits, silent: Collection[str]
-    ) -> None:
+    def __init__(self, name: str, targets: Mapping[str, Outbound], window: int, limits: Limits) -> None:
         self.name = name
         self._limits = limits
         self._targets = dict(sorted(targets.items()))
         self._senders = {peer: PushSender(window, limits.stalled_heartbeats) for peer in self._targets}
-        self._silent = silent
         self._waiting: WaitingLine[_WaitingSend] = WaitingLine()
         self._drained: trio.Event | None = None
         self._sends = 0
@@ -47,9 +44,9 @@ class PushLink:
     async def send(self, message: Any, *, to: str | None = None, on_ack: Callable[[], None] | None = None) -> None:
         """Wait for credit and send, by default to the target with the most credit (ties by name).
 
-        Silent targets are used only when all are silent. Returns before the message has arrived: ``on_ack`` is called
-        once the receiver has acknowledged it. Do not change the message's arrays before. Raises EncodeError, and
-        UnknownPeer when ``to`` is not a target of this link.
+        Silent and leaving targets are used only when all are. Returns before the message has arrived: ``on_ack`` is
+        called once the receiver has acknowledged it, unless the message is withdrawn. Do not change the message's
+        arrays before. Raises EncodeError, and UnknownPeer when ``to`` is not a target of this link.
         """
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
@@ -72,6 +69,20 @@ class PushLink:
                 await waiting.sent.wait()
         finally:
             self._waiting.discard(waiting)
+
+    def withdraw(self, to: str) -> int:
+        """Forget every message to this target that is not acknowledged, sent or waiting; returns how many.
+
+        Their ``on_ack`` is never called, and sends that wait for credit return. The target may have got messages that
+        were sent, and handle them. It gets no message that it has not got yet, also when it returns.
+        """
+        withdrawn = self._senders[to].withdraw()
+        for waiting in [waiting for waiting in self._waiting if waiting.to == to]:
+            self._waiting.remove(waiting)
+            waiting.sent.set()
+            withdrawn += 1
+        self.moved()
+        return withdrawn
 
     def unacknowledged(self, to: str | None = None) -> int:
         """The number of messages to one target, or to all, without acknowledgement."""
@@ -113,7 +124,7 @@ class PushLink:
     def _with_room(self, to: str | None) -> str | None:
         if to is not None:
             return to if self._senders[to].room > 0 else None
-        candidates = [peer for peer in self._senders if peer not in self._silent] or list(self._senders)
+        candidates = [peer for peer in self._senders if self._targets[peer].available] or list(self._senders)
         target = max(candidates, key=lambda peer: self._senders[peer].room)  # the first of equals: sorted by name
         return target if self._senders[target].room > 0 else None
 
@@ -141,7 +152,6 @@ class CallLink:
         timeout: float,
         replies: Registry,
         limits: Limits,
-        silent: Collection[str],
     ) -> None:
         self.name = name
         self._limits = limits
@@ -149,16 +159,17 @@ class CallLink:
         self.router = CallRouter(tuple(targets), outstanding)
         self._targets = dict(targets)
         self._timeout = timeout
-        self._silent = silent
         self._waiting: WaitingLine[PendingCall] = WaitingLine()
+        self._reachable = trio.lowlevel.ParkingLot()
         for outbound in self._targets.values():
             outbound.call_links.append(self)
 
     async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
         """Call the replica with the fewest calls outstanding; return its reply. Calls wait for room in order.
 
-        All calls with the same ``key`` go to one replica, until ``forget(key)`` or that replica is lost. ``timeout`` in
-        seconds includes the wait for room. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
+        Replicas that are silent or about to leave are not called; a call waits while there is no other. All calls with
+        the same ``key`` go to one replica, until ``forget(key)`` or until that replica is lost or about to leave.
+        ``timeout`` in seconds includes these waits. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
         """
         seconds = self._timeout if timeout is None else timeout
         call = PendingCall(self, encode(message, self._limits), key, trio.current_time() + seconds)
@@ -174,7 +185,11 @@ class CallLink:
         if call.failure is not None:
             raise call.failure
         if not call.done.is_set():
-            where = "no replica had room" if call.target is None else f"{call.target.peer} did not answer"
+            where = (
+                f"{call.target.peer} did not answer"
+                if call.target is not None
+                else ("no replica had room" if self.reachable else "no replica was heard")
+            )
             raise CallTimeout(f"{type(message).__name__} over {self.name}: {where} within {seconds:g} s")
         return call.reply
 
@@ -194,8 +209,33 @@ class CallLink:
         if self._waiting:
             self._waiting.serve(self._serve)
 
+    @property
+    def reachable(self) -> bool:
+        """Whether a replica can be called, as far as is known."""
+        return any(target.available for target in self._targets.values())
+
+    async def until_reachable(self) -> None:
+        """Wait until a replica can be called."""
+        await trio.lowlevel.checkpoint()
+        while not self.reachable:
+            await self._reachable.park()
+
+    def again(self, call: PendingCall) -> None:
+        """A call whose replica was lost before it was sent waits for another one."""
+        if call.target is not None:
+            self.router.end(call.target.peer)
+            call.target = None
+        self._waiting.append(call)
+        self._waiting.serve(self._serve)
+
+    def available(self) -> None:
+        """A replica can be called again."""
+        self._reachable.unpark_all()
+        if self._waiting:
+            self._waiting.serve(self._serve)
+
     def _serve(self, call: PendingCall) -> bool:
-        target = self.router.begin(call.key, self._silent)
+        target = self.router.begin(call.key, [peer for peer, each in self._targets.items() if not each.available])
         if target is None:
             return False
         self._targets[target].begin(call)

@@ -62,9 +62,9 @@ class Inbound:
         self._new_announced.clear()
         return Progress(incarnation, streams, announced)
 
-    def heartbeat(self, incarnation: int) -> HeartbeatBack:
+    def heartbeat(self, incarnation: int, *, draining: bool) -> HeartbeatBack:
         """The whole state of all streams."""
-        return HeartbeatBack(incarnation, [stream.state for stream in self.streams.values()])
+        return HeartbeatBack(incarnation, draining, [stream.state for stream in self.streams.values()])
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -150,7 +150,7 @@ class Queue:
             key = (delivery.sender, delivery.link, type(delivery.message))
             waiting = self._announcements.get(key)
             if waiting is not None:
-                waiting.message = delivery.message
+                waiting.message, waiting.withdrawn = delivery.message, False
                 return
             self._announcements[key] = delivery
         self._items.append(delivery)
@@ -166,6 +166,11 @@ class Queue:
             if not delivery.withdrawn:
                 return delivery
         return None
+
+    def forget_announcements(self, sender: str) -> None:
+        """Skip the waiting announcements of a sender that is gone."""
+        for (name, _, _), delivery in self._announcements.items():
+            delivery.withdrawn |= name == sender
 
     async def wait(self) -> None:
         """Wait until there may be something to pop."""

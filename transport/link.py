@@ -66,6 +66,7 @@ class PushSender:
         self._received = 0
         self._transmitted_at_heartbeat = 0
         self._stalled = 0
+        self._withdrawn: set[int] = set()
 
     @property
     def room(self) -> int:
@@ -88,13 +89,29 @@ class PushSender:
         self._accepted += 1
         self._unsettled[self._accepted] = message
 
-    def to_transmit(self) -> Iterator[tuple[int, Sequence[Buffer]]]:
-        """The messages to send now, in order. A message counts as transmitted when it is yielded."""
+    def to_transmit(self) -> Iterator[tuple[int, Sequence[Buffer] | None]]:
+        """The messages to send now, in order. A message counts as transmitted when it is yielded.
+
+        None stands for a message that was withdrawn: only its number is sent.
+        """
         while self._transmitted < min(self._accepted, self._taken + self._window):
             self._transmitted += 1
             message = self._unsettled.get(self._transmitted)
             if message is not None:
                 yield self._transmitted, message.frames
+            elif self._transmitted in self._withdrawn:
+                yield self._transmitted, None
+
+    def withdraw(self) -> int:
+        """Forget all messages without acknowledgement: their ``on_ack`` is never called. Returns their number.
+
+        A message that the receiver has may still be handled. A message that the receiver has not seen is never sent
+        again; `to_transmit` yields its number in its place.
+        """
+        withdrawn = len(self._unsettled)
+        self._withdrawn.update(number for number in self._unsettled if number > self._received)
+        self._unsettled.clear()
+        return withdrawn
 
     def progressed(self, progress: StreamProgress) -> tuple[list[Unsettled], list[str]]:
         """Take credit and acknowledgements; return the messages now acknowledged, and why others were rejected."""
@@ -108,6 +125,7 @@ class PushSender:
         self._taken = max(self._taken, min(state.taken, self._transmitted))
         if state.received > self._received:
             self._received = state.received
+            self._withdrawn = {number for number in self._withdrawn if number > state.received}
             self._stalled = 0
             self._patience = self._stalled_heartbeats
         elif self._received < self._transmitted_at_heartbeat:
@@ -132,6 +150,7 @@ class PushSender:
     def replaced(self) -> None:
         """The receiver has a new process: renumber the messages without acknowledgement, and transmit them again."""
         self._unsettled = dict(enumerate(self._unsettled.values(), start=1))
+        self._withdrawn.clear()
         self._accepted = len(self._unsettled)
         self._transmitted = self._taken = self._received = self._transmitted_at_heartbeat = self._stalled = 0
         self._patience = self._stalled_heartbeats
@@ -210,17 +229,14 @@ class CallRouter:
         """The number of calls begun and not ended, over all replicas."""
         return sum(self._outstanding.values())
 
-    def begin(self, key: str | None, silent: Collection[str]) -> str | None:
-        """Choose a replica and count the call; None when there is no room. Ties go by name.
-
-        Silent replicas are chosen only when all are silent.
-        """
+    def begin(self, key: str | None, unavailable: Collection[str]) -> str | None:
+        """Choose a replica and count the call; None when there is no room, or nobody is available. Ties go by name."""
         pinned = None if key is None else self._pins.get(key)
-        if pinned is not None:
-            candidates = [pinned]
-        else:
-            candidates = [name for name in self._outstanding if name not in silent] or list(self._outstanding)
-        target = min(candidates, key=self._outstanding.__getitem__)
+        candidates = self._outstanding if pinned is None else (pinned,)
+        available = [name for name in candidates if name not in unavailable]
+        if not available:
+            return None
+        target = min(available, key=self._outstanding.__getitem__)
         if self._outstanding[target] >= self._limit:
             return None
         self._outstanding[target] += 1
@@ -237,7 +253,7 @@ class CallRouter:
         self._pins.pop(key, None)
 
     def lost(self, target: str) -> None:
-        """Unpin the keys of a replica that was replaced or is silent."""
+        """Unpin the keys of a replica that was replaced, is silent or is about to leave."""
         self._pins = {key: name for key, name in self._pins.items() if name != target}
 
 
@@ -291,59 +307,6 @@ class AnnounceSender:
         """The peer has a new process: transmit all values again."""
         for value in self._values.values():
             value.acknowledged = value.transmitted = 0
-
-
-class Liveness:
-    """Tracks when frames of each peer last arrived; each silent peer is reported once.
-
-    An arrival only sets a flag, and the tick reads the clock, so that an arrival costs almost nothing.
-    """
-
-    def __init__(self, silent_after: float) -> None:
-        self._silent_after = silent_after
-        self._heard: set[str] = set()
-        self._heard_at: dict[str, float] = {}
-        self._ticked_at: float | None = None
-        self.silent: set[str] = set()
-        self.left: set[str] = set()
-        """Peers that said goodbye and have sent nothing since."""
-
-    def expect(self, peer: str, now: float) -> None:
-        """Watch this peer from now on."""
-        self._heard_at.setdefault(peer, now)
-
-    def forget(self, peer: str) -> None:
-        """The peer left on purpose."""
-        self._heard_at.pop(peer, None)
-        self._heard.discard(peer)
-        self.silent.discard(peer)
-
-    def heard(self, peer: str) -> None:
-        """Something arrived from the peer."""
-        self._heard.add(peer)
-        if self.left:
-            self.left.discard(peer)
-
-    def back(self, peer: str, now: float) -> float:
-        """A heartbeat of a silent peer arrived. Returns how long the peer was silent."""
-        self.silent.remove(peer)
-        seconds = now - self._heard_at[peer]
-        self._heard_at[peer] = now
-        return seconds
-
-    def tick(self, now: float, interval: float) -> list[tuple[str, float]]:
-        """Newly silent peers, with the seconds since their last frame."""
-        # When this process itself was stalled, it read no frames: the stall does not count as the peers' silence.
-        stall = 0.0 if self._ticked_at is None else max(0.0, now - self._ticked_at - interval)
-        self._ticked_at = now
-        newly_silent = []
-        for peer, heard_at in self._heard_at.items():
-            self._heard_at[peer] = now if peer in self._heard and peer not in self.silent else heard_at + stall
-            if peer not in self.silent and now - self._heard_at[peer] > self._silent_after:
-                self.silent.add(peer)
-                newly_silent.append((peer, now - self._heard_at[peer]))
-        self._heard.clear()
-        return newly_silent
 
 
 class WaitingLine(deque[T]):

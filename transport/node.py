@@ -12,13 +12,14 @@ Arrivals are processed synchronously, a burst at a time. Credit and acknowledgem
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 import trio
 
 from transport.codec import Registry, decode
 from transport.dispatch import Dispatcher, Handler
-from transport.errors import DecodeError, LinkEvent, PeerBack, PeerLeft, PeerSilent, log_event
+from transport.errors import DecodeError, LinkEvent, PeerBack, PeerGone, PeerLeft, PeerSilent, log_event
 from transport.faults import Faults
 from transport.frames import (
     AnnounceFrame,
@@ -30,13 +31,14 @@ from transport.frames import (
     MalformedFrame,
     PushFrame,
     Refused,
+    Withdrawn,
     pack,
     unpack,
 )
 from transport.handles import AnnounceLink, CallLink, PushLink
 from transport.inbound import Delivery, DeliveryKind, Inbound
 from transport.limits import Limits
-from transport.link import Liveness
+from transport.liveness import Liveness
 from transport.network import Network, read_identity
 from transport.outbound import Outbound
 from transport.schema import Buffer
@@ -70,17 +72,18 @@ class Node:
         self._registry = registry
         self._decode = partial(decode, limits=self._limits)
         self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
-        self._on_event = on_event
+        self._listeners = [on_event]
+        self._draining = False
         self._port = network.attach(name, incarnation, self._limits)
         self._running = False
         self._outbound: dict[str, Outbound] = {}
         self._links: dict[str, PushLink | CallLink | AnnounceLink] = {}
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
-        self._liveness = Liveness(self._limits.silent_after)
+        self._liveness = Liveness(self._limits.silent_after, self._limits.lost_after)
         self._expected: dict[str, int] = {}
         self._only_expected = only_expected
-        self._faults = Faults(on_event)
+        self._faults = Faults(self._report)
         self._changed: dict[Inbound, None] = {}
         self._sending: dict[Outbound, None] = {}
         self._flush_wanted = trio.lowlevel.ParkingLot()
@@ -91,7 +94,7 @@ class Node:
         if window < 1:
             raise ValueError(f"window of link {link} must be at least 1, got {window}")
         peers = self._peers(link, targets)
-        self._links[link] = made = PushLink(link, peers, window, self._limits, self._liveness.silent)
+        self._links[link] = made = PushLink(link, peers, window, self._limits)
         return made
 
     def call(
@@ -105,7 +108,7 @@ class Node:
             raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
         replies = self._registry if reply is None else Registry(reply)
         self._links[link] = made = CallLink(
-            link, self._peers(link, targets), outstanding, timeout, replies, self._limits, self._liveness.silent
+            link, self._peers(link, targets), outstanding, timeout, replies, self._limits
         )
         return made
 
@@ -126,7 +129,7 @@ class Node:
         if outbound is None:
             self._port.connect(peer)
             outbound = self._outbound[peer] = Outbound(
-                peer, self._port.send, self._decode, self._on_event, self._will_send
+                peer, self._port.send, self._decode, self._report, self._will_send
             )
             if peer in self._expected:
                 outbound.expect(self._expected[peer])
@@ -135,12 +138,37 @@ class Node:
                 outbound.send_heartbeat(self.incarnation)
         return outbound
 
+    def watch(self, listener: Callable[[LinkEvent], None]) -> None:
+        """Call ``listener`` with each event from now on, besides the ``on_event`` that the node was made with."""
+        self._listeners.append(listener)
+
+    def _report(self, event: LinkEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def drain(self) -> None:
+        """Tell the peers that this process is about to leave: they send calls elsewhere, and get PeerDraining."""
+        self._draining = True
+        for inbound in self._inbound.values():
+            self._send_heartbeat(inbound)
+
+    async def idle(self) -> None:
+        """Wait until no message is queued and no handler runs."""
+        await self._dispatcher.idle()
+
+    @property
+    def gone(self) -> AbstractSet[str]:
+        """The peers that are lost or have left."""
+        return self._liveness.gone
+
     def expect(self, peer: str, incarnation: int) -> None:
         """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before."""
         self._expected[peer] = incarnation
         inbound = self._inbound_by_name.get(peer)
         if inbound is not None and inbound.incarnation > incarnation:
             self._forget(inbound)
+            if peer not in self._outbound:
+                self._liveness.forget(peer)
         if peer in self._outbound:
             self._outbound[peer].expect(incarnation)
 
@@ -206,23 +234,25 @@ class Node:
             await trio.sleep_until(next_tick)
 
     def _tick(self, now: float) -> None:
-        for outbound in self._outbound.values():
-            outbound.send_heartbeat(self.incarnation)
-            outbound.announcements.repeat()
-            outbound.send_announcements()
+        for each in self._outbound.values():
+            each.send_heartbeat(self.incarnation)
+            each.announcements.repeat()
+            each.send_announcements()
         for inbound in self._inbound.values():
-            self._send_back(inbound, inbound.heartbeat(self.incarnation))
-        for peer, seconds in self._liveness.tick(now, self._limits.heartbeat_interval):
-            silent = self._outbound.get(peer)
-            if peer not in self._liveness.left:
-                self._on_event(PeerSilent(peer, seconds, silent.waiting_for if silent is not None else ()))
-            if silent is not None:
-                silent.silent = True
-                silent.lost()
+            self._send_heartbeat(inbound)
+        silent, lost = self._liveness.tick(now, self._limits.heartbeat_interval)
+        for peer, seconds in silent:
+            outbound = self._outbound.get(peer)
+            self._report(PeerSilent(peer, seconds, () if outbound is None else outbound.waiting_for))
+            if outbound is not None:
+                outbound.unavailable()
+        for peer, seconds in lost:
+            self._dispatcher.forget_announcements(peer)
+            self._report(PeerGone(peer, seconds))
         for link in self._links.values():
             if isinstance(link, PushLink):
                 for event in link.overdue(now, self._limits.credit_report_after):
-                    self._on_event(event)
+                    self._report(event)
 
     def _mark(self, inbound: Inbound) -> None:
         if not self._changed:
@@ -236,6 +266,9 @@ class Node:
     def _send_back(self, inbound: Inbound, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
         self._port.send_back(inbound.identity, [pack(envelope, message[:1]), *message[1:]])
 
+    def _send_heartbeat(self, inbound: Inbound) -> None:
+        self._send_back(inbound, inbound.heartbeat(self.incarnation, draining=self._draining))
+
     # Arrivals at the inbox
 
     def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
@@ -248,7 +281,12 @@ class Node:
         except MalformedFrame as error:
             self._faults.malformed(inbound.peer, str(error))
             return
-        self._liveness.heard(inbound.peer)
+        if isinstance(envelope, Goodbye):
+            self._forget(inbound)
+            if inbound.peer not in self._outbound:  # otherwise its goodbye also comes back, after its acknowledgements
+                self._leaves(inbound.peer, inbound.incarnation)
+            return
+        self._heard(inbound.peer, inbound.incarnation)
         if isinstance(envelope, (PushFrame, CallFrame, AnnounceFrame, Cancel)):
             if envelope.incarnation != self.incarnation:
                 self._faults.counts["frames_for_another_incarnation"] += 1
@@ -260,14 +298,12 @@ class Node:
                 self._announced(inbound, envelope, [*bodies, *frames[1:]])
             elif envelope.request in inbound.calls:
                 inbound.calls.pop(envelope.request).withdraw()
+        elif isinstance(envelope, Withdrawn):
+            self._withdrawn(inbound, envelope)
         elif isinstance(envelope, Heartbeat):
-            self._alive(inbound.peer)
             for link, through in envelope.settled:
                 if link in inbound.streams:
                     inbound.streams[link].settled(through)
-        elif isinstance(envelope, Goodbye):
-            self._forget(inbound)
-            self._leaves(inbound.peer)
         else:
             self._faults.malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
 
@@ -292,13 +328,16 @@ class Node:
             identity, peer, incarnation, self._mark
         )
         self._liveness.expect(peer, trio.current_time())
-        self._send_back(inbound, inbound.heartbeat(self.incarnation))
+        self._send_heartbeat(inbound)
         return inbound
 
-    def _leaves(self, peer: str) -> None:
-        if peer not in self._liveness.left:
-            self._liveness.left.add(peer)
-            self._on_event(PeerLeft(peer))
+    def _leaves(self, peer: str, incarnation: int) -> None:
+        if not self._liveness.leaves(peer, incarnation, trio.current_time()):
+            return
+        self._dispatcher.forget_announcements(peer)
+        if peer in self._outbound:
+            self._outbound[peer].unavailable()
+        self._report(PeerLeft(peer))
 
     def _forget(self, inbound: Inbound) -> None:
         """The process left or was replaced: withdraw its calls; its pushes are still handled."""
@@ -307,8 +346,6 @@ class Node:
         self._changed.pop(inbound, None)
         for delivery in list(inbound.calls.values()):
             delivery.withdraw()
-        if inbound.peer not in self._outbound:
-            self._liveness.forget(inbound.peer)
 
     def _push(self, inbound: Inbound, push: PushFrame, bodies: Sequence[Buffer], frames: Sequence[Buffer]) -> None:
         stream = inbound.stream(push.link)
@@ -327,6 +364,13 @@ class Node:
                 self._faults.malformed(inbound.peer, str(error))
             else:
                 self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
+
+    def _withdrawn(self, inbound: Inbound, withdrawn: Withdrawn) -> None:
+        stream = inbound.stream(withdrawn.link)
+        if stream.accept(withdrawn.sequence):
+            stream.take()
+            stream.acknowledge(withdrawn.sequence)
+        inbound.changed(stream)
 
     def _call(self, inbound: Inbound, call: CallFrame, frames: Sequence[Buffer]) -> None:
         if call.request <= inbound.last_request:
@@ -347,6 +391,8 @@ class Node:
     def _announced(self, inbound: Inbound, announce: AnnounceFrame, frames: Sequence[Buffer]) -> None:
         if not inbound.announce(announce.link, announce.type, announce.version):
             return
+        if self._liveness.has_left(inbound.peer, inbound.incarnation):  # the peer's state, which has ended since
+            return
         try:
             message = self._decode(frames, self._receives["announce"])
         except DecodeError as error:
@@ -360,25 +406,32 @@ class Node:
         """Frames came back over the connection to ``peer``."""
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
+            outbound = self._outbound[peer]
             if isinstance(envelope, Goodbye):
-                self._leaves(peer)
+                self._leaves(peer, -1 if outbound.incarnation is None else outbound.incarnation)
                 return
-            self._outbound[peer].receive(envelope, [*bodies, *frames[1:]])
+            outbound.receive(envelope, [*bodies, *frames[1:]])
         except MalformedFrame as error:
             self._faults.malformed(peer, str(error))
             return
-        self._liveness.heard(peer)
-        self._alive(peer)
+        self._heard(peer, -1 if outbound.incarnation is None else outbound.incarnation)
 
     def on_unauthenticated(self, address: str) -> None:
         """A client without the cluster's key was refused."""
         self._faults.unauthenticated(address)
 
-    def _alive(self, peer: str) -> None:
-        if peer in self._liveness.silent:
-            self._on_event(PeerBack(peer, self._liveness.back(peer, trio.current_time())))
-            if peer in self._outbound:
-                self._outbound[peer].back()
+    def _heard(self, peer: str, incarnation: int) -> None:
+        """Something arrived from this process of the peer."""
+        if self._liveness.has_left(peer, incarnation):
+            return
+        self._liveness.heard(peer)
+        if peer not in self._liveness.silent:
+            return
+        seconds = self._liveness.back(peer, trio.current_time())
+        outbound = self._outbound.get(peer)
+        if outbound is not None and outbound.incarnation == incarnation:  # a new process is not identified yet
+            outbound.back()
+        self._report(PeerBack(peer, seconds))
 
     @property
     def figures(self) -> dict[str, float]:

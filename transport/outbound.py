@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import trio
 
 from transport.codec import Registry
-from transport.errors import CallFailed, DecodeError, LinkEvent, MessageRejected, PeerLost, PeerReplaced
+from transport.errors import CallFailed, DecodeError, LinkEvent, MessageRejected, PeerDraining, PeerLost, PeerReplaced
 from transport.frames import (
     AnnounceFrame,
     CallFrame,
@@ -23,6 +23,7 @@ from transport.frames import (
     Refused,
     ReplyFrame,
     StreamState,
+    Withdrawn,
     pack,
 )
 from transport.link import AnnounceSender, CallRouter, PushSender, Unsettled
@@ -41,6 +42,12 @@ class Calls(Protocol):
 
     def ended(self, call: PendingCall, /) -> None:
         """The call's fate is known."""
+
+    def again(self, call: PendingCall, /) -> None:
+        """The call was not sent: choose another replica."""
+
+    def available(self) -> None:
+        """The peer can be called again."""
 
 
 class Pushes(Protocol):
@@ -89,6 +96,8 @@ class Outbound:
         self._highest: int | None = None
         self._known = False
         self.silent = False
+        self.draining = False
+        """Whether the process says that it is about to leave."""
         self.pushes: dict[str, tuple[PushSender, Pushes]] = {}
         self.call_links: list[Calls] = []
         self.calls: dict[int, PendingCall] = {}
@@ -99,6 +108,11 @@ class Outbound:
         self._report = report
         self._on_waiting = on_waiting
         self._to_flush: dict[str, None] = {}
+
+    @property
+    def available(self) -> bool:
+        """Whether calls may be sent to the peer, as far as is known."""
+        return not (self.silent or self.draining)
 
     @property
     def unacknowledged(self) -> int:
@@ -154,7 +168,13 @@ class Outbound:
             self._transmit(self.peer, [pack(PushFrame(link, incarnation, first), bodies), *frames])
             bodies.clear()
 
-        for sequence, (body, *frames) in self.pushes[link][0].to_transmit():
+        for sequence, message in self.pushes[link][0].to_transmit():
+            if message is None:
+                if bodies:
+                    leave()
+                self._transmit(self.peer, [pack(Withdrawn(link, incarnation, sequence))])
+                continue
+            body, *frames = message
             if bodies and (sequence != first + len(bodies) or size + len(body) > _TOGETHER):
                 leave()
             if not bodies:
@@ -200,12 +220,20 @@ class Outbound:
             self._send(Cancel(self.incarnation, call.request))
 
     def lost(self) -> None:
-        """The process was replaced or is silent: fail the calls sent, and unpin its keys."""
+        """The process was replaced, is silent or has left: fail the calls sent, pass the others on, unpin its keys."""
         for link in self.call_links:
             link.router.lost(self.peer)
-        for call in [call for call in self.calls.values() if call.sent]:
-            del self.calls[call.request]
-            call.finish(None, PeerLost(self.peer))
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            if call.sent:
+                call.finish(None, PeerLost(self.peer))
+            else:
+                call.link.again(call)
+
+    def unavailable(self) -> None:
+        """The peer is silent, or has left."""
+        self.silent = True
+        self.lost()
 
     def back(self) -> None:
         """A silent peer is heard again."""
@@ -214,6 +242,16 @@ class Outbound:
             if not call.sent:
                 self._send_call(call)
         self.send_announcements()
+        for link in self.call_links:
+            link.available()
+        for _, pushes in self.pushes.values():
+            pushes.moved()
+
+    def _drains(self) -> None:
+        self.draining = True
+        for link in self.call_links:
+            link.router.lost(self.peer)
+        self._report(PeerDraining(self.peer))
 
     def receive(self, envelope: Envelope, message: Sequence[Buffer]) -> None:
         """Take a returning envelope and the frames of its message. Raises MalformedFrame."""
@@ -252,13 +290,15 @@ class Outbound:
             return
         if self.incarnation is None or heartbeat.incarnation > self.incarnation:
             known, self._known = self._known, True
-            self.incarnation = heartbeat.incarnation
+            self.incarnation, self.draining = heartbeat.incarnation, False
             if known:
                 self._replaced()
             self.back()
             for link in self.pushes:
                 self.send_pushes(link)
         if heartbeat.incarnation == self.incarnation:
+            if heartbeat.draining and not self.draining:
+                self._drains()
             # a stream that the heartbeat does not list has lost its first messages: the peer has seen none
             states = {state.link: state for state in heartbeat.streams}
             for link, (sender, _) in self.pushes.items():

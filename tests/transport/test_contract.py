@@ -29,7 +29,7 @@ class TestMemory(LinkContract):
 
 
 class TestZmq(LinkContract):
-    limits = Limits(heartbeat_interval=0.05, silent_after=0.6, credit_report_after=0.2, linger=0.2)
+    limits = Limits(heartbeat_interval=0.05, silent_after=0.6, lost_after=1.2, credit_report_after=0.2, linger=0.2)
     frames_to_lose = 9
     announcements_to_lose = 5
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.frames import StreamProgress, StreamState
-from transport.link import AnnounceSender, CallRouter, Liveness, PushReceiver, PushSender, SequenceSet, Unsettled
+from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, SequenceSet, Unsettled
 
 
 def message(number):
@@ -165,11 +165,14 @@ def test_calls_go_to_the_fewest_and_keys_stay_until_forgotten_or_lost():
     assert router.outstanding == 3
 
 
-def test_silent_replicas_are_chosen_only_when_all_are():
+def test_replicas_that_are_not_available_are_never_chosen():
     router = CallRouter(("a", "b"), 1)
     assert router.begin(None, {"a"}) == "b"
     assert router.begin(None, {"a"}) is None
-    assert router.begin(None, {"a", "b"}) == "a"
+    assert router.begin(None, {"a", "b"}) is None
+    assert router.begin("key", ()) == "a"
+    router.end("a")
+    assert router.begin("key", {"a"}) is None
 
 
 def test_announcements_are_repeated_until_the_newest_is_acknowledged():
@@ -193,17 +196,64 @@ def test_announcements_are_repeated_until_the_newest_is_acknowledged():
     assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
 
 
-def test_silence_is_reported_once_and_this_process_own_stall_is_no_silence():
-    liveness = Liveness(5.0)
-    liveness.expect("peer", 0.0)
-    now = 0.0
-    for _ in range(3):
-        now += 1.0
-        assert liveness.tick(now, 1.0) == []
-    now += 60.0  # the loop stood still
-    assert liveness.tick(now, 1.0) == []
-    assert liveness.tick(now + 2.0, 2.0) == [("peer", 6.0)]
-    assert liveness.tick(now + 3.0, 1.0) == []
-    assert liveness.back("peer", now + 3.0) == 7.0
-    liveness.forget("peer")
-    assert liveness.tick(now + 30.0, 1.0) == []
+def test_withdrawn_messages_leave_their_numbers_behind():
+    sender, receiver = PushSender(4, 1), PushReceiver("link")
+    for number in range(3):
+        sender.offer(message(number))
+    assert len(transmitted(sender)) == 3
+    assert receiver.accept(1)  # the other two are lost on the way
+    sender.heard(receiver.state)
+    assert sender.withdraw() == 3
+    assert sender.unacknowledged == 0
+    sender.offer(message(3))
+    sender.heard(receiver.state)  # no progress: all that the receiver lacks is sent again
+    assert list(sender.to_transmit()) == [(2, None), (3, None), (4, (b"3",))]
+    receiver.acknowledge(1)
+    settled, _ = sender.progressed(receiver.progress())
+    assert settled == []  # nobody waits for it any more
+
+
+@given(st.lists(st.sampled_from(["offer", "arrive", "lose", "withdraw", "beat", "replace"]), max_size=60))
+def test_a_stream_has_no_gap_and_nothing_withdrawn_before_it_arrived_arrives(events):
+    """Whatever is lost on the way, and whenever messages are withdrawn: the rest arrives once and in order."""
+    sender, receiver = PushSender(4, 1), PushReceiver("link")
+    wire, offered, withdrawn, arrived, acknowledged = [], 0, set(), [], []
+
+    def arrive():
+        number, frames = wire.pop(0)
+        if not receiver.accept(number):
+            return
+        if frames is not None:
+            arrived.append(int(frames[0]))
+            assert arrived[-1] not in withdrawn or arrived[-1] in on_the_way
+        receiver.take()
+        receiver.acknowledge(number)
+
+    on_the_way = set()
+    for event in [*events, *["beat", "arrive", "arrive", "arrive", "arrive", "arrive"] * 40]:
+        if event == "offer" and sender.room > 0:
+            sender.offer(Unsettled((str(offered).encode(),), lambda number=offered: acknowledged.append(number)))
+            offered += 1
+        elif event == "arrive" and wire:
+            arrive()
+        elif event == "lose" and wire:
+            wire.pop()
+        elif event == "withdraw":
+            withdrawn.update(set(range(offered)) - set(acknowledged))
+            on_the_way = {int(frames[0]) for _, frames in wire if frames is not None}
+            sender.withdraw()
+        elif event == "beat":
+            for settled in (sender.heard(receiver.state)[0], sender.progressed(receiver.progress())[0]):
+                for each in settled:
+                    each.on_ack()
+        elif event == "replace":
+            receiver, wire = PushReceiver("link"), []
+            sender.replaced()
+        wire += sender.to_transmit()
+    assert not wire
+    assert sender.unacknowledged == 0
+    assert set(acknowledged) | withdrawn == set(range(offered))
+    assert set(range(offered)) - set(arrived) <= withdrawn
+    if "replace" not in events:
+        assert arrived == sorted(set(arrived))
+        assert sender.room == 4

@@ -282,7 +282,7 @@ def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(send
             await case.heartbeats(20)
             assert a.reported(PeerLeft) == [PeerLeft("b")]
             assert not a.reported(PeerSilent)
-            again = await world.start("b")
+            again = await world.start("b", incarnation=1)
             again.node.announce("more", ["a"]).set(Item(2))
             await case.heartbeats(3)
             cut.closed = True  # one that says nothing is silent

@@ -23,7 +23,10 @@ from transport.errors import (
     CallRefused,
     CallTimeout,
     MalformedFrames,
+    PeerDraining,
+    PeerLeft,
     PeerLost,
+    PeerSilent,
 )
 from transport.inbound import Delivery
 
@@ -136,12 +139,75 @@ class CallContract(ContractBase):
                     successor.gate = trio.Event()
                     await world.start("s0", successor, incarnation=1)
                 assert lost == ["s0"]
+                await self.heartbeats(2)  # it is called again once it is heard
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(call, Question(1))
                     await successor.until(lambda successor: successor.started == 1)
                     assert await call(Question(2), key="session") == Item(2)
                     successor.gate.set()
                 assert other.numbers == [2]
+
+        self.run(main)
+
+    def test_a_replica_that_is_about_to_leave_finishes_and_gets_no_more_calls(self) -> None:
+        """Pinned keys move too. A call waits while there is no other replica."""
+
+        async def main() -> None:
+            async with self.world("a", "s0", "s1") as world:
+                recorders = [Recorder(), Recorder()]
+                a, (leaving, other) = await self._replicas(world, recorders)
+                call = a.node.call("questions", ["s0", "s1"], outstanding=4, timeout=PATIENCE)
+                assert await call(Question(0), key="session") == Item(0)
+                recorders[0].gate = trio.Event()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(call, Question(1))
+                    await recorders[0].until(lambda recorder: recorder.started == 2)
+                    leaving.node.drain()
+                    while not a.reported(PeerDraining):
+                        await self.heartbeats(1)
+                    for number in (2, 3):
+                        assert await call(Question(number), key="session") == Item(number)
+                    recorders[0].gate.set()
+                    await leaving.node.idle()
+                    await leaving.stop()
+                assert a.reported(PeerDraining) == [PeerDraining("s0")]
+                assert not a.reported(PeerSilent)
+                assert recorders[1].numbers == [2, 3]
+                await other.stop()
+                while len(a.reported(PeerLeft)) < 2:
+                    await self.heartbeats(1)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(call, Question(4))
+                    await self.heartbeats(2)
+                    assert a.node.figures["waiting_to_send"] == 1
+                    assert not call.reachable
+                    back = Recorder()
+                    await world.start("s0", back, incarnation=1)
+                    await call.until_reachable()
+                assert back.numbers == [4]
+
+        self.run(main)
+
+    def test_calls_that_were_not_sent_to_a_lost_replica_go_to_another(self) -> None:
+        """They hold no room at the lost one."""
+
+        async def main() -> None:
+            async with self.world("a", "s0", "s1") as world:
+                a = await world.start("a")
+                call = a.node.call("questions", ["s0", "s1"], outstanding=1, timeout=PATIENCE)
+                answers: list[object] = []
+
+                async def ask(number: int) -> None:
+                    answers.append(await call(Question(number)))
+
+                async with trio.open_nursery() as nursery:
+                    for number in range(3):
+                        nursery.start_soon(ask, number)
+                    await self.heartbeats(2)
+                    recorder = Recorder()
+                    await world.start("s1", recorder)
+                assert len(answers) == 3
+                assert len(recorder.numbers) == 3
 
         self.run(main)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from tests.transport.contract.base import (
     PATIENCE,
     REGISTRY,
     ContractBase,
+    Cut,
     Item,
     Question,
     Recorder,
@@ -20,6 +23,8 @@ from transport.errors import (
     MalformedFrames,
     MessageRejected,
     PeerBack,
+    PeerGone,
+    PeerLeft,
     PeerLost,
     PeerReplaced,
     PeerSilent,
@@ -63,6 +68,68 @@ class LivenessContract(ContractBase):
                         await self.heartbeats(1)
                 assert [back.peer for back in a.reported(PeerBack)] == ["b"]
                 assert not a.reported(PeerReplaced)
+
+        self.run(main)
+
+    def test_a_lost_peer_is_sent_nothing_that_was_withdrawn(self) -> None:
+        """Sends that wait for credit return, and the stream goes on without a gap when the peer is back."""
+
+        async def main() -> None:
+            cut = Cut()
+            async with self.world("a", "b", copies=cut) as world:
+                recorder = Recorder()
+                a, _ = await world.start("a"), await world.start("b", recorder)
+                link = a.node.push("items", ["b"], window=2)
+                acknowledged: list[int] = []
+                await link.send(Item(0), to="b", on_ack=appending(acknowledged, 0))
+                await link.drained()
+                cut.closed = True
+                async with trio.open_nursery() as nursery:
+                    for number in (1, 2, 3):
+                        nursery.start_soon(partial(link.send, Item(number), to="b", on_ack=appending(acknowledged, 1)))
+                    while not a.reported(PeerGone):
+                        await self.heartbeats(1)
+                    assert a.node.gone == {"b"}
+                    assert link.withdraw("b") == 3
+                assert link.unacknowledged() == 0
+                cut.closed = False
+                with trio.fail_after(PATIENCE):
+                    while not a.reported(PeerBack):
+                        await self.heartbeats(1)
+                    for number in (4, 5, 6):
+                        await link.send(Item(number), to="b", on_ack=appending(acknowledged, number))
+                    await link.drained()
+                assert recorder.numbers == [0, 4, 5, 6]
+                assert acknowledged == [0, 4, 5, 6]
+                assert not a.node.gone
+                (gone,) = a.reported(PeerGone)
+                assert gone.peer == "b"
+                assert gone.seconds >= self.limits.lost_after
+
+        self.run(main)
+
+    def test_no_announcement_of_a_process_arrives_after_it_left(self) -> None:
+        """Its state would be taken for that of a living process."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, b = await world.start("a", recorder), await world.start("b")
+                link = b.node.push("items", ["a"], window=2)
+                news = b.node.announce("news", ["a"])
+                await link.send(Item(0))
+                await recorder.until(lambda recorder: recorder.running == 1)
+                news.set(Item(1))
+                await self.heartbeats(2)
+                await b.stop()
+                while not a.reported(PeerLeft):
+                    await self.heartbeats(1)
+                recorder.gate.set()
+                again = await world.start("b", incarnation=1)
+                again.node.announce("news", ["a"]).set(Item(2))
+                await recorder.count(2)
+                assert recorder.numbers == [0, 2]
 
         self.run(main)
 

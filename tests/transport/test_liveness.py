@@ -1,0 +1,45 @@
+"""Peers that are silent, lost, back, and gone on purpose."""
+
+from transport.liveness import Liveness
+
+
+def test_silence_is_reported_once_and_this_process_own_stall_is_no_silence():
+    liveness = Liveness(5.0)
+    liveness.expect("peer", 0.0)
+    now = 0.0
+    for _ in range(3):
+        now += 1.0
+        assert liveness.tick(now, 1.0) == ([], [])
+    now += 60.0  # the loop stood still
+    assert liveness.tick(now, 1.0) == ([], [])
+    assert liveness.tick(now + 2.0, 2.0) == ([("peer", 6.0)], [])
+    assert liveness.tick(now + 3.0, 1.0) == ([], [])
+    assert liveness.back("peer", now + 3.0) == 7.0
+    liveness.forget("peer")
+    assert liveness.tick(now + 30.0, 1.0) == ([], [])
+
+
+def test_a_silent_peer_is_lost_once_and_may_come_back():
+    liveness = Liveness(5.0, 20.0)
+    liveness.expect("peer", 0.0)
+    seen = [liveness.tick(float(now), 1.0) for now in range(1, 40)]
+    assert [silent for silent, _ in seen if silent] == [[("peer", 6.0)]]
+    assert [lost for _, lost in seen if lost] == [[("peer", 21.0)]]
+    assert liveness.gone == {"peer"}
+    assert liveness.back("peer", 40.0) == 40.0
+    assert not liveness.gone
+    assert liveness.tick(41.0, 1.0) == ([], [])
+
+
+def test_a_process_that_left_is_gone_at_once_and_only_a_new_one_comes_back():
+    liveness = Liveness(5.0, 20.0)
+    liveness.expect("peer", 0.0)
+    assert liveness.leaves("peer", 7, 1.0)
+    assert not liveness.leaves("peer", 7, 2.0)  # it says so over each connection
+    assert liveness.silent == liveness.gone == {"peer"}
+    assert liveness.has_left("peer", 7)
+    assert not liveness.has_left("peer", 8)
+    assert all(liveness.tick(float(now), 1.0) == ([], []) for now in range(2, 60))
+    liveness.back("peer", 60.0)
+    assert not liveness.gone
+    assert liveness.has_left("peer", 7)
