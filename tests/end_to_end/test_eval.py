@@ -83,7 +83,8 @@ def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_ro
     assert overall["pass@1"] == 0.5
     assert overall["pass@4"] == 1.0
     assert overall["maj@4"] == 0.5  # two against two
-    assert overall["pass@1_low"] == overall["pass@1_high"] == 0.5
+    assert overall["pass@1_low"] < 0.5 < overall["pass@1_high"]  # alike problems leave 30 problems uncertain
+    assert overall["pass@1_low"] + overall["pass@1_high"] == pytest.approx(1.0)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(results["problems"]) == PROBLEMS
     assert results["by_subject"]["a"]["problems"] == PROBLEMS / 2
