@@ -92,10 +92,17 @@ def refuse_not_finite_inputs(sequences: Sequence[TrainingSequence]) -> None:
         raise NotFiniteError(f"not finite: {named(faults)}")
 
 
-def cause_of_loss(batch: Sequence[TrainingSequence], logprobs: Tensor) -> str:
-    """The cause of a loss that is not finite: the learner's log-probabilities [rows, width], and of which rollouts."""
+def cause_of_loss(batch: Sequence[TrainingSequence], logprobs: Tensor, loss: str) -> str:
+    """The cause of a loss that is not finite: the log-probabilities that are not, and of which rollouts.
+
+    ``logprobs`` are the learner's [rows, width]. ``loss`` says where the loss is written.
+    """
     rows = [(s.name, logprobs[row, : len(s.mask)].cpu()[s.mask]) for row, s in enumerate(batch)]
-    wrong = not_finite(rows)
-    if wrong:
-        return f"not finite: the learner's log-probabilities of {named(wrong)}"
-    return "but all values it is computed from are finite"
+    references = [(s.name, s.reference[s.mask]) for s in batch if s.reference is not None]
+    for values, what in (
+        (references, "log-probabilities by algorithm.kl.reference"),
+        (rows, "the learner's log-probabilities"),
+    ):
+        if wrong := not_finite(values):
+            return f"not finite: {what} of {named(wrong)}"
+    return f"but all values it is computed from are finite; it is algorithm.loss = {loss}"

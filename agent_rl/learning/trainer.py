@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.plugins import defined_at
 from agent_rl.config.topology import Lora, RlStage, SftStage
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
@@ -225,7 +226,9 @@ class Trainer:
             loss.backward()
             loss_sum += float(loss.detach())
             if not math.isfinite(loss_sum):
-                raise NotFiniteError(f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach())}")
+                place = defined_at(self.loss)
+                name = self.algorithm.loss + (f" ({place})" if place else "")
+                raise NotFiniteError(f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach(), name)}")
             totals["entropy"] += float(entropy.detach().sum())
             for field in fields(LossSums):
                 if (value := getattr(sums, field.name)) is not None:

@@ -20,6 +20,7 @@ from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.learning.losses.base import MicroBatch, Terms
 from agent_rl.learning.losses.grpo import grpo
+from agent_rl.learning.reference import StageStart
 from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
@@ -163,7 +164,8 @@ def test_of_several_updates_those_made_are_undone(model: Path, steps_before: int
     start = everything(trained)
     trained.optimizer.step = watched  # type: ignore[method-assign]
     batch = groups(trained)
-    with pytest.raises(NotFiniteError, match="but all values it is computed from are finite"):
+    named = r"are finite; it is algorithm.loss = grpo \(test_training.py, line \d+\)"  # the loss was replaced here
+    with pytest.raises(NotFiniteError, match=named):
         trained.rl_step(batch, stage, steps_before)
     assert made == [True, True]
     assert_same(start, everything(trained))
@@ -176,6 +178,17 @@ def test_a_model_whose_answers_are_not_finite_is_what_the_message_names(model: P
         trained.model.module.model.norm.weight[0] = torch.inf
     with pytest.raises(NotFiniteError, match=r"loss is nan, not finite: the learner's log-probabilities of s0-g"):
         trained.rl_step(batch, builders.rl_stage(), 0)
+
+
+def test_a_reference_whose_answers_are_not_finite_is_what_the_message_names(model: Path) -> None:
+    trained = trainer(model, kl={"coefficient": 0.1})
+    assert isinstance(trained.reference, StageStart)
+    start = {name: tensor.clone() for name, tensor in trained.model.trained().items()}
+    start["model.norm.weight"][0] = torch.inf
+    trained.reference._weights = start
+    named = r"loss is nan, not finite: log-probabilities by algorithm.kl.reference of s0-g"
+    with pytest.raises(NotFiniteError, match=named):
+        trained.rl_step(groups(trained), builders.rl_stage(), 0)
 
 
 def test_rewards_that_are_not_finite_are_named_as_advantages(model: Path) -> None:
