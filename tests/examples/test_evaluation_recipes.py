@@ -18,13 +18,16 @@ from actors.cli.data.command import _columns
 from actors.cli.evaluation.command import evaluate
 from actors.cli.main import command_line, main
 from agent_rl.config.load import load_topology
-from agent_rl.config.topology import EvaluateStage
+from agent_rl.config.topology import EvaluateStage, InitialiseModel
 from agent_rl.data.fetch import as_problem
 from agent_rl.data.review import renamed
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths.rewards import answers_equal
 from agent_rl.evaluation.problems import chosen_problems
+from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import Transcript
+from tests.end_to_end.processes import finish
+from tests.end_to_end.test_eval import begin
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 RECIPES = {"evaluate_maths": 4, "evaluate_gpqa": 1}
@@ -108,6 +111,29 @@ def test_a_recipe_is_sound_once_its_data_are_there(
     asked = (stage.samples, stage.temperature, stage.top_p, stage.max_response_tokens, stage.max_turns)
     assert asked == tuple(defaults[name] for name in ("n", "temperature", "top_p", "max_tokens", "max_turns"))
     assert asked == (16, 0.6, 1.0, 30720, 30)  # the paper's
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs_to_its_table_on_short_files(folder: Path, recipe: str) -> None:
+    fetch_into(folder, recipe)
+    files = sorted((folder / "data").rglob("*.jsonl"))
+    for file in files:
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    shape = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
+    spec = InitialiseModel(**shape, max_length=8192, byte_fallback=True)
+    initialise_model(spec, folder / "model", 0)
+    limits = ["--n", "2", "--max-tokens", "24", "--max-turns", "2", "--out", "out"]
+    code, out, err = finish(begin(folder, "model", "--topology", f"{recipe}.toml", *limits))
+    assert code == 0, out + err
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert len(results["problems"]) == 2 * len(files)
+    assert results["overall"]["lost"] == 0
+    if recipe == "evaluate_maths":
+        names = {str(file.relative_to(folder / "data")) for file in files}
+        assert results["by_file"].keys() == names
+        assert all(each["problems"] == 2 and each["response_tokens"] > 0 for each in results["by_file"].values())
+        assert all(name in out for name in names)
 
 
 def test_the_results_keep_files_of_one_name_apart(folder: Path) -> None:
