@@ -25,12 +25,16 @@ def named_advantage(name: str) -> Advantage:
         given = f"for the rewards {rewards.tolist()}"
         returned = called(name, lambda: advantage(rewards, divide_by_std=divide_by_std), given, advantage)
         values = np.asarray(returned)
-        finite = values.dtype.kind in "fiu" and (np.isfinite(values).all() or not np.isfinite(rewards).all())
+        numbers = values.dtype.kind in "fiu"
+        if numbers:
+            with np.errstate(over="ignore"):  # beyond float32 is infinite, and refused
+                values = values.astype(np.float32)
+        finite = numbers and (np.isfinite(values).all() or not np.isfinite(rewards).all())
         if values.shape != rewards.shape or not finite:
             place = defined_at(advantage)
             remedy = f"it must return as many finite numbers{f' ({place})' if place else ''}"
             raise ContractError(f"{name} returned {returned!r:.80} {given}; {remedy}")
-        return values.astype(np.float32)
+        return values
 
     return checked
 

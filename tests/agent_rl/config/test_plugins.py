@@ -227,6 +227,14 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
     assert type(KVScheduler.on_trial(topology, settings).placement()).__name__ == "Last"
 
 
+def test_an_advantage_beyond_float32_is_refused(module) -> None:
+    name = module(
+        "import numpy as np\n\n\ndef huge(rewards, *, divide_by_std):\n    return np.full(len(rewards), 1e300)\n"
+    )
+    with pytest.raises(ContractError, match=r":huge returned .*; it must return as many finite numbers .*, line 4"):
+        named_advantage(f"{name}:huge")(np.ones(2, dtype=np.float32), divide_by_std=True)
+
+
 @pytest.mark.parametrize(
     ("key", "function", "said"),
     [
