@@ -198,13 +198,15 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
         told = replace(options, steps=steps, seed=options.seed + seed)
         try:
             spec = specification(told, options.tools[0], CANDIDATES[name], model, place)
-            return (await peer(place, spec, options.python, options.tournament_seconds)).trained_per_s
+            rate = (await peer(place, spec, options.python, options.tournament_seconds)).trained_per_s
         except RunFailed as failure:
             faults[name] = str(failure).partition("\n")[0] + ": " + str(failure).strip().rpartition("\n")[2]
             return None
+        print(f"tournament: {name}: {rate:.1f} trained completions/s over {steps - 1} steps", flush=True)
+        return rate
 
     for number, (name, setting) in enumerate(CANDIDATES.items()):
-        if (options.groups * options.samples) % (setting.micro_batch or 1):
+        if options.groups * options.samples % (setting.micro_batch or 1):
             faults[name] = "its micro-batches do not divide a step's completions"
         elif (rate := await run(name, number, options.tournament_steps, 0)) is not None:
             rates[name] = rate

@@ -1,8 +1,9 @@
 """Settings of TRL 1.16 that change its speed on a CPU, and not what it trains.
 
-Read in its source and in that of transformers 5.23: `GRPOConfig` has no field for training without padding, and Liger's
-kernels need Triton, so every candidate trains padded batches. `generate` or transformers' continuous batching samples;
-with the latter a turn does not wait for the longest turn of its batch. vLLM as TRL calls it needs CUDA.
+Read in its source and in that of transformers 5.23: `GRPOConfig` has no field for training without padding, and
+Liger's kernels need Triton, so every candidate trains padded batches. `generate` or transformers' continuous batching
+samples; with the latter a turn does not wait for the longest turn of its batch. TRL's client of a vLLM server refuses
+devices other than CUDA; vLLM in TRL's own process was not tried.
 """
 
 from __future__ import annotations
