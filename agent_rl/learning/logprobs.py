@@ -1,8 +1,12 @@
 """Log-probabilities of tokens from hidden states, in pieces: the logits of all tokens never exist at once.
 
 With n tokens, a vocabulary of v and pieces of c tokens, the logits of a micro-batch are n * v floats, and their
-gradient n * v more. Here at most 3 * c * v floats exist at once (logits, probabilities, gradient), independent of n.
-The backward pass computes a piece's logits again, unless one piece holds all tokens.
+gradient n * v more. Here at most 3 * c * v floats exist at once (logits, log-probabilities, probabilities), independent
+of n. Where n <= c, the forward pass keeps the probabilities, and the backward pass makes the gradient of them in place.
+Elsewhere the backward pass computes them again.
+
+On CPU, a piece is cut further, to what a processor's cache holds: the passes over a piece then read no main memory, and
+the memory of a piece comes from the heap. Fresh memory costs more than a pass, since the kernel clears its pages.
 """
 
 from __future__ import annotations
@@ -12,8 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from agent_rl.learning.linear import product
+
+CACHED = 2**21
+"""Floats of a piece on CPU: three times as many fit into the last cache of a server's processor."""
+LEAST = 64
+"""Tokens of a piece on CPU, at least: with fewer, matrix products are slow."""
 
 
 def chunked_logprobs(
@@ -51,44 +61,57 @@ class _Chunked(torch.autograd.Function):
         with_entropy: bool,  # noqa: FBT001 - autograd passes by position
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy = (torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(2))
-        kept = None
-        for rows in _pieces(len(hidden), tokens_at_once):
-            kept = None  # freed before the next is made
-            kept = _log_softmax(hidden[rows], weight, bias, temperature)
-            logprobs[rows] = kept.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-            if with_entropy:
-                entropy[rows] = -kept.exp().mul_(kept).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, kept if len(hidden) <= tokens_at_once else None)
+        keep = any(ctx.needs_input_grad) and len(hidden) <= tokens_at_once
+        kept = []
+        for rows in _pieces(hidden, weight, tokens_at_once):
+            log_p = _log_softmax(hidden[rows], weight, bias, temperature)
+            logprobs[rows] = log_p.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+            p = log_p.exp() if keep or with_entropy else None
+            if p is not None and with_entropy:
+                entropy[rows] = -log_p.mul_(p).sum(-1)
+            if p is not None and keep:
+                kept.append(p)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
+        ctx.kept = kept  # made here, so no cycle of references
         ctx.temperature, ctx.tokens_at_once = temperature, tokens_at_once
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
         hidden_needed, weight_needed, bias_needed = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if hidden_needed else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if weight_needed else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias_needed else None
-        for rows in _pieces(len(hidden), ctx.tokens_at_once):
-            log_p = _log_softmax(hidden[rows], weight, bias, ctx.temperature) if kept is None else kept
-            p = log_p.exp_() if kept is None and of_entropy is None else log_p.exp()
-            of_logits: Tensor | None = None
-            if of_entropy is not None:  # d entropy / d logits = -p (log p + entropy)
-                of_logits = (log_p + entropy[rows].unsqueeze(-1)).mul_(p).mul_(-of_entropy[rows].unsqueeze(-1))
+        kept, ctx.kept = ctx.kept[::-1], []  # overwritten here; a second backward pass computes them again
+        for rows in _pieces(hidden, weight, ctx.tokens_at_once):
+            of_logits = kept.pop() if kept else _log_softmax(hidden[rows], weight, bias, ctx.temperature).exp_()
+            if of_entropy is not None:  # d entropy / d logits = -p (log p + entropy), which is 0 where p is
+                log_p = of_logits.clamp(min=torch.finfo(torch.float32).tiny).log_()
+                factor = log_p.add_(entropy[rows].unsqueeze(-1)).mul_(of_entropy[rows].unsqueeze(-1))
+                if of_logprobs is not None:
+                    factor.add_(of_logprobs[rows].unsqueeze(-1))
+                of_logits.mul_(factor.neg_())
+            else:
+                of_logits.mul_(-of_logprobs[rows].unsqueeze(-1))
             if of_logprobs is not None:  # d log p(target) / d logits = 1 at the target - p
-                upstream = of_logprobs[rows].unsqueeze(-1)
-                p.mul_(-upstream).scatter_add_(-1, targets[rows].unsqueeze(-1), upstream)
-                of_logits = p if of_logits is None else of_logits.add_(p)
-            assert of_logits is not None  # autograd calls this only with a gradient
-            of_logits = of_logits.div_(ctx.temperature).to(hidden.dtype)
+                of_logits.scatter_add_(-1, targets[rows].unsqueeze(-1), of_logprobs[rows].unsqueeze(-1))
+            if ctx.temperature != 1.0:
+                of_logits.div_(ctx.temperature)
+            of_logits = of_logits.to(hidden.dtype)
             if of_hidden is not None:
                 of_hidden[rows] = product(of_logits, weight.t())
             if of_weight is not None:
-                of_weight += product(of_logits.t(), hidden[rows].t())
+                if of_weight.dtype == of_logits.dtype:
+                    of_weight.addmm_(of_logits.t(), hidden[rows])  # adds in place, and copies neither
+                else:
+                    of_weight += product(of_logits.t(), hidden[rows].t())
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
+            del of_logits  # freed before the next is made
         return (
             of_hidden,
             None if of_weight is None else of_weight.to(weight.dtype),
@@ -100,15 +123,16 @@ class _Chunked(torch.autograd.Function):
         )
 
 
-def _pieces(count: int, tokens_at_once: int) -> Iterator[slice]:
-    for start in range(0, count, tokens_at_once):
+def _pieces(hidden: Tensor, weight: Tensor, tokens_at_once: int) -> Iterator[slice]:
+    if hidden.device.type == "cpu":
+        tokens_at_once = min(tokens_at_once, max(LEAST, CACHED // len(weight)))
+    for start in range(0, len(hidden), tokens_at_once):
         yield slice(start, start + tokens_at_once)
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """[c, v] float32; computed in place, so that logits and log-softmax share one tensor."""
-    logits = product(hidden, weight, bias).float()
+    """[c, v] float32."""
+    logits = product(hidden, weight, bias)
     if temperature != 1.0:
-        logits /= temperature
-    logits -= logits.logsumexp(-1, keepdim=True)
-    return logits
+        logits = logits.float().div_(temperature)
+    return torch.log_softmax(logits, -1, dtype=torch.float32)
