@@ -3,13 +3,18 @@
     agent-rl bench learner
     agent-rl bench learner --models quickstart --rounds 7 --threads 2
     agent-rl bench learner --growth 300
+    agent-rl bench learner --short
     agent-rl bench learner --quick
 
-Tokens a second of a whole update: forward, backward, clipped AdamW. Plain transformers (SDPA attention, the model's own
-loss) takes rows in batches of each of --batches, in the order they come and sorted by length, and is compared by its
-best batch size. Ours computes more, the policy loss with entropies and figures. Sides alternate, ratios are taken
-within a round, figures are medians over rounds. Peak memory is that of a process of its own for each side, weights,
-gradients and moments included.
+One whole update: forward, backward, clipped AdamW. Plain transformers computes the same loss (the norms of the
+gradients are compared) on rows padded to the longest of their batch, in batches of each of --batches, in the order they
+come and sorted by length, and is compared by its best setting. In the first two rounds, which warm up, each setting is
+tried with the attention sdpa and eager, and keeps the faster; settings that then take over twice the time of the best
+are left out of further rounds. Ours computes entropies and figures besides.
+
+Sides alternate, ratios are taken within a round, and a figure is the median over rounds. `_low` and `_high` are the
+least and the greatest ratio: the median lies between them with 98 % for seven rounds. Peak memory is that of a process
+of its own for each side, weights, gradients and moments included.
 
 With --growth: by how much the resident memory of a process of ours grows from update 50 to the given one, each of other
 lengths, and how much when oneDNN keeps as many compiled products as it does by default; and the ratio of the processor
@@ -36,8 +41,8 @@ import transformers
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.linear import CACHES
 from agent_rl.learning.tiny import initialise_model
-from benchmarks.command import Hidden, WrongOptions
-from benchmarks.learner_sides import Ours, Padded, Setting, Side
+from benchmarks.command import Failure, Hidden, WrongOptions
+from benchmarks.learner_sides import Attention, Ours, Padded, Setting, Side, Spent
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
 
@@ -63,11 +68,15 @@ def save_model(name: str, directory: Path) -> None:
 
 
 def side(name: str, setting: Setting) -> Side:
-    """``ours``, ``padded-16`` (rows in batches of 16 as they come) or ``sorted-16``."""
+    """``ours``, or ``padded-16-sdpa`` (rows in batches of 16 as they come) and ``sorted-16-eager``.
+
+    With ``-last`` at the end, logits are made from the earliest response on only.
+    """
     if name == "ours":
         return Ours(setting)
-    kind, batch = name.split("-")
-    return Padded(setting, int(batch), by_length=kind == "sorted")
+    kind, batch, given, *last = name.split("-")
+    attention: Attention = "eager" if given == "eager" else "sdpa"
+    return Padded(setting, int(batch), by_length=kind == "sorted", attention=attention, last_logits=bool(last))
 
 
 def peak_mib(name: str, setting: Setting) -> float:
@@ -145,50 +154,83 @@ def measure_growth(setting: Setting, updates: int, rounds: int) -> dict[str, flo
     }
 
 
-def measure(
-    name: str, setting: Setting, batches: Sequence[int], rounds: int, figures: dict[str, float]
-) -> list[object]:
-    """A row of the table; figures are added with the model's suffix."""
-    suffix = "" if name == "larger" else f"_{name}"
-    names = ["ours", *(f"{kind}-{batch}" for kind in ("padded", "sorted") for batch in batches)]
-    sides = {each: side(each, setting) for each in names}
-    rates: dict[str, list[float]] = {each: [] for each in names}
-    for number in range(rounds + 1):
+WARM_UP = 2
+"""Rounds before the first that counts."""
+SLOW = 2.0
+"""Settings of plain transformers that take so many times as long as the best are not measured further."""
+NORMS_AGREE = 0.01
+"""By how much of it the gradient's norm of the two sides may differ in float32."""
+
+
+def compare(setting: Setting, others: Sequence[Sequence[str]], rounds: int) -> dict[str, list[Spent]]:
+    """What ours and the other settings took in each round; of each of ``others`` the fastest is measured.
+
+    Raises Failure when the gradients' norms of two sides differ.
+    """
+    sides = {name: side(name, setting) for name in ("ours", *(name for choice in others for name in choice))}
+    spent: dict[str, list[Spent]] = {name: [] for name in sides}
+    for number in range(WARM_UP + rounds):
         work = setting.work(number)
-        tokens = work.tokens + sum(map(len, work.prompts))
-        for each, one in sides.items():
-            seconds = one.update(work, number)
-            if number:  # the first warms up
-                rates[each].append(tokens / seconds)
-    best = {
-        kind: max((each for each in names if each.startswith(kind)), key=lambda each: statistics.median(rates[each]))
-        for kind in ("padded", "sorted")
-    }
-    for kind, other in best.items():
-        ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates[other], strict=True)]
-        figures[f"learner_over_hf_{kind}{suffix}"] = statistics.median(ratios)
-        figures[f"hf_{kind}_tokens_per_s{suffix}"] = statistics.median(rates[other])
-    figures[f"learner_tokens_per_s{suffix}"] = statistics.median(rates["ours"])
-    figures[f"learner_peak_mib{suffix}"] = peak_mib("ours", setting)
-    figures[f"hf_padded_peak_mib{suffix}"] = peak_mib(best["padded"], setting)
-    ours = sides["ours"]
-    if setting.device.startswith("cuda") and isinstance(ours, Ours):
-        device = torch.cuda.get_device_name()
-        flops = next((peak for part, peak in PEAK_FLOPS.items() if part in device), float("nan"))
-        figures[f"learner_share_of_peak_flops{suffix}"] = (
-            6 * ours.parameters * figures[f"learner_tokens_per_s{suffix}"] / flops
-        )
-    return [
-        name,
-        figures[f"learner_tokens_per_s{suffix}"],
-        figures[f"hf_padded_tokens_per_s{suffix}"],
-        best["padded"].split("-")[1],
-        figures[f"hf_sorted_tokens_per_s{suffix}"],
-        figures[f"learner_over_hf_padded{suffix}"],
-        figures[f"learner_over_hf_sorted{suffix}"],
-        figures[f"learner_peak_mib{suffix}"],
-        figures[f"hf_padded_peak_mib{suffix}"],
-    ]
+        for name, one in sides.items():
+            spent[name].append(one.update(work, number))
+            ours, norm = spent["ours"][-1].norm, spent[name][-1].norm
+            if setting.dtype == "float32" and abs(norm - ours) > NORMS_AGREE * ours:
+                raise Failure(f"the gradients differ: norm {ours:.6f} of ours, {norm:.6f} of {name}, round {number}")
+        if number + 1 == WARM_UP:
+            chosen = [min(choice, key=lambda name: spent[name][-1].seconds) for choice in others]
+            limit = SLOW * min(spent[name][-1].seconds for name in chosen)
+            chosen = [name for name in chosen if spent[name][-1].seconds <= limit]
+            sides = {name: sides[name] for name in ("ours", *chosen)}
+    return {name: spent[name][WARM_UP:] for name in sides}
+
+
+def measure(
+    name: str, setting: Setting, batches: Sequence[int], rounds: int, figures: dict[str, float | str | None]
+) -> list[list[object]]:
+    """Rows of the table; figures are added with the model's suffix."""
+    suffix = "" if name == "larger" else "_small"
+    tokens = [work.tokens + sum(map(len, work.prompts)) for work in map(setting.work, range(WARM_UP, WARM_UP + rounds))]
+    rows: list[list[object]] = []
+    for last in ("", "-last"):
+        others = [
+            [f"{kind}-{batch}-{attention}{last}" for attention in ("sdpa", "eager")]
+            for kind in ("padded", "sorted")
+            for batch in batches
+        ]
+        spent = compare(setting, others, rounds)
+        ours = spent.pop("ours")
+        best = min(spent, key=lambda each: statistics.median(one.seconds for one in spent[each]))
+        ratios = [theirs.seconds / own.seconds for own, theirs in zip(ours, spent[best], strict=True)]
+        processor = [theirs.processor / own.processor for own, theirs in zip(ours, spent[best], strict=True)]
+        figure = f"learner_over_best_hf{last.replace('-', '_')}{suffix}"
+        figures[figure] = statistics.median(ratios)
+        figures[f"{figure}_low"], figures[f"{figure}_high"] = min(ratios), max(ratios)
+        figures[f"{figure}_processor"] = statistics.median(processor)
+        figures[f"best_hf{last.replace('-', '_')}{suffix}"] = best
+        rates = {
+            side: statistics.median(count / one.seconds for count, one in zip(tokens, of, strict=True))
+            for side, of in (("ours", ours), *spent.items())
+        }
+        rows += [
+            [name, each, rates[each], rates["ours"], rates["ours"] / rates[each], "best" if each == best else ""]
+            for each in sorted(spent, key=lambda each: -rates[each])
+        ]
+        if not last:
+            figures[f"learner_tokens_per_s{suffix}"] = rates["ours"]
+            figures[f"hf_tokens_per_s{suffix}"] = rates[best]
+            figures[f"learner_peak_mib{suffix}"] = peak_mib("ours", setting)
+            figures[f"hf_peak_mib{suffix}"] = peak_mib(best, setting)
+    if setting.device.startswith("cuda"):
+        figures[f"learner_share_of_peak_flops{suffix}"] = share_of_peak(setting, rates["ours"])
+    return rows
+
+
+def share_of_peak(setting: Setting, rate: float) -> float:
+    """The share of the GPU's floating-point rate; NaN for an unknown GPU."""
+    device = torch.cuda.get_device_name()
+    flops: float = next((peak for part, peak in PEAK_FLOPS.items() if part in device), float("nan"))
+    parameters: int = Ours(setting).parameters
+    return 6 * parameters * rate / flops
 
 
 @dataclass(kw_only=True)
@@ -198,11 +240,13 @@ class Options:
     models: tuple[Literal["quickstart", "larger"], ...] = ("quickstart", "larger")
     """The quickstart's has 0.3M parameters, the larger one 11M."""
     sequences: int = 32
-    batches: tuple[int, ...] = (4, 8, 16)
+    batches: tuple[int, ...] = (1, 4, 8, 16)
     """Rows at once of plain transformers; the best counts."""
     microbatch_tokens: int = 1024
     """Tokens at once of ours."""
-    rounds: int = 3
+    rounds: int = 7
+    short: bool = False
+    """Under five minutes on two quiet cores: 16 sequences, 6 rounds."""
     threads: int = 1
     """Torch's threads, for both sides."""
     device: str = "cpu"
@@ -224,13 +268,14 @@ def main(options: Options) -> int:
         print_growth(*options.grow)
         return 0
     transformers.logging.disable_progress_bar()
-    figures: dict[str, float] = {}
-    rows = []
+    figures: dict[str, float | str | None] = {}
+    rows: list[list[object]] = []
+    sequences, rounds = (16, 6) if options.short else (options.sequences, options.rounds)
     for name in ["quickstart"] if options.quick else options.models:
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(
                 model=Path(folder) / "model",
-                sequences=8 if options.quick else options.sequences,
+                sequences=8 if options.quick else sequences,
                 scale=0.1 if options.quick else 1.0,
                 threads=options.threads,
                 device=options.device,
@@ -246,19 +291,9 @@ def main(options: Options) -> int:
                     {k: round(v, 4) for k, v in measure_growth(setting, options.growth, options.rounds).items()}
                 )
                 return 0
-            batches = [8] if options.quick else options.batches
-            rows.append(measure(name, setting, batches, 1 if options.quick else options.rounds, figures))
-    header = [
-        "model",
-        "ours",
-        "padded",
-        "its batch",
-        "sorted",
-        "ours / padded",
-        "ours / sorted",
-        "peak MiB",
-        "padded's",
-    ]
-    print_table("tokens a second of an update, and peak memory of the process", header, rows)
-    print_figures({name: round(value, 4) for name, value in figures.items()})
+            batches = [1, 8] if options.quick else options.batches
+            rows += measure(name, setting, batches, 1 if options.quick else rounds, figures)
+    header = ["model", "plain transformers", "its tokens/s", "ours", "ours / its", ""]
+    print_table("tokens a second of an update; rows-batch-attention, -last: logits of responses only", header, rows)
+    print_figures({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()})
     return 0

@@ -1,4 +1,7 @@
-"""The two sides of bench_learner: a whole update of this package's trainer, and of plain transformers with padding."""
+"""The two sides of bench_learner: a whole update of this package's trainer, and of plain transformers with padding.
+
+Both compute the same loss of the same sequences with the same optimizer, which the norms of their gradients show.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,28 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 
+from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.policy_model import DTYPES
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.testing import algorithm, opened, rl_stage, trajectory
-from benchmarks.rollout_models import Workload, workload
+from benchmarks.rollout_models import MAX_LENGTH, Workload, workload
 
 GROUP = 8
 """Rollouts of a group."""
+SAMPLED = -5.0
+"""log mu of every token."""
+ALGORITHM = algorithm()
+"""The constants of the loss."""
+STAGE = rl_stage(warmup_steps=0, max_response_tokens=MAX_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,41 @@ class Setting:
         return workload(self.sequences, "log-normal", seed, scale=self.scale)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What an update took, and the norm of its gradient."""
+
+    seconds: float
+    processor: float
+    """Processor seconds of all threads."""
+    norm: float
+
+
 class Side(Protocol):
     """One of the two."""
 
-    def update(self, work: Workload, seed: int) -> float:
-        """Forward, backward and AdamW on all sequences; seconds."""
+    def update(self, work: Workload, seed: int) -> Spent:
+        """Forward, backward and AdamW on all sequences."""
+
+
+class Clock:
+    """Measures one update."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._began = time.perf_counter(), time.process_time()
+
+    def spent(self, norm: float) -> Spent:
+        """Waits for the device."""
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds, processor = self._began
+        return Spent(time.perf_counter() - seconds, time.process_time() - processor, norm)
+
+
+def rewards(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Rewards of a group: every second rollout is right."""
+    return np.array([index % 2 for index in range(count)], dtype=np.float32)
 
 
 def responses(work: Workload, seed: int, vocabulary: int) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
@@ -63,15 +103,15 @@ class Ours:
             setting.model,
             dtype=setting.dtype,
             device=setting.device,
-            algorithm=algorithm(microbatch_tokens=setting.microbatch_tokens),
+            algorithm=ALGORITHM.model_copy(update={"microbatch_tokens": setting.microbatch_tokens}),
             threads=setting.threads,
             seed=0,
             mismatch_tokens=0,
         )
         self.parameters = sum(p.numel() for p in self._trainer.model.module.parameters())
 
-    def update(self, work: Workload, seed: int) -> float:
-        """Seconds."""
+    def update(self, work: Workload, seed: int) -> Spent:
+        """One step of a stage."""
         tokens = responses(work, seed, self._setting.vocabulary)
         groups = []
         for first in range(0, len(tokens), GROUP):
@@ -82,72 +122,94 @@ class Ours:
                     prompt_tokens=np.array(work.prompts[index], dtype=np.int32),
                     tokens=tokens[index],
                     loss_mask=np.ones(len(tokens[index]), dtype=np.uint8),
-                    logprobs=np.full(len(tokens[index]), -5.0, dtype=np.float32),
+                    logprobs=np.full(len(tokens[index]), SAMPLED, dtype=np.float32),
                     policies=np.zeros((len(tokens[index]), 2), dtype=np.int32),
                 )
                 for index in range(first, min(first + GROUP, len(tokens)))
             )
-            rewards = np.array([index % 2 for index in range(len(rows))], dtype=np.float32)
-            groups.append(TrainingGroup(of.group, 0, of.policy, rows, rewards))
-        began = time.perf_counter()
-        self._trainer.rl_step(groups, rl_stage(), 5)
-        _wait(self._setting.device)
-        return time.perf_counter() - began
+            groups.append(TrainingGroup(of.group, 0, of.policy, rows, rewards(len(rows))))
+        clock = Clock(self._setting.device)
+        figures = self._trainer.rl_step(groups, STAGE, 0)
+        assert figures.gradient_norm is not None
+        return clock.spent(figures.gradient_norm)
+
+
+Attention = Literal["sdpa", "eager"]
 
 
 class Padded:
-    """transformers as its documentation shows it: rows padded to the longest of their batch, and the model's own loss.
+    """transformers as its documentation shows it: rows padded on the right to the longest of their batch, with a mask.
 
-    ``batch`` rows at a time; sorted by length first if ``by_length``.
+    ``batch`` rows at a time; sorted by length first if ``by_length``. ``last_logits``: logits are made only from the
+    earliest response of the batch on (transformers' ``logits_to_keep``), instead of for all tokens.
     """
 
-    def __init__(self, setting: Setting, batch: int, *, by_length: bool) -> None:
+    def __init__(
+        self, setting: Setting, batch: int, *, by_length: bool, attention: Attention = "sdpa", last_logits: bool = False
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(setting.threads)
-        self._setting, self.batch, self.by_length = setting, batch, by_length
-        model: Any = AutoModelForCausalLM.from_pretrained(setting.model, dtype=DTYPES[setting.dtype])
+        self._setting, self._batch, self._by_length, self._last_logits = setting, batch, by_length, last_logits
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            setting.model, dtype=DTYPES[setting.dtype], attn_implementation=attention
+        )
         self._model = model.to(setting.device).train()
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6, fused=True)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=STAGE.learning_rate, weight_decay=ALGORITHM.weight_decay, fused=True
+        )
 
-    def update(self, work: Workload, seed: int) -> float:
-        """Seconds."""
-        device, tokens = self._setting.device, responses(work, seed, self._setting.vocabulary)
+    def update(self, work: Workload, seed: int) -> Spent:
+        """Batch by batch, with the gradients added up."""
+        tokens = responses(work, seed, self._setting.vocabulary)
+        sizes = [min(GROUP, len(tokens) - first) for first in range(0, len(tokens), GROUP)]
+        advantages = np.concatenate([group_advantages(rewards(size)) for size in sizes]).tolist()
         rows = [
-            (torch.tensor([*prompt, *response.tolist()]), len(prompt))
-            for prompt, response in zip(work.prompts, tokens, strict=True)
+            Row(torch.tensor([*prompt, *response.tolist()]), len(prompt), advantage)
+            for prompt, response, advantage in zip(work.prompts, tokens, advantages, strict=True)
         ]
-        if self.by_length:
-            rows.sort(key=lambda row: len(row[0]))
+        if self._by_length:
+            rows.sort(key=lambda row: len(row.tokens))
         total = sum(len(response) for response in tokens)
-        began = time.perf_counter()
+        clock = Clock(self._setting.device)
         self._optimizer.zero_grad()
-        for start in range(0, len(rows), self.batch):
-            part = rows[start : start + self.batch]
-            inputs, mask, labels = _pad(part)
-            self._model(
-                input_ids=inputs.to(device),
-                attention_mask=mask.to(device),
-                labels=labels.to(device),
-                num_items_in_batch=total,
-                use_cache=False,
-            ).loss.backward()
-        clip_grad_norm_(self._model.parameters(), 1.0)
+        for start in range(0, len(rows), self._batch):
+            loss: Any = self._loss(rows[start : start + self._batch]) / total
+            loss.backward()
+        norm = clip_grad_norm_(self._model.parameters(), ALGORITHM.gradient_clip)
         self._optimizer.step()
-        _wait(device)
-        return time.perf_counter() - began
+        return clock.spent(float(norm))
+
+    def _loss(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The sum over tokens of the clipped surrogate, with the truncated correction (`agent_rl.learning.losses`)."""
+        device = self._setting.device
+        inputs, mask, labels = (each.to(device) for each in pad(rows))
+        keep = inputs.shape[1] - min(row.prompt for row in rows) + 1 if self._last_logits else 0
+        logits = self._model(input_ids=inputs, attention_mask=mask, logits_to_keep=keep, use_cache=False).logits
+        labels = labels[:, -logits.shape[1] :]
+        logprobs = -cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none").view(labels.shape)
+        proximal = logprobs.detach()
+        ratio = (logprobs - proximal).exp()
+        bounded = ratio.clamp(1.0 - ALGORITHM.clip_low, 1.0 + ALGORITHM.clip_high)
+        advantages = torch.tensor([[row.advantage] for row in rows], device=device)
+        correction = (proximal - SAMPLED).exp().clamp(max=ALGORITHM.correction_cap)
+        surrogate = torch.minimum(ratio * advantages, bounded * advantages)
+        return -torch.where(labels >= 0, correction * surrogate, 0.0).sum()
 
 
-def _pad(rows: Sequence[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, attention mask and labels (-100 in prompts and padding) [rows, longest]."""
-    inputs = pad_sequence([tokens for tokens, _ in rows], batch_first=True)
-    mask = pad_sequence([torch.ones_like(tokens) for tokens, _ in rows], batch_first=True)
-    labels = inputs.masked_fill(mask == 0, -100)
-    for row, (_, prompt) in enumerate(rows):
-        labels[row, :prompt] = -100
+class Row(NamedTuple):
+    """Tokens of prompt and response [n], how many of them are the prompt's, and the advantage."""
+
+    tokens: torch.Tensor
+    prompt: int
+    advantage: float
+
+
+def pad(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, attention mask and labels [rows, longest]. A label is the next token, -100 unless of the response."""
+    inputs = pad_sequence([row.tokens for row in rows], batch_first=True)
+    mask = pad_sequence([torch.ones_like(row.tokens) for row in rows], batch_first=True)
+    labels = torch.full_like(inputs, -100)
+    for place, row in enumerate(rows):
+        labels[place, row.prompt - 1 : len(row.tokens) - 1] = row.tokens[row.prompt :]
     return inputs, mask, labels
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()

@@ -96,6 +96,7 @@ class _Chunked(torch.autograd.Function):
                     factor.add_(of_logprobs[rows].unsqueeze(-1))
                 of_logits.mul_(factor.neg_())
             else:
+                assert of_logprobs is not None  # autograd calls this only with a gradient
                 of_logits.mul_(-of_logprobs[rows].unsqueeze(-1))
             if of_logprobs is not None:  # d log p(target) / d logits = 1 at the target - p
                 of_logits.scatter_add_(-1, targets[rows].unsqueeze(-1), of_logprobs[rows].unsqueeze(-1))
