@@ -98,10 +98,10 @@ class Maths(BoxedAnswers):
         """Read the files. Raises TaskError as `read_tasks` does."""
         if not self._files and not self._evaluation_files:
             raise TaskError("no file of problems is named: set `files`, or `evaluation_files` where nothing is trained")
-        found = read_tasks({"files": self._files, "evaluation_files": self._evaluation_files}, self._base)
+        problems = read_tasks({"files": self._files, "evaluation_files": self._evaluation_files}, self._base)
         return ListedTasks(
-            found["files"],
-            tuple(chain.from_iterable(found["evaluation_files"])),
+            problems["files"],
+            tuple(chain.from_iterable(problems["evaluation_files"])),
             seed=self._seed,
             weights=self._weights,
             names=[f"the file {name}" for name in self._files],
