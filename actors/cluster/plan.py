@@ -1,0 +1,111 @@
+"""What each host of a topology needs from its machine, and what no cluster can start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.weights import fetch, transfer
+from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.plugins import resolve
+from agent_rl.config.processes import ActorEntry
+from agent_rl.config.source import Fault, Source
+from agent_rl.config.topology import Topology
+
+STOPPED = 75
+"""The exit code of ``agent-rl run`` that rendered files give a run that was stopped before it was finished."""
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""The settings of vLLM that multiply the GPUs of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """One host: its name, its actors, and what they need."""
+
+    name: str
+    actors: tuple[str, ...]
+    gpus: int
+    processors: int
+    """One for each process; torch's threads count."""
+    namespaces: bool
+    """Whether an executor of the host makes namespaces, for which a container needs rights."""
+    base_port: int
+
+
+def host_needs(topology: Topology) -> list[HostNeeds]:
+    """The hosts in use, the main host first. Raises PluginError when a class cannot be loaded."""
+    hosts = sorted(topology.hosts_in_use, key=lambda name: name != topology.main_host)
+    return [_needs(topology, name) for name in hosts]
+
+
+def _needs(topology: Topology, host: str) -> HostNeeds:
+    nodes = list(actor_nodes(topology, host))
+    entries = [topology.actors[role] for _, role in nodes]
+    return HostNeeds(
+        name=host,
+        actors=tuple(node for node, _ in nodes),
+        gpus=max(map(_gpus, entries), default=0),
+        processors=1 + sum(map(_processors, entries)),
+        namespaces=any(_setting(entry, "isolation") in {"host", "strong"} for entry in entries),
+        base_port=topology.hosts[host].base_port,
+    )
+
+
+def _setting(entry: ActorEntry, name: str) -> Any:
+    """A setting of an actor, or its default; None where the class has no such setting."""
+    field = resolve("actor", entry.class_path).Settings.model_fields.get(name)
+    return None if field is None else entry.settings.get(name, field.default)
+
+
+def _gpus(entry: ActorEntry) -> int:
+    """The GPUs that a host must have for an actor. ``cuda`` is the first GPU; replicas share it."""
+    kind, _, index = str(_setting(entry, "device")).partition(":")
+    if kind != "cuda":
+        return 0
+    engine = entry.settings.get("engine_settings", {})
+    count = 1
+    for name in PARALLEL:
+        count *= int(engine.get(name, 1))
+    return int(index or 0) + count
+
+
+def _processors(entry: ActorEntry) -> int:
+    """The processors that an actor keeps busy: torch's threads, or one."""
+    return 1 if _setting(entry, "device") is None else int(_setting(entry, "threads") or 1)
+
+
+def reads_run_directory(topology: Topology) -> list[str]:
+    """The roles on other hosts than the learner's that read weights from files of the run directory."""
+    hosts = {
+        role: {host for host in topology.hosts_in_use if _runs_on(topology, role, host)} for role in topology.actors
+    }
+    return [
+        role
+        for role, entry in topology.actors.items()
+        if fetch.LINK in getattr(resolve("actor", entry.class_path), "links", {})
+        and hosts[role] - {topology.main_host}
+        and not entry.targets(fetch.LINK)
+        and not entry.targets(transfer.LINK)
+    ]
+
+
+def _runs_on(topology: Topology, role: str, host: str) -> bool:
+    return any(other == role for _, other in actor_nodes(topology, host))
+
+
+def links_faults(topology: Topology, source: Source) -> list[Fault]:
+    """A fault for each role that reads weights from the run directory, for clusters where no hosts share it."""
+    message = (
+        "runs on another host than the learner, and reads weights from the run directory, which is on a local disk"
+    )
+    remedy = f'give it the link {fetch.LINK} = "learner"'
+    return [source.fault(("actors", role, "links"), message, remedy) for role in reads_run_directory(topology)]
+
+
+def toml_tables(hosts: Sequence[str], addresses: Sequence[str], key_file: str | None) -> str:
+    """An overlay with the addresses of hosts; ``key_file`` None: the topology names one."""
+    tables = [f'[hosts."{host}"]\naddress = "{address}"\n' for host, address in zip(hosts, addresses, strict=True)]
+    if key_file is not None:
+        tables.append(f'[security]\nkey_file = "{key_file}"\n')
+    return "\n".join(tables)
