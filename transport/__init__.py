@@ -18,6 +18,7 @@ from transport.errors import (
     EncodeError,
     IncarnationRefused,
     InsecureLink,
+    KeyRefused,
     LinkEvent,
     MalformedFrames,
     MessageRejected,
@@ -33,6 +34,7 @@ from transport.errors import (
     UnknownPeer,
 )
 from transport.handles import AnnounceLink, CallLink, PushLink
+from transport.handshakes import turn_away
 from transport.inbound import Delivery, DeliveryKind, current_delivery
 from transport.limits import Limits
 from transport.memory import MemoryNetwork
@@ -56,6 +58,7 @@ __all__ = [
     "Handler",
     "IncarnationRefused",
     "InsecureLink",
+    "KeyRefused",
     "Limits",
     "LinkEvent",
     "MalformedFrames",
@@ -81,4 +84,5 @@ __all__ = [
     "decode",
     "encode",
     "keep_freed_memory",
+    "turn_away",
 ]

@@ -164,6 +164,17 @@ class Unauthenticated:
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRefused:
+    """The peer has refused this node's connections for ``seconds``: it has another key or none, or is another program.
+
+    Reported at every attempt, for the peers that the network watches.
+    """
+
+    peer: str
+    seconds: float
+
+
 LinkEvent: TypeAlias = (
     PeerSilent
     | PeerBack
@@ -176,6 +187,7 @@ LinkEvent: TypeAlias = (
     | MessageRejected
     | IncarnationRefused
     | Unauthenticated
+    | KeyRefused
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from transport.errors import IncarnationRefused, LinkEvent, MalformedFrames, Unauthenticated
+from transport.errors import IncarnationRefused, KeyRefused, LinkEvent, MalformedFrames, Unauthenticated
 
 _COUNTED = (
     "decode_errors",
@@ -15,6 +15,9 @@ _COUNTED = (
     "incarnations_refused",
     "unauthenticated",
 )
+
+MOST_REPORTED = 4096
+"""Peers and addresses that are reported. Beyond them faults are only counted, so that strangers cannot fill memory."""
 
 
 class Faults:
@@ -33,6 +36,10 @@ class Faults:
         """A client without the cluster's key was refused."""
         self._count_and_report("unauthenticated", address, Unauthenticated(address))
 
+    def key_refused(self, peer: str, seconds: float) -> None:
+        """The peer refuses this node's key. Reported at every attempt: who must act waits for some seconds of them."""
+        self._on_event(KeyRefused(peer, seconds))
+
     def refused(self, peer: str, claimed: int, expected: int | None) -> None:
         """A process claimed a higher incarnation than the one this node expects (None: none so far)."""
         if expected is None:  # the announcement may still come
@@ -42,6 +49,6 @@ class Faults:
 
     def _count_and_report(self, figure: str, whom: str, event: LinkEvent) -> None:
         self.counts[figure] += 1
-        if whom not in self._reported:
+        if whom not in self._reported and len(self._reported) < MOST_REPORTED:
             self._reported.add(whom)
             self._on_event(event)

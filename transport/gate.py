@@ -22,7 +22,7 @@ import os
 import socket as sockets
 import struct
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -32,7 +32,15 @@ from transport.schema import Buffer
 STRANGERS = 64
 """Connections beyond one for each node. At the start of a run, some of them are repeated attempts of the nodes."""
 
-_EVENTS = int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+_EVENTS = int(
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+UNKNOWN = "an address that is not known any more"
+"""The address of a client whose connection was closed before the event loop saw it."""
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h
 # linux/bpf_common.h, linux/filter.h
 _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x05, 0x15, 0x06
@@ -43,13 +51,22 @@ _TAKE = 0xFFFFFFFF
 class Gate:
     """Watches the connections of a bound inbox, and closes it when there are too many."""
 
-    def __init__(self, inbox: zmq.Socket[bytes], nodes: int, hosts: Collection[str]) -> None:
-        """``inbox`` is not bound yet. ``hosts`` are the numeric addresses of the run's hosts."""
+    def __init__(
+        self, inbox: zmq.Socket[bytes], nodes: int, hosts: Collection[str], on_refused: Callable[[str], None]
+    ) -> None:
+        """``inbox`` is not bound yet. ``hosts`` are the numeric addresses of the run's hosts.
+
+        ``on_refused`` gets the address of each client that has no key or another one.
+        """
         self._inbox = inbox
         self._nodes = nodes
         self._hosts = hosts
-        self._open: dict[int, int] = {}
-        """The kernel's number of each connection's socket, by descriptor, since a descriptor may be used again."""
+        self._on_refused = on_refused
+        self._open: dict[int, tuple[int, str]] = {}
+        """By descriptor, the kernel's number of the connection's socket, since a descriptor may be used again, and the
+        client's address."""
+        self._refused = False
+        """Whether the next connection that closes was refused: ZeroMQ's thread reports one after the other."""
         self._closed = 0
         self._listener: sockets.socket | None = None
         self.monitor = inbox.get_monitor_socket(_EVENTS)
@@ -63,9 +80,14 @@ class Gate:
             self._listener = sockets.socket(fileno=os.dup(descriptor))
         elif event["event"] == zmq.EVENT_ACCEPTED:
             with contextlib.suppress(OSError):  # the connection is already closed
-                self._open[descriptor] = os.fstat(descriptor).st_ino
+                self._open[descriptor] = (os.fstat(descriptor).st_ino, _client(descriptor))
+        elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._refused = True
         else:
-            self._open.pop(descriptor, None)
+            _, client = self._open.pop(descriptor, (0, UNKNOWN))
+            if self._refused:
+                self._refused = False
+                self._on_refused(client)
         self._decide()
 
     def _decide(self) -> None:
@@ -78,7 +100,7 @@ class Gate:
 
     def _forget_gone(self) -> None:
         """Forget closed connections. ZeroMQ reports none that another connection of the same identity replaced."""
-        for descriptor, number in list(self._open.items()):
+        for descriptor, (number, _) in list(self._open.items()):
             try:
                 there = os.fstat(descriptor).st_ino == number
             except OSError:
@@ -92,6 +114,12 @@ class Gate:
             self._listener.close()
         self._inbox.disable_monitor()
         self.monitor.close()
+
+
+def _client(descriptor: int) -> str:
+    """The address at the other end of a connection. Raises OSError for one that is closed."""
+    with sockets.socket(fileno=os.dup(descriptor)) as connection:
+        return str(connection.getpeername()[0]).removeprefix("::ffff:")
 
 
 def filter_connections(listener: sockets.socket, hosts: Collection[str] | None) -> None:

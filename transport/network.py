@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from transport.faults import Faults
 from transport.limits import Limits
 from transport.schema import Buffer
 
@@ -12,14 +13,14 @@ from transport.schema import Buffer
 class Receiver(Protocol):
     """The node's side of a port. Methods are called in the trio thread and never wait."""
 
+    faults: Faults
+    """Where the port reports clients without the cluster's key, and peers that refuse this node's key."""
+
     def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Frames of the process ``identity`` (see ``make_identity``) arrived at the inbox."""
 
     def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Frames came back over the connection to ``peer``."""
-
-    def on_unauthenticated(self, address: str) -> None:
-        """A client without the cluster's key was refused."""
 
 
 class Port(Protocol):

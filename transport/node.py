@@ -83,7 +83,8 @@ class Node:
         self._liveness = Liveness(self._limits.silent_after, self._limits.lost_after)
         self._expected: dict[str, int] = {}
         self._only_expected = only_expected
-        self._faults = Faults(self._report)
+        self.faults = Faults(self._report)
+        """Of other processes, also those that the port finds."""
         self._changed: dict[Inbound, None] = {}
         self._sending: dict[Outbound, None] = {}
         self._flush_wanted = trio.lowlevel.ParkingLot()
@@ -279,7 +280,7 @@ class Node:
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
         except MalformedFrame as error:
-            self._faults.malformed(inbound.peer, str(error))
+            self.faults.malformed(inbound.peer, str(error))
             return
         if isinstance(envelope, Goodbye):
             self._forget(inbound)
@@ -289,7 +290,7 @@ class Node:
         self._heard(inbound.peer, inbound.incarnation)
         if isinstance(envelope, (PushFrame, CallFrame, AnnounceFrame, Cancel)):
             if envelope.incarnation != self.incarnation:
-                self._faults.counts["frames_for_another_incarnation"] += 1
+                self.faults.counts["frames_for_another_incarnation"] += 1
             elif isinstance(envelope, PushFrame):
                 self._push(inbound, envelope, bodies, frames[1:])
             elif isinstance(envelope, CallFrame):
@@ -305,23 +306,23 @@ class Node:
                 if link in inbound.streams:
                     inbound.streams[link].settled(through)
         else:
-            self._faults.malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
+            self.faults.malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
 
     def _admit(self, identity: bytes) -> Inbound | None:
         who = read_identity(identity)
         if who is None or not self._port.knows(who[0]):
             # All strangers are counted under one name, so that they cannot fill the node's memory.
-            self._faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
+            self.faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
             return None
         peer, incarnation = who
         expected = self._expected.get(peer)
         if self._only_expected if expected is None else incarnation > expected:
-            self._faults.refused(peer, incarnation, expected)
+            self.faults.refused(peer, incarnation, expected)
             return None
         before = self._inbound_by_name.get(peer)
         if before is not None:
             if before.incarnation > incarnation:
-                self._faults.counts["frames_of_replaced_processes"] += 1
+                self.faults.counts["frames_of_replaced_processes"] += 1
                 return None
             self._forget(before)
         inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
@@ -352,7 +353,7 @@ class Node:
         last = push.sequence + len(bodies) - 1
         for sequence, body in enumerate(bodies, push.sequence):
             if not stream.accept(sequence):
-                self._faults.counts["duplicates_dropped"] += 1
+                self.faults.counts["duplicates_dropped"] += 1
                 inbound.changed(stream)
                 continue
             try:
@@ -361,7 +362,7 @@ class Node:
                 stream.take()
                 stream.reject(sequence, str(error))
                 inbound.changed(stream)
-                self._faults.malformed(inbound.peer, str(error))
+                self.faults.malformed(inbound.peer, str(error))
             else:
                 self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
 
@@ -374,14 +375,14 @@ class Node:
 
     def _call(self, inbound: Inbound, call: CallFrame, frames: Sequence[Buffer]) -> None:
         if call.request <= inbound.last_request:
-            self._faults.counts["duplicates_dropped"] += 1
+            self.faults.counts["duplicates_dropped"] += 1
             return
         inbound.last_request = call.request
         try:
             message = self._decode(frames, self._receives["call"])
         except DecodeError as error:
             self._send_back(inbound, Refused(call.request, f"undecodable request: {error}"))
-            self._faults.malformed(inbound.peer, str(error))
+            self.faults.malformed(inbound.peer, str(error))
             return
         delivery = Delivery(message, "call", call.link, inbound, call.request)
         delivery.deadline = trio.current_time() + call.timeout
@@ -396,7 +397,7 @@ class Node:
         try:
             message = self._decode(frames, self._receives["announce"])
         except DecodeError as error:
-            self._faults.malformed(inbound.peer, str(error))
+            self.faults.malformed(inbound.peer, str(error))
             return
         self._dispatcher.put(Delivery(message, "announce", announce.link, inbound, announce.version))
 
@@ -412,13 +413,9 @@ class Node:
                 return
             outbound.receive(envelope, [*bodies, *frames[1:]])
         except MalformedFrame as error:
-            self._faults.malformed(peer, str(error))
+            self.faults.malformed(peer, str(error))
             return
         self._heard(peer, -1 if outbound.incarnation is None else outbound.incarnation)
-
-    def on_unauthenticated(self, address: str) -> None:
-        """A client without the cluster's key was refused."""
-        self._faults.unauthenticated(address)
 
     def _heard(self, peer: str, incarnation: int) -> None:
         """Something arrived from this process of the peer."""
@@ -447,5 +444,5 @@ class Node:
             "peers": len(self._inbound_by_name.keys() | self._outbound.keys()),
             "silent_peers": len(self._liveness.silent),
             "handled": self._dispatcher.handled,
-            **self._faults.counts,
+            **self.faults.counts,
         }

@@ -11,13 +11,12 @@ Three properties of ZeroMQ shape this file:
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import ipaddress
 import os
 import socket as sockets
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -26,16 +25,16 @@ import zmq
 from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys
 from transport.errors import BindError, InsecureLink, UnknownPeer
 from transport.gate import Gate, watches
+from transport.handshakes import Handshakes
 from transport.limits import Limits
 from transport.network import Port, Receiver, make_identity
+from transport.resolving import numeric, numeric_hosts
 from transport.schema import Buffer
 
 _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
 _UNIX_PATH_MAX = 107
-# The most that the look-up of a host's name may take.
-_RESOLVE_SECONDS = 10.0
 _SOCKETS_BESIDE = 16
 # The most unread messages of one connection to an inbox. Beyond it, messages wait in the sender's memory.
 _UNREAD_MAX = 64
@@ -53,7 +52,7 @@ class ZmqNetwork:
     With ``curve`` every socket is encrypted and only clients with the cluster's keys are admitted. Raises InsecureLink
     for a tcp address when ``curve`` is None (also on loopback, which every user of the machine reaches), and ValueError
     for an address that is neither ipc nor tcp. Without a ``context`` each node has its own. Nodes that share a context
-    share the admission of the node that runs first.
+    share the admission of the node that runs first. A node learns which of the peers ``watched`` refuse its key.
     """
 
     def __init__(
@@ -61,6 +60,7 @@ class ZmqNetwork:
         addresses: Mapping[str, str],
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         curve: CurveKeys | None = None,
+        watched: Collection[str] = (),
     ) -> None:
         for name, address in addresses.items():
             scheme, _, rest = address.partition("://")
@@ -74,12 +74,15 @@ class ZmqNetwork:
         self._addresses = dict(addresses)
         self._context = context
         self._curve = curve
+        self._watched = frozenset(watched) if curve is not None else frozenset()
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node. Raises UnknownPeer when it has no address."""
         if name not in self._addresses:
             raise UnknownPeer(f"no address is known for {name}")
-        return ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
+        port = ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
+        port.watched = self._watched
+        return port
 
 
 class Channel:
@@ -165,7 +168,10 @@ class ZmqPort:
         self._gate: Gate | None = None
         self._watched: Channel | None = None
         self._peers: dict[str, Channel | None] = {}
+        self.watched: Collection[str] = ()
+        self._handshakes: list[Handshakes] = []
         self._nursery: trio.Nursery | None = None
+        self._to_read: list[Channel] = []
         self._bound = False
 
     async def bind(self, receiver: Receiver) -> None:
@@ -181,7 +187,12 @@ class ZmqPort:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             if watches(address):
-                self._gate = Gate(socket, len(self._addresses), await _hosts(self._addresses.values()))
+                self._gate = Gate(
+                    socket,
+                    len(self._addresses),
+                    await numeric_hosts(self._addresses.values()),
+                    receiver.faults.unauthenticated,
+                )
                 self._watched = Channel(self._gate.monitor, self._gate.watch)
             await self._bind(socket, address)
             self._bound = True
@@ -202,7 +213,7 @@ class ZmqPort:
         if scheme == "ipc":
             _make_way(Path(rest), address)
         else:
-            address = await _resolve(address)
+            address = await numeric(address)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -239,7 +250,7 @@ class ZmqPort:
 
     def _admission(self, keys: CurveKeys, receiver: Receiver) -> Channel | None:
         assert self._context is not None
-        admission = Admission(keys, receiver.on_unauthenticated)
+        admission = Admission(keys, receiver.faults.unauthenticated)
         socket = self._context.socket(zmq.REP)
         try:
             socket.bind(ZAP_ENDPOINT)
@@ -262,18 +273,29 @@ class ZmqPort:
         socket.setsockopt(zmq.ROUTING_ID, self._identity)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.connect(self._addresses[peer])
         channel = self._peers[peer] = Channel(socket, lambda frames: on_back(peer, frames))
+        self._read(channel)
+        if peer in self.watched and self._addresses[peer].startswith("tcp://"):
+            handshakes = Handshakes(socket, partial(self._receiver.faults.key_refused, peer))
+            self._handshakes.append(handshakes)
+            self._read(Channel(handshakes.monitor, handshakes.watch))
+        socket.connect(self._addresses[peer])
+
+    def _read(self, channel: Channel) -> None:
+        """Read the channel from now on, or from ``serve`` on."""
         if self._nursery is not None:
             self._nursery.start_soon(channel.read)
+        else:
+            self._to_read.append(channel)
 
     async def serve(self) -> None:
         """Read all sockets until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for channel in (self._watched, self._zap, self._inbox, *self._peers.values()):
+            for channel in (self._watched, self._zap, self._inbox, *self._to_read):
                 if channel is not None:
                     nursery.start_soon(channel.read)
+            self._to_read.clear()
 
     def connect(self, peer: str) -> None:
         """Connect to a peer, now or as soon as the inbox is open."""
@@ -306,6 +328,10 @@ class ZmqPort:
     async def close(self) -> None:
         """Close the sockets; the last frames may take ``Limits.linger`` seconds to leave."""
         self._nursery = None
+        self._to_read.clear()
+        for handshakes in self._handshakes:
+            handshakes.close()
+        self._handshakes.clear()
         if self._gate is not None:
             self._gate.close()
         self._gate = self._watched = None
@@ -347,35 +373,3 @@ def _make_way(path: Path, address: str) -> None:
             path.unlink(missing_ok=True)
             return
     raise BindError(f"{address}: another process listens there: stop it, or choose another run directory")
-
-
-async def _hosts(addresses: Collection[str]) -> set[str]:
-    """The numeric addresses of all hosts on TCP, without names that this machine does not know."""
-    hosts: set[str] = set()
-    names = {
-        rest.rpartition(":")[0].strip("[]")
-        for scheme, _, rest in (a.partition("://") for a in addresses)
-        if scheme == "tcp"
-    }
-    for name in names:
-        with contextlib.suppress(OSError), trio.move_on_after(_RESOLVE_SECONDS):
-            places = await trio.socket.getaddrinfo(name, None, type=sockets.SOCK_STREAM)
-            hosts.update(str(place[0]).partition("%")[0] for *_, place in places)
-    return hosts
-
-
-async def _resolve(address: str) -> str:
-    """A tcp address to bind: ZeroMQ binds numbers and interfaces, not host names."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        try:
-            with trio.fail_after(_RESOLVE_SECONDS):
-                places = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
-        except (OSError, trio.TooSlowError) as error:
-            reason = str(error) or f"no answer within {_RESOLVE_SECONDS:g} s"
-            raise BindError(f"{address}: the name {host} is unknown ({reason}): use an IP address") from error
-        number = str(places[0][4][0])
-        return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
-    return address

@@ -158,7 +158,7 @@ def test_the_kernel_takes_connections_of_the_given_hosts_alone_over_ipv6():
 
 def test_a_gate_counts_what_is_open_and_forgets_what_is_gone():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as inbox:
-        gate = Gate(inbox, nodes=2, hosts=[])
+        gate = Gate(inbox, nodes=2, hosts=[], on_refused=pytest.fail)
         port = inbox.bind_to_random_port("tcp://127.0.0.1")
 
         def listen():

@@ -28,7 +28,7 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.curve import Admission
-from transport.zeromq import _hosts, _resolve
+from transport.resolving import numeric, numeric_hosts
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(heartbeat_interval=0.05, silent_after=2.0, linger=0.2)
@@ -295,10 +295,10 @@ class Mute(trio.abc.HostnameResolver):
 def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
     async def main():
         trio.socket.set_custom_hostname_resolver(Mute())
-        assert await _hosts(["tcp://nobody.example:1", "ipc:///x"]) == set()
+        assert await numeric_hosts(["tcp://nobody.example:1", "ipc:///x"]) == set()
         assert trio.current_time() - began == 10
         with pytest.raises(BindError, match=r"the name nobody\.example is unknown \(no answer within 10 s\)"):
-            await _resolve("tcp://nobody.example:1")
+            await numeric("tcp://nobody.example:1")
 
     clock = MockClock(autojump_threshold=0)
     began = clock.current_time()

@@ -1,0 +1,114 @@
+"""Who is told that a key is refused: both sides of a connection between nodes of different keys, or of none."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from tests.transport.contract.base import REGISTRY, Recorder
+from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
+from transport.faults import MOST_REPORTED, Faults
+
+LIMITS = Limits(heartbeat_interval=0.1, silent_after=60.0, linger=0.1)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Side:
+    """A node that stores its events."""
+
+    def __init__(self, name: str, peer: str, network: ZmqNetwork) -> None:
+        self.events: list[Any] = []
+        self.news = trio.lowlevel.ParkingLot()
+        self.node = Node(name, network, REGISTRY, incarnation=1, limits=LIMITS, on_event=self.heard)
+        self.node.announce("items", [peer])
+
+    def heard(self, event: Any) -> None:
+        self.events.append(event)
+        self.news.unpark_all()
+
+    async def event(self, kind: type) -> Any:
+        with trio.fail_after(20):
+            while not (found := [each for each in self.events if isinstance(each, kind)]):
+                await self.news.park()
+        return found[-1]
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_both_sides_learn_of_keys_that_differ(same: bool) -> None:
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
+    first = CurveKeys.generate()
+    keys = {"a": first, "b": first if same else CurveKeys.generate()}
+
+    async def main() -> None:
+        a, b = (
+            Side(name, peer, ZmqNetwork(addresses, curve=keys[name], watched=[peer])) for name, peer in ("ab", "ba")
+        )
+        async with trio.open_nursery() as nursery:
+            for side in (a, b):
+                await nursery.start(partial(side.node.run, Recorder()))
+            if same:
+                await trio.sleep(1.0)
+                assert [*a.events, *b.events] == []
+            else:
+                for side, peer in ((a, "b"), (b, "a")):
+                    refused = await side.event(KeyRefused)
+                    assert refused.peer == peer
+                    await side.event(Unauthenticated)
+                    assert side.node.figures["unauthenticated"] > 0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
+
+    async def main() -> None:
+        a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(a.node.run, Recorder()))
+            assert await turn_away(addresses["b"], 20.0)
+            refused = await a.event(KeyRefused)
+            assert refused.peer == "b"
+            assert not await turn_away(addresses["a"], 20.0)  # another process listens there
+            nursery.cancel_scope.cancel()
+        assert not await turn_away(addresses["b"], 0.1)  # nobody came
+
+    trio.run(main)
+
+
+def test_a_peer_that_does_not_run_or_ends_once_is_no_refusal() -> None:
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
+
+    async def main() -> None:
+        a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(a.node.run, Recorder()))
+            await trio.sleep(0.5)
+            listener = await trio.open_tcp_listeners(int(addresses["b"].rpartition(":")[2]), host="127.0.0.1")
+            with trio.fail_after(20):
+                stream = await listener[0].accept()
+            await listener[0].aclose()
+            await stream.aclose()  # it ended in the middle of a handshake
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        assert a.events == []
+
+    trio.run(main)
+
+
+def test_strangers_cannot_fill_the_list_of_those_who_were_reported() -> None:
+    events: list[object] = []
+    faults = Faults(events.append)
+    for number in range(MOST_REPORTED + 100):
+        faults.unauthenticated(f"::{number:x}")
+    assert len(events) == MOST_REPORTED
+    assert faults.counts["unauthenticated"] == MOST_REPORTED + 100
