@@ -108,6 +108,9 @@ class MemoryPort:
         """Nothing needs to be opened."""
         self._peers.add(peer)
 
+    def renew(self, peer: str) -> None:
+        """A connection in memory does not end."""
+
     def knows(self, peer: str) -> bool:
         """Whoever is attached is known."""
         del peer

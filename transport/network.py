@@ -35,6 +35,9 @@ class Port(Protocol):
     def connect(self, peer: str) -> None:
         """Open the connection to a peer's inbox, which need not exist yet. Raises UnknownPeer."""
 
+    def renew(self, peer: str) -> None:
+        """Connect again to a peer that cannot be heard. Frames on their way to the peer are lost."""
+
     def knows(self, peer: str) -> bool:
         """Whether the network has a node of this name. Processes of other names are strangers."""
 

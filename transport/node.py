@@ -46,6 +46,9 @@ from transport.schema import Buffer
 STRANGER = "a stranger"
 """The common name of all senders that are not nodes of the network. They are reported once."""
 
+RENEWAL_TICKS = 10
+"""Heartbeats between two attempts to connect anew to a peer that is not there."""
+
 
 class Node:
     """Binds one inbox, and connects to the inboxes of its links' targets.
@@ -76,6 +79,7 @@ class Node:
         self._draining = False
         self._port = network.attach(name, incarnation, self._limits)
         self._running = False
+        self._ticks = 0
         self._outbound: dict[str, Outbound] = {}
         self._links: dict[str, PushLink | CallLink | AnnounceLink] = {}
         self._inbound: dict[bytes, Inbound] = {}
@@ -247,6 +251,10 @@ class Node:
             self._report(PeerSilent(peer, seconds, () if outbound is None else outbound.waiting_for))
             if outbound is not None:
                 outbound.unavailable()
+        self._ticks += 1
+        for each in self._outbound.values() if self._ticks % RENEWAL_TICKS == 0 else ():
+            if each.incarnation is None or each.peer in self._liveness.gone:
+                self._port.renew(each.peer)
         for peer, seconds in lost:
             self._dispatcher.forget_announcements(peer)
             self._report(PeerGone(peer, seconds))

@@ -11,6 +11,7 @@ Three properties of ZeroMQ shape this file:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket as sockets
@@ -305,6 +306,16 @@ class ZmqPort:
             self._peers[peer] = None
             if self._inbox is not None:
                 self._open(peer)
+
+    def renew(self, peer: str) -> None:
+        """Connect again. ZeroMQ gives a connection up for good when another program answered at the peer's address."""
+        channel = self._peers[peer]
+        if channel is not None:
+            with contextlib.suppress(
+                zmq.ZMQError
+            ):  # it has given the connection up, and knows no such address any more
+                channel.socket.disconnect(self._addresses[peer])
+            channel.socket.connect(self._addresses[peer])
 
     def knows(self, peer: str) -> bool:
         """Whether there is an address for it."""

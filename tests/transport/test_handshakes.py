@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.transport.contract.base import REGISTRY, Recorder
+from tests.transport.contract.base import REGISTRY, Item, Recorder
 from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
 from transport.faults import MOST_REPORTED, Faults
 
@@ -101,6 +102,36 @@ def test_a_peer_that_does_not_run_or_ends_once_is_no_refusal() -> None:
             await trio.sleep(0.5)
             nursery.cancel_scope.cancel()
         assert a.events == []
+
+    trio.run(main)
+
+
+def test_a_peer_is_reached_although_another_program_had_its_port() -> None:
+    """ZeroMQ gives a connection up when it is answered in another protocol."""
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
+    key = CurveKeys.generate()
+    port = int(addresses["b"].rpartition(":")[2])
+
+    async def main() -> None:
+        a = Node("a", ZmqNetwork(addresses, curve=key), REGISTRY, incarnation=1, limits=LIMITS)
+        link = a.push("items", ["b"], window=1)
+        async with trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+            await nursery.start(partial(a.run, Recorder()))
+            with trio.fail_after(20):
+                stream = await listener.accept()
+                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                with contextlib.suppress(trio.BrokenResourceError):
+                    while await stream.receive_some(1024):
+                        pass
+            await stream.aclose()
+            await listener.aclose()
+            b = Node("b", ZmqNetwork(addresses, curve=key), REGISTRY, incarnation=1, limits=LIMITS)
+            await nursery.start(partial(b.run, Recorder()))
+            await link.send(Item(1))
+            with trio.fail_after(20):
+                await link.drained()
+            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
