@@ -135,6 +135,9 @@ class _FaultyPort:
     async def serve(self) -> None:
         await self._port.serve()
 
+    def renew(self, peer: str) -> None:
+        self._port.renew(peer)
+
     def knows(self, peer: str) -> bool:
         """As the port it stands before."""
         return self._port.knows(peer)
