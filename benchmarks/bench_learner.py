@@ -246,7 +246,7 @@ class Options:
     """Tokens at once of ours."""
     rounds: int = 7
     short: bool = False
-    """Under five minutes on two quiet cores: 16 sequences, 6 rounds."""
+    """16 sequences and 6 rounds."""
     threads: int = 1
     """Torch's threads, for both sides."""
     device: str = "cpu"
