@@ -25,8 +25,10 @@ from agent_rl.messages import (
     Problem,
     Purpose,
     RolloutRequest,
+    TurnsCompleted,
     UnfinishedGroups,
 )
+from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.placement import Placement, try_placement
 from agent_rl.scheduling.scheduler import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
 
@@ -42,6 +44,9 @@ class KVSchedulerSettings(Settings):
     """Tokens that the chat template adds to a problem."""
     request_window: PositiveInt = 1024
     """The most requests sent to a generator that the generator has not acknowledged."""
+    kept_turns_mib: PositiveInt = 1024
+    """Memory for the completed turns of rollouts in flight. When it is full, a rollout whose generator is lost goes on
+    from an earlier turn, or starts again from its beginning."""
     unfinished_timeout_seconds: PositiveFloat = 60.0
     """Seconds to wait until the filter says which groups are unfinished. After that, the scheduler asks again."""
 
@@ -53,7 +58,12 @@ class KVScheduler(Actor):
     single = True
     drain_order = 10
     Settings = KVSchedulerSettings
-    receives = (Announce(PolicyPublished), Announce(EngineLoad), Announce(GroupsProgress))
+    receives = (
+        Announce(PolicyPublished),
+        Announce(EngineLoad),
+        Announce(GroupsProgress),
+        Push(TurnsCompleted, required=False),
+    )
     links: ClassVar = {
         "groups": Push(GroupOpened, awaited_in_handler=False),
         "requests": Push(RolloutRequest, awaited_in_handler=False),
@@ -119,6 +129,7 @@ class KVScheduler(Actor):
                 math.ceil(len(problem.text) / settings.characters_per_token) + settings.template_tokens
             ),
             placement=self.placement(),
+            kept=KeptTurns(settings.kept_turns_mib * 2**20),
         )
         self._send, instructions = trio.open_memory_channel[Instruction](math.inf)
         self.context.nursery.start_soon(self._perform, instructions)
@@ -133,6 +144,8 @@ class KVScheduler(Actor):
     async def handle(self, message: Any) -> None:
         """Pass the event to `GroupScheduler`. A separate task carries out the resulting instructions."""
         match message:
+            case TurnsCompleted():
+                self._scheduler.turns_completed(message)
             case PolicyPublished():
                 self._do(self._scheduler.policy_published(message))
             case EngineLoad():
@@ -158,7 +171,8 @@ class KVScheduler(Actor):
                     await self.context.link("groups").send(opened, on_ack=self._later(recorded))
                 case Place(request, generator):
                     done = partial(self._scheduler.rollout_done, request.rollout)
-                    await self.context.link("requests").send(request, to=generator, on_ack=self._later(done))
+                    now = partial(self._scheduler.with_turns, request)
+                    await self.context.link("requests").send(now(), to=generator, on_ack=self._later(done), again=now)
                 case Unwanted(groups):
                     self.context.link("unwanted").set(GroupsUnwanted(groups))
                 case AskUnfinished(stage):

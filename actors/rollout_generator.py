@@ -4,7 +4,8 @@
 
     RolloutRequest --> Episode --> AgentLoop: turns and tool calls --> Trajectory
 
-A request is acknowledged when its trajectory is.
+A request is acknowledged when its trajectory is. Completed turns go to the scheduler as they happen. A request that
+brings turns goes on from the last of them.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import trio
-from pydantic import Field, PositiveFloat, PositiveInt
 
-from actors.base import Actor, Announce, Call, Push, Settings
+from actors.base import Actor, Announce, Call, Push
 from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
 from actors.execution.blocking import Pause, interruptible
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.generation.kept_turns import LINK, KeptTurns
 from actors.generation.serving import ServedPolicy
+from actors.generation.settings import RolloutGeneratorSettings
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.generation.user_loop import UserLoop
 from actors.weights import transfer
@@ -50,6 +52,7 @@ from agent_rl.messages import (
     TransferOffer,
     TransferWanted,
     TurnObserved,
+    TurnsCompleted,
     WeightsPart,
     WeightsWanted,
 )
@@ -63,48 +66,6 @@ LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
 NAMED_PROBLEMS = 5
 """The most problems that a message about long prompts names."""
-
-
-class RolloutGeneratorSettings(Settings):
-    """The engine and the agent loop's limits."""
-
-    engine: str = "torch"
-    """A short name, or ``module:Class`` (``actors.engines.base.Engine``)."""
-    chat_format: str = ""
-    """The format of episodes: a short name or ``module:Class`` (`agent_rl.rollout.prompts.ChatFormat`). Empty: that of
-    the actor's class."""
-    engine_settings: dict[str, Any] = Field(default={})
-    """Settings of the engine; those of the built-in engines are listed below."""
-    max_rollouts: PositiveInt = 64
-    """The most rollouts at once: rows of the torch engine's KV cache."""
-    kv_tokens: PositiveInt | None = None
-    """Capacity of the KV cache in tokens. None: enough for max_rollouts sequences of the model's maximum length."""
-    threads: PositiveInt = 1
-    """Number of torch's threads."""
-    device: str = "cpu"
-    """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
-    tool_timeout_seconds: PositiveFloat = 300.0
-    """Deadline from sending a call to its result, with its wait at the executor. The executor's own limits are shorter,
-    and a silent executor is noticed within seconds."""
-    loop_seconds: PositiveFloat = 60.0
-    """Limit of a rollout for the own time of a user's loop, without waiting for model and tools."""
-    tool_attempts: PositiveInt = 3
-    """Attempts at a call whose executor was lost or could not run it, at another executor if there is one. Then the
-    rollout fails."""
-    tool_calls_outstanding: PositiveInt = 256
-    """Calls at once per executor. Further calls wait in the generator without a limit; the rollouts take turns."""
-    tool_calls_per_turn: PositiveInt | None = None
-    """The most calls of one turn that are run; one error answers the others. None: no limit."""
-    tool_calls_at_once: PositiveInt = 16
-    """Calls of one turn that run or wait at once. Further calls start when these end."""
-    tool_response_chars: PositiveInt = 4096
-    """A longer tool response is cut in the middle."""
-    error_detail: Literal["traceback", "last_line"] = "traceback"
-    """What the model reads of an error. The last line suits models without room for tracebacks."""
-    load_interval_seconds: PositiveFloat = 0.25
-    """Interval at which the engine's load is announced."""
-    trajectory_window: PositiveInt = 256
-    """The most trajectories that the filter has not acknowledged."""
 
 
 class RolloutGenerator(Actor):
@@ -121,6 +82,7 @@ class RolloutGenerator(Actor):
         "tools": Call(ToolCall, ToolResult),
         "turns": Call(ObserveTurn, TurnObserved),
         "load": Announce(EngineLoad),
+        LINK: Push(TurnsCompleted, awaited_in_handler=False),
         "weights": Call(WeightsWanted, WeightsPart, awaited_in_handler=False, required=False),
         "transfer": Call(TransferWanted, TransferOffer, awaited_in_handler=False, required=False),
     }
@@ -184,10 +146,12 @@ class RolloutGenerator(Actor):
         self._tally = RolloutTally()
         self._pause = Pause()
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
+        self._kept = KeptTurns(self.context)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
         self.context.nursery.start_soon(self._report_load)
         self.context.nursery.start_soon(self._served.run, self._announce_load)
+        self.context.nursery.start_soon(self._kept.run)
 
     def _make_format(self, directory: Path) -> ChatFormat:
         topology = self.context.topology
@@ -290,16 +254,18 @@ class RolloutGenerator(Actor):
         asked_before = request.rollout in self._acks
         self._acks.setdefault(request.rollout, []).append(self.defer_ack())
         if asked_before:  # a restarted scheduler repeats requests of running rollouts: one rollout answers both
+            self._kept.repeat(request.rollout)
             return
         await self._served.ready.wait()
         started = self.context.now()
         episode = self.make_episode(request)
+        self._resume(episode)
         failure: tuple[Any, str] | None = None
         scopes = self._scopes.setdefault(request.group, {})
         with trio.CancelScope() as scope:
             scopes[request.rollout] = scope
             try:
-                await self._run(episode)
+                await self._run(episode, started)
             except EnvironmentFaultError as error:
                 failure = ("environment_failed", str(error))
             except (ToolsUnavailableError, EngineError) as error:
@@ -309,7 +275,8 @@ class RolloutGenerator(Actor):
                 if not scopes:
                     self._scopes.pop(request.group, None)
                 self._engine.release(request.rollout)
-                self._tools.end(request)
+                self._tools.end(request, episode.tool_states)
+                self._kept.ended(request.rollout)
         if scope.cancelled_caught:
             failure = ("cancelled", "its group was dropped")
         trajectory = episode.trajectory(
@@ -328,10 +295,21 @@ class RolloutGenerator(Actor):
         for ack in self._acks.pop(rollout):
             ack()
 
-    async def _run(self, episode: Episode) -> None:
+    def _resume(self, episode: Episode) -> None:
+        turns = episode.request.turns
+        if not turns:
+            return
+        if fault := episode.resume(turns):
+            self.log.warning("rollout starts again from its beginning", rollout=episode.request.rollout, why=fault)
+            return
+        self._kept.resumed(episode)
+        self.log.info("rollout goes on", rollout=episode.request.rollout, after_turn=len(turns))
+
+    async def _run(self, episode: Episode, started: float) -> None:
         rollout = self._environments[episode.request.problem.environment].rollout
         if rollout is None:
-            await self._loop.run(episode)
+            keep = self.context.settings.keep_turns
+            await self._loop.run(episode, partial(self._kept.completed, episode, started) if keep else None)
         else:
             await UserLoop(
                 self._loop,

@@ -244,6 +244,10 @@ class SchedulerFigures:
     rollouts_pending: int
     kv_promised: int
     kv_total: int
+    kept_mib: float = 0.0
+    """Completed turns of rollouts in flight that are kept."""
+    turns_left_out: int = 0
+    """Turns that found no room among them, since the process started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ class Client:
         rollout = f"{self._name}/{self._rollouts}"
         problem = Problem("0", "", environment=self._environment)
         request = RolloutRequest(rollout, rollout, 0, 0, 0, "train", problem, SAMPLING, 0)
-        response = await self._caller.call(request, "1", ParsedCall(PYTHON_TOOL, {"code": code}))
+        response = await self._caller.call(request, "1", ParsedCall(PYTHON_TOOL, {"code": code}), {})
         begun, ended, result = self._link.calls.pop(f"{rollout}/1")
         over_link = ended - begun - result.queue_seconds - result.run_seconds
         return begun - due, over_link, result.queue_seconds, result.run_seconds, result.outcome, response.text

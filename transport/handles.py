@@ -41,16 +41,25 @@ class PushLink:
         for peer, outbound in self._targets.items():
             outbound.pushes[name] = (self._senders[peer], self)
 
-    async def send(self, message: Any, *, to: str | None = None, on_ack: Callable[[], None] | None = None) -> None:
+    async def send(
+        self,
+        message: Any,
+        *,
+        to: str | None = None,
+        on_ack: Callable[[], None] | None = None,
+        again: Callable[[], Any] | None = None,
+    ) -> None:
         """Wait for credit and send, by default to the target with the most credit (ties by name).
 
         Silent and leaving targets are used only when all are. Returns before the message has arrived: ``on_ack`` is
         called once the receiver has acknowledged it, unless the message is withdrawn. Do not change the message's
-        arrays before. Raises EncodeError, and UnknownPeer when ``to`` is not a target of this link.
+        arrays before. A new process of the target gets the message again; where ``again`` is given, the process gets
+        what that returns. Raises EncodeError, and UnknownPeer when ``to`` is not a target of this link.
         """
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
-        unsettled = Unsettled(encode(message, self._limits), on_ack)
+        encoded_again = None if again is None else lambda: encode(again(), self._limits)
+        unsettled = Unsettled(encode(message, self._limits), on_ack, encoded_again)
         self._sends += 1
         if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
             await trio.lowlevel.checkpoint_if_cancelled()

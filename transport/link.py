@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -44,10 +44,15 @@ class SequenceSet:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A message, sent or waiting, without acknowledgement."""
+    """A message, sent or waiting, without acknowledgement. ``again`` makes its frames for a successor's process."""
 
     frames: Sequence[Buffer]
     on_ack: Callable[[], None] | None
+    again: Callable[[], Sequence[Buffer]] | None = None
+
+    def for_successor(self) -> Unsettled:
+        """The message as a new process of the receiver gets it."""
+        return self if self.again is None else replace(self, frames=self.again())
 
 
 class PushSender:
@@ -149,7 +154,8 @@ class PushSender:
 
     def replaced(self) -> None:
         """The receiver has a new process: renumber the messages without acknowledgement, and transmit them again."""
-        self._unsettled = dict(enumerate(self._unsettled.values(), start=1))
+        messages = (message.for_successor() for message in self._unsettled.values())
+        self._unsettled = dict(enumerate(messages, start=1))
         self._withdrawn.clear()
         self._accepted = len(self._unsettled)
         self._transmitted = self._taken = self._received = self._transmitted_at_heartbeat = self._stalled = 0

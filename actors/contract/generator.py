@@ -10,7 +10,8 @@ import numpy as np
 import trio
 
 from actors.contract.base import trio_test
-from actors.contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, GeneratorBench, result, sample
+from actors.contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, result, sample
+from actors.contract.hand_over import HandOverContract
 from actors.engines.base import EngineError
 from actors.testing import stand_ins
 from agent_rl.messages import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from actors.engines.scripted import ScriptedEngine
 
 
-class GeneratorContract(GeneratorBench):
+class GeneratorContract(HandOverContract):
     """Derive and set ``actor``. With another chat format, also override `call_text`, `answer_text` and `malformed`."""
 
     @trio_test

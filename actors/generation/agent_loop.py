@@ -4,12 +4,12 @@
 
     Episode.tokens --> engine.generate --> Episode.wrote --> calls: ToolCall... --> Episode.responded --+
         ^                                              `---> none: ObserveTurn ---> Episode.observed ---+
-        +-----------------------------------------------------------------------------------------------+
+        +-------------------------------------------------------------------------------- completed <---+
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -45,8 +45,11 @@ class AgentLoop:
         """The policy served now."""
         return self._engine.policy
 
-    async def run(self, episode: Episode) -> None:
-        """Run an episode to its end. Raises EngineError, ToolsUnavailableError and EnvironmentFaultError."""
+    async def run(self, episode: Episode, completed: Callable[[], None] | None = None) -> None:
+        """Run an episode to its end. ``completed`` is called after each turn that is answered and does not end it.
+
+        Raises EngineError, ToolsUnavailableError and EnvironmentFaultError.
+        """
         while episode.ended is None:
             turn, stopped = await self.write(episode)
             calls = episode.wrote(*turn, stopped=stopped)
@@ -55,6 +58,8 @@ class AgentLoop:
                 episode.responded(responses, records, self._engine.policy)
             elif episode.ended is None:
                 episode.observed(await self._observe(episode), self._engine.policy)
+            if completed is not None and episode.ended is None:
+                completed()
 
     async def _observe(self, episode: Episode) -> TurnObserved:
         """The environment's answer to the last turn. Raises ToolsUnavailableError and EnvironmentFaultError."""
@@ -122,7 +127,7 @@ class AgentLoop:
         if isinstance(call, MalformedCall):
             return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
         started = self._context.now()
-        result = await self._tools.call(episode.request, f"{turn}.{index}", call)
+        result = await self._tools.call(episode.request, f"{turn}.{index}", call, episode.tool_states)
         seconds = self._context.now() - started
         times = (result.run_seconds, seconds)
         return result.text, ToolCallRecord(

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -57,8 +56,6 @@ class ToolCaller:
         self._tally = tally
         self._toolboxes = toolboxes
         self._places = FairQueue(context.settings.tool_calls_outstanding * executors)
-        self.states: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        """The snapshots of rollouts that called tools with state, by tool."""
 
     @property
     def waiting(self) -> int:
@@ -69,10 +66,13 @@ class ToolCaller:
         """The tool of this name in the rollout's environment."""
         return self._toolboxes[request.problem.environment].get(name)
 
-    async def call(self, request: RolloutRequest, number: str, call: ParsedCall) -> ToolResponse:
+    async def call(
+        self, request: RolloutRequest, number: str, call: ParsedCall, states: dict[str, bytes]
+    ) -> ToolResponse:
         """Run a call when its turn comes. ``number``: its name within the rollout. Raises ToolsUnavailableError.
 
-        The caller makes calls of tools with state one after the other.
+        ``states``: the rollout's snapshots, by tool; a call of a tool with state changes them. The caller makes such
+        calls one after the other.
         """
         tool, rollout = self.tool(request, call.name), request.rollout
         stateful = tool is not None and tool.stateful
@@ -83,12 +83,12 @@ class ToolCaller:
             arguments=call.arguments,
             problem=request.problem,
             seed=request.seed,
-            state=self.states[rollout].get(call.name, b"") if stateful else b"",
+            state=states.setdefault(call.name, b"") if stateful else b"",
         )
         async with self._places.place(rollout):
             result: ToolResult = await self._ask("tools", message, message.call, rollout if stateful else None)
         if stateful and result.state is not None:
-            self.states[rollout][call.name] = result.state
+            states[call.name] = result.state
         return self._response(tool, result)
 
     def known(self, problem: Problem) -> Mapping[str, Tool]:
@@ -102,9 +102,9 @@ class ToolCaller:
             answer: TurnObserved = await self._ask("turns", turn, what, None)
         return answer
 
-    def end(self, request: RolloutRequest) -> None:
-        """The rollout has ended: drop its snapshots, and tell the executor."""
-        if self.states.pop(request.rollout, None) is not None:
+    def end(self, request: RolloutRequest, states: Mapping[str, bytes]) -> None:
+        """The rollout has ended: where it called tools with state, tell the executor that has its sessions."""
+        if states:
             self._context.nursery.start_soon(self._end, request)
 
     def _response(self, tool: Tool | None, result: ToolResult) -> ToolResponse:

@@ -5,6 +5,7 @@ The flow, sender to receiver (kind of link in brackets)::
     kv_scheduler       GroupOpened [push] ------------------------> roc_filter
     kv_scheduler       RolloutRequest [push] ---------------------> rollout_generator
     kv_scheduler       GroupsUnwanted [announce] -----------------> rollout_generator
+    rollout_generator  TurnsCompleted [push] ---------------------> kv_scheduler
     rollout_generator  ToolCall / ToolResult [call] --------------> tool_executor
     rollout_generator  ObserveTurn / TurnObserved [call] ---------> tool_executor
     rollout_generator  Trajectory [push] -------------------------> roc_filter

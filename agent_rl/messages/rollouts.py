@@ -95,31 +95,6 @@ class GroupOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """Sample one rollout. Acknowledged when its Trajectory is."""
-
-    rollout: str
-    group: str
-    stage: int
-    sample: int
-    attempt: int
-    purpose: Purpose
-    problem: Problem
-    sampling: Sampling
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsUnwanted:
-    """Groups that were dropped: every generator cancels their rollouts in flight.
-
-    A group leaves the list once none of its rollouts is in flight.
-    """
-
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ToolCallRecord:
     """One tool call of a trajectory, after turn ``turn`` (from 1).
 
@@ -144,6 +119,73 @@ class EnvironmentMessage:
     turn: int
     role: str
     content: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTurn:
+    """A turn of the model with the answer of tools or environment: with all turns before, a rollout can go on from it.
+
+    ``number`` counts from 1. Shapes, with w tokens of the model, r runs of tokens by one policy, and g tokens of the
+    answer: ``written`` [w]; ``logprobs`` [w]; ``policies`` [r, 3], the epoch, version and length of each run;
+    ``answer`` [g], appended under ``policy``. ``calls`` and ``replies`` are new since the turn before. ``state`` is the
+    environment's snapshot, ``tool_states`` those of the tools that this turn has changed. ``seconds`` have passed since
+    the rollout began.
+
+    ``after`` is a checksum of the rollout up to this turn, and ``before`` that of the turn before; the first ``before``
+    is of the prompt. So turns of two runs of one rollout are never joined.
+    """
+
+    number: int
+    before: int
+    after: int
+    written: Int32Vector
+    logprobs: Float32Vector
+    policies: Int32Matrix
+    answer: Int32Vector
+    policy: Policy
+    calls: tuple[ToolCallRecord, ...]
+    replies: tuple[EnvironmentMessage, ...]
+    state: bytes
+    tool_states: dict[str, bytes]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsCompleted:
+    """Turns of a running rollout, for the scheduler to keep until the rollout is done."""
+
+    rollout: str
+    generator: str
+    turns: tuple[CompletedTurn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """Sample one rollout. Acknowledged when its Trajectory is.
+
+    ``turns``: those that another process of a generator has completed. The rollout goes on from the last one.
+    """
+
+    rollout: str
+    group: str
+    stage: int
+    sample: int
+    attempt: int
+    purpose: Purpose
+    problem: Problem
+    sampling: Sampling
+    seed: int
+    turns: tuple[CompletedTurn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsUnwanted:
+    """Groups that were dropped: every generator cancels their rollouts in flight.
+
+    A group leaves the list once none of its rollouts is in flight.
+    """
+
+    groups: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

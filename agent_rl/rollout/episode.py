@@ -7,7 +7,8 @@
                                                       -> none: ended
 
 Tokens are only ever appended. Every token has its log-probability, the policy that sampled it, and a mask that says
-whether the model wrote it.
+whether the model wrote it. `Episode.complete` gives each turn that is answered, and `Episode.resume` takes such turns
+in: the episode is then as the one that gave them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from agent_rl.messages import (
+    CompletedTurn,
     EnvironmentMessage,
     Float32Vector,
     Int32Matrix,
@@ -31,6 +33,7 @@ from agent_rl.messages import (
     Transcript,
     TurnObserved,
 )
+from agent_rl.rollout.completed import answered, chain_fault, prompt_check, runs_of, token_by_token, turn_check
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.tags import tag_counts
@@ -77,6 +80,15 @@ class Episode:
         self.request = request
         self.state = b""
         """The environment's last snapshot."""
+        self.tool_states: dict[str, bytes] = {}
+        """The last snapshots of tools with state, by tool."""
+        self.completed: list[CompletedTurn] = []
+        self.seconds = 0.0
+        """Seconds that the rollout took at other generators, up to the turns that were taken in."""
+        self._complete: tuple[int, int, dict[str, bytes]] = (0, 0, {})
+        """Number of calls and replies of the completed turns, and the snapshots of tools after them."""
+        self._answered_under = Policy(0, 0)
+        """The policy of the last answer."""
         self._chat = chat
         self._longest = longest
         self._observes = observes
@@ -88,8 +100,10 @@ class Episode:
         self._reason = ""
         self._tokens: list[int] = []
         self._mask: list[int] = []
-        self._logprobs: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
-        self._policies: list[np.ndarray[tuple[int, int], np.dtype[np.int32]]] = []
+        self._parts: list[Int32Vector] = []
+        """The tokens again: a turn of the model, its answer, the next turn."""
+        self._logprobs: list[Float32Vector] = []
+        self._policies: list[Int32Matrix] = []
         self._records: list[ToolCallRecord] = []
         self._texts: list[str] = []
         self._replies: list[EnvironmentMessage] = []
@@ -232,13 +246,63 @@ class Episode:
         if count >= self.budget:
             self.ended = "truncated"
             return
+        self._answered_under = policy
         policies = np.tile(np.array([[policy.epoch, policy.version]], dtype=np.int32), (count, 1))
         self._append(np.array(added, dtype=np.int32), np.zeros(count, dtype=np.float32), policies, mask=0)
+
+    def complete(self, seconds: float) -> CompletedTurn:
+        """The last turn, which was answered and did not end the rollout. ``seconds`` of this generator have passed."""
+        before = self.completed[-1].after if self.completed else prompt_check(self._prompt)
+        calls, replies, states = self._complete
+        made = CompletedTurn(
+            number=self.turns,
+            before=before,
+            after=0,
+            written=self._parts[-2],
+            logprobs=self._logprobs[-2],
+            policies=runs_of(self._policies[-2]),
+            answer=self._parts[-1],
+            policy=self._answered_under,
+            calls=tuple(self._records[calls:]),
+            replies=tuple(self._replies[replies:]),
+            state=self.state,
+            tool_states={name: state for name, state in self.tool_states.items() if states.get(name) != state},
+            seconds=self.seconds + seconds,
+        )
+        made = replace(made, after=turn_check(made))
+        self._completed(made)
+        return made
+
+    def _completed(self, turn: CompletedTurn) -> None:
+        self.completed.append(turn)
+        self._complete = (len(self._records), len(self._replies), dict(self.tool_states))
+
+    def resume(self, turns: Sequence[CompletedTurn]) -> str:
+        """Take turns in that another episode of the same request has completed; this one has none yet.
+
+        Returns why they cannot be taken in, or nothing. With a reason, the episode is unchanged.
+        """
+        length = sum(len(turn.written) + len(turn.answer) for turn in turns)
+        if self.ended is not None or length >= self.budget or len(turns) >= self.request.sampling.max_turns:
+            return f"{len(turns)} turns of {length} tokens leave no room for another"
+        if fault := chain_fault(prompt_check(self._prompt), turns):
+            return fault
+        for turn in turns:
+            self._append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
+            self._texts.append(self._chat.turn_text(turn.written[:-1].tolist()))
+            self._records.extend(turn.calls)
+            self._replies.extend(turn.replies)
+            tokens, policies = answered(turn)
+            self._append(tokens, np.zeros(len(tokens), dtype=np.float32), policies, mask=0)
+            self.tool_states.update(turn.tool_states)
+            self.state, self.seconds = turn.state, turn.seconds
+            self._completed(turn)
+        return ""
 
     def trajectory(
         self, *, generator: str, seconds: float, failure: tuple[TrajectoryStatus, str] | None = None
     ) -> Trajectory:
-        """The rollout so far. ``failure`` (status, reason): the infrastructure ended it, not the model."""
+        """The rollout so far, after ``seconds`` here. ``failure`` (status, reason): the infrastructure ended it."""
         status, reason = failure or (self.ended or "failed", "")
         if status in {"truncated", "prompt_too_long"}:
             reason = self._reason
@@ -258,12 +322,13 @@ class Episode:
             logprobs=np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
             policies=np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
             generator=generator,
-            seconds=seconds,
+            seconds=self.seconds + seconds,
             tags=tag_counts(self._chat.decode(self._tokens)),
         )
 
     def _append(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, mask: int) -> None:
         self._tokens.extend(tokens.tolist())
+        self._parts.append(tokens)
         self._mask.extend([mask] * len(tokens))
         self._logprobs.append(logprobs)
         self._policies.append(policies)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -38,9 +38,11 @@ from agent_rl.messages import (
     Retry,
     RolloutRequest,
     Sampling,
+    TurnsCompleted,
     UnfinishedGroups,
 )
 from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed
+from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.placement import (
     Engine,
     EngineRoom,
@@ -98,7 +100,10 @@ class GroupScheduler:
         problems: Problems,
         prompt_tokens: Callable[[Problem], int],
         placement: Placement | None = None,
+        kept: KeptTurns | None = None,
     ) -> None:
+        """``kept`` keeps the completed turns of rollouts in flight; None: they are not kept."""
+        self._kept = KeptTurns(0) if kept is None else kept
         self._seed = seed
         self._stages = stages
         self._algorithms = [algorithm_of(stage) for stage in stages]
@@ -168,8 +173,20 @@ class GroupScheduler:
                 self._enqueue(opened, sample, attempt=0)
         return self._decide()
 
+    def turns_completed(self, completed: TurnsCompleted) -> None:
+        """A generator completed turns of a rollout. Those of a rollout that is placed elsewhere are left out."""
+        place = self._in_flight.get(completed.rollout)
+        if place is not None and place.generator == completed.generator:
+            self._kept.add(completed)
+
+    def with_turns(self, request: RolloutRequest) -> RolloutRequest:
+        """The request with the turns that are kept of its rollout, for a generator that has not run the rollout."""
+        turns = self._kept.of(request.rollout)
+        return replace(request, turns=turns) if turns else request
+
     def rollout_done(self, rollout: str) -> list[Instruction]:
         """The request is acknowledged: the journal holds the trajectory, whatever its status."""
+        self._kept.forget(rollout)
         place = self._in_flight.pop(rollout, None)
         if place is not None:
             self._engines[place.generator].free(rollout)
@@ -200,6 +217,8 @@ class GroupScheduler:
             rollouts_pending=len(self._pending),
             kv_promised=sum(engine.promised for engine in self._engines.values()),
             kv_total=sum(engine.load.kv_tokens_total for engine in self._engines.values()),
+            kept_mib=self._kept.bytes / 2**20,
+            turns_left_out=self._kept.left_out,
         )
 
     @property

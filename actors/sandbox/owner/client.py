@@ -91,17 +91,21 @@ class Sandbox(Pool):
     ) -> ToolOutput:
         """Run ``code`` as the next cell of a session, once: repeated with the same ``key``, returns the first result.
 
+        A rollout that goes on elsewhere may write another cell in the turn that was under way: the same ``key`` with
+        other code, or after other cells, is another request.
+
         ``earlier`` are the cells that make up the session's state: those whose result said ``kept``. They run again
         when the session's process is not alive here: ended by its last cell, evicted, or lost with another executor. A
         note in the result then tells the model.
         """
         state = self._sessions.get(session)
         asked = trio.current_time()
+        request = (key, hash((code, *earlier)))
         async with state.lock:
-            stored = state.results.get(key)
+            stored = state.results.get(request)
             if stored is None:
                 stored = await self._run_cell(state, code, list(earlier), limits or self.settings.limits, asked)
-                self._sessions.keep(state, key, stored)
+                self._sessions.keep(state, request, stored)
             return stored
 
     def end_session(self, session: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import trio
@@ -26,7 +27,7 @@ class Session:
     interpreter: Interpreter | None = None
     cells: list[str] = field(default_factory=list)
     lost: str = ""
-    results: dict[str | int, ToolOutput] = field(default_factory=dict)
+    results: dict[Hashable, ToolOutput] = field(default_factory=dict)
     characters: int = 0
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -89,11 +90,11 @@ class SessionTable:
             session.lose("ended")
             self._forget_results(session)
 
-    def keep(self, session: Session, key: str | int, result: ToolOutput) -> None:
+    def keep(self, session: Session, request: Hashable, result: ToolOutput) -> None:
         """Keep a result for repeated requests. Beyond the bound, drop results of the session idle for longest."""
         if self._sessions.get(session.name) is not session:  # the session has ended
             return
-        session.results[key] = result
+        session.results[request] = result
         size = len(result.stdout) + len(result.stderr) + len(result.value)
         session.characters += size
         self._characters += size

@@ -122,6 +122,13 @@ def test_a_repeated_request_returns_the_first_result_without_running_again() -> 
     assert after.value == "1"
 
 
+def test_a_turn_that_is_written_again_otherwise_runs_its_own_cell() -> None:
+    async def main(notebook: Notebook) -> list[str]:
+        return [(await notebook.sandbox.run_cell("r1", "2.0", code)).value for code in ("1", "2", "1")]
+
+    assert in_notebook(main) == ["1", "2", "1"]
+
+
 def test_a_session_that_was_elsewhere_is_rebuilt_and_says_so() -> None:
     async def main(notebook: Notebook) -> ToolOutput:
         return await notebook.sandbox.run_cell(

@@ -1,0 +1,78 @@
+"""The generator's promises about rollouts that go on elsewhere: what it sends for keeping, and how it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.contract.base import trio_test
+from actors.contract.generator_bench import Bench, GeneratorBench
+from agent_rl.messages import CompletedTurn, Sampling, TurnsCompleted
+
+ROOM = Sampling(1.0, 400, 4)
+
+
+class HandOverContract(GeneratorBench):
+    """A part of the generator's suite."""
+
+    def three_turns(self, number: int, _: Any) -> str:
+        """A script: two calls, then an answer."""
+        return self.call_text(f"print({number}+1)") if number < 3 else self.answer_text("4")
+
+    @trio_test
+    async def test_a_rollout_goes_on_from_the_turns_that_its_request_brings(self, tmp_path: Path) -> None:
+        """Each turn that is answered goes to the scheduler; with them, another process makes the same trajectory."""
+        async with self.bench(tmp_path / "first", self.three_turns) as bench:
+            await bench.ask(sampling=ROOM)
+            whole = await bench.trajectory()
+            await self.settled()
+            turns = self.turns(bench)
+            assert [turn.number for turn in turns] == [1, 2], "not each turn that was answered was sent, once, in order"
+        for kept in (1, 2):
+
+            def rest(number: int, turn: Any, *, kept: int = kept) -> str:
+                return self.three_turns(number + kept, turn)
+
+            async with self.bench(tmp_path / str(kept), rest) as bench:
+                await bench.ask(sampling=ROOM, turns=tuple(turns[:kept]))
+                made = await bench.trajectory()
+                assert len(bench.engine.requests) == 3 - kept, "turns that the request brings were written again"
+                for field in ("prompt_tokens", "tokens", "loss_mask", "logprobs", "policies"):
+                    assert np.array_equal(getattr(made, field), getattr(whole, field)), f"another {field}"
+                assert made.transcript.texts == whole.transcript.texts, "the transcript lacks turns"
+                calls = [(call.turn, call.outcome, call.response) for call in made.transcript.calls]
+                wanted = [(call.turn, call.outcome, call.response) for call in whole.transcript.calls]
+                assert calls == wanted, f"the transcript has the calls {calls}"
+                assert made.seconds >= turns[kept - 1].seconds, "the time at the other process is not counted"
+                await self.settled()
+                numbers = [turn.number for turn in self.turns(bench)]
+                assert numbers == [1, 2][kept:], f"turns {numbers} were sent; the scheduler has those it gave"
+
+    @trio_test
+    async def test_a_rollout_of_one_turn_sends_nothing_for_keeping(self, tmp_path: Path) -> None:
+        """Its only turn is in its trajectory."""
+        async with self.bench(tmp_path, lambda *_: self.answer_text("4")) as bench:
+            await bench.ask(sampling=ROOM)
+            await bench.trajectory()
+            await self.settled()
+            assert not self.turns(bench), "a turn that nothing follows was sent"
+
+    @trio_test
+    async def test_turns_of_another_prompt_are_not_gone_on_from(self, tmp_path: Path) -> None:
+        """The rollout then starts from its beginning, and ends as any other."""
+        async with self.bench(tmp_path / "first", self.three_turns) as bench:
+            await bench.ask(sampling=ROOM)
+            await bench.trajectory()
+            await self.settled()
+            (first, second) = self.turns(bench)
+        async with self.bench(tmp_path / "second", self.three_turns) as bench:
+            await bench.ask(sampling=ROOM, turns=(second, first))
+            made = await bench.trajectory()
+            assert (made.status, made.turns, len(bench.engine.requests)) == ("finished", 3, 3), f"{made.status}"
+
+    def turns(self, bench: Bench) -> list[CompletedTurn]:
+        """The turns that the scheduler was sent."""
+        sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
+        return [turn for message in sent for turn in message.turns]

@@ -1,0 +1,68 @@
+"""Sends completed turns to the scheduler, which keeps them: another process can then go on with the rollout.
+
+::
+
+    AgentLoop --> KeptTurns.completed --> waiting turns --> run (a task) --> TurnsCompleted over the link "kept"
+
+No rollout waits for the scheduler. Turns that find no room on the link wait here, at most until their rollout has
+ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from agent_rl.messages import TurnsCompleted
+
+if TYPE_CHECKING:
+    from actors.base import ActorContext
+    from agent_rl.messages import CompletedTurn
+    from agent_rl.rollout.episode import Episode
+
+LINK = "kept"
+
+
+class KeptTurns:
+    """The completed turns of a generator's running rollouts."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self._context = context
+        self._running: dict[str, Episode] = {}
+        """Rollouts that have completed turns."""
+        self._waiting: dict[str, list[CompletedTurn]] = {}
+        self._more = trio.Event()
+
+    def completed(self, episode: Episode, began: float) -> None:
+        """The rollout goes on after a turn. It began here at ``began``, in seconds of the context's clock."""
+        rollout = episode.request.rollout
+        self._running[rollout] = episode
+        self._waiting.setdefault(rollout, []).append(episode.complete(self._context.now() - began))
+        self._more.set()
+
+    def resumed(self, episode: Episode) -> None:
+        """The rollout goes on from turns that the scheduler has."""
+        self._running[episode.request.rollout] = episode
+
+    def repeat(self, rollout: str) -> None:
+        """A restarted scheduler asked for a running rollout again: send it all turns, since it has lost them."""
+        if rollout in self._running:
+            self._waiting[rollout] = list(self._running[rollout].completed)
+            self._more.set()
+
+    def ended(self, rollout: str) -> None:
+        """The rollout has ended: its turns are in its trajectory."""
+        self._running.pop(rollout, None)
+        self._waiting.pop(rollout, None)
+
+    async def run(self) -> None:
+        """Send what waits, in order, until cancelled."""
+        link = self._context.link(LINK)
+        while True:
+            await self._more.wait()
+            self._more = trio.Event()
+            while self._waiting:
+                rollout = next(iter(self._waiting))
+                turns = tuple(self._waiting.pop(rollout))
+                await link.send(TurnsCompleted(rollout, self._context.name, turns))

@@ -1,0 +1,73 @@
+"""Complete turns of a rollout as another generator takes them over: compact, exact, and checked.
+
+::
+
+    prompt --crc--> before | turn 1 | after = before | turn 2 | after ...
+
+The checksum of a turn covers everything that the next turn continues. So a generator refuses turns that do not continue
+its own prompt, and the scheduler never joins turns that two generators wrote of one rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from agent_rl.messages import CompletedTurn, Int32Matrix, Int32Vector
+
+
+def prompt_check(prompt: Sequence[int]) -> int:
+    """The checksum that the first turn continues."""
+    return crc32(np.array(prompt, dtype=np.int32).data)
+
+
+def turn_check(turn: CompletedTurn) -> int:
+    """The checksum of the rollout with this turn."""
+    check = turn.before
+    for part in (turn.written, turn.logprobs, turn.policies, turn.answer):
+        check = crc32(np.ascontiguousarray(part).data, check)
+    check = crc32(turn.state, check)
+    for name in sorted(turn.tool_states):
+        check = crc32(turn.tool_states[name], crc32(name.encode(), check))
+    return check
+
+
+def runs_of(policies: Int32Matrix) -> Int32Matrix:
+    """Policies token by token [n, 2] as runs of equal ones [r, 3]: epoch, version, length."""
+    changes = np.flatnonzero((policies[1:] != policies[:-1]).any(axis=1)) + 1
+    starts = np.concatenate([[0], changes])
+    lengths = np.diff(np.append(starts, len(policies)))
+    return np.column_stack([policies[starts], lengths]).astype(np.int32)
+
+
+def token_by_token(runs: Int32Matrix) -> Int32Matrix:
+    """The inverse of `runs_of`: [r, 3] -> [n, 2]."""
+    policies: Int32Matrix = np.repeat(runs[:, :2], runs[:, 2], axis=0)
+    return policies
+
+
+def chain_fault(before: int, turns: Sequence[CompletedTurn]) -> str:
+    """Why the turns do not continue each other from the checksum ``before``; empty if they do."""
+    for number, turn in enumerate(turns, 1):
+        if turn.number != number:
+            return f"turn {number} is missing"
+        if turn.before != before:
+            return "they continue another prompt" if number == 1 else f"turn {number} continues another turn"
+        if turn_check(turn) != turn.after or not _sound(turn):
+            return f"turn {number} is damaged"
+        before = turn.after
+    return ""
+
+
+def _sound(turn: CompletedTurn) -> bool:
+    runs, count = turn.policies, len(turn.written)
+    fits = len(turn.logprobs) == count > 0 and runs.shape[1:] == (3,)
+    return fits and bool((runs[:, 2] > 0).all()) and int(runs[:, 2].sum()) == count
+
+
+def answered(turn: CompletedTurn) -> tuple[Int32Vector, Int32Matrix]:
+    """The tokens of a turn's answer [g], and their policies [g, 2]."""
+    policy = np.array([[turn.policy.epoch, turn.policy.version]], dtype=np.int32)
+    return turn.answer, np.tile(policy, (len(turn.answer), 1))

@@ -1,0 +1,67 @@
+"""The completed turns of rollouts in flight, so that another process of a generator can go on with a rollout.
+
+The scheduler keeps them in memory, because the scheduler places rollouts. Generators have them too: a restarted
+scheduler asks for its rollouts again, and their generators then send all turns again. So turns are lost only when
+scheduler and generator are lost at once; such a rollout starts again from its beginning.
+"""
+
+from __future__ import annotations
+
+from agent_rl.messages import CompletedTurn, TurnsCompleted
+
+OVERHEAD_BYTES = 1024
+"""What a turn takes beside its arrays and texts."""
+
+
+class KeptTurns:
+    """At most ``limit`` bytes. Turns beyond the limit are left out: such a rollout goes on from an earlier turn."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chains: dict[str, list[CompletedTurn]] = {}
+        self.bytes = 0
+        self.left_out = 0
+        """Number of turns that found no room."""
+
+    def add(self, completed: TurnsCompleted) -> None:
+        """Keep turns that continue what is kept of the rollout; a turn replaces those that it does not continue.
+
+        Turns that continue anything else are left out: a second generator wrote them, and only one of the two is
+        followed.
+        """
+        chain = self._chains.setdefault(completed.rollout, [])
+        for turn in completed.turns:
+            place = turn.number - 1
+            if place > len(chain) or (place and chain[place - 1].after != turn.before):
+                break
+            if place < len(chain) and chain[place].after == turn.after:
+                continue
+            size = size_of(turn)
+            self._drop(chain, place)
+            if self.bytes + size > self._limit:
+                self.left_out += 1
+                break
+            chain.append(turn)
+            self.bytes += size
+        if not chain:
+            del self._chains[completed.rollout]
+
+    def of(self, rollout: str) -> tuple[CompletedTurn, ...]:
+        """The kept turns of a rollout, from the first."""
+        return tuple(self._chains.get(rollout, ()))
+
+    def forget(self, rollout: str) -> None:
+        """The rollout is done, or will not be asked for again."""
+        self._drop(self._chains.pop(rollout, []), 0)
+
+    def _drop(self, chain: list[CompletedTurn], place: int) -> None:
+        self.bytes -= sum(size_of(turn) for turn in chain[place:])
+        del chain[place:]
+
+
+def size_of(turn: CompletedTurn) -> int:
+    """Bytes of memory that a turn takes, about."""
+    arrays = (turn.written, turn.logprobs, turn.policies, turn.answer)
+    texts = sum(len(call.response) for call in turn.calls) + sum(len(reply.content) for reply in turn.replies)
+    snapshots = len(turn.state) + sum(map(len, turn.tool_states.values()))
+    return OVERHEAD_BYTES + sum(array.nbytes for array in arrays) + texts + snapshots

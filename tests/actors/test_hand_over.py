@@ -1,0 +1,259 @@
+"""A rollout survives its generator: real scheduler and generators, which are killed and restarted in virtual time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from actors.contract.generator_bench import TALKATIVE
+from actors.engines.scripted import LOGPROB, ScriptedEngine
+from actors.kv_scheduler import KVScheduler
+from actors.rollout_generator import RolloutGenerator
+from actors.testing import Stage, running, stand_ins
+from actors.weights.files import model_directory
+from agent_rl.config.topology import EnvironmentEntry, Topology
+from agent_rl.environments.arithmetic import Arithmetic
+from agent_rl.environments.python_tools import notebook
+from agent_rl.messages import (
+    EnvironmentMessage,
+    GroupOpened,
+    GroupsUnfinished,
+    ObserveTurn,
+    Retry,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    TurnObserved,
+    UnfinishedGroup,
+    UnfinishedGroups,
+)
+from tests import builders
+from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, simulate
+from tests.actors.topologies import micro
+
+CELLS = ("x = 41", "print(x)", "print(x + 1)")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generator")
+    return model_directory(micro(folder), folder)
+
+
+def run_cell(call: ToolCall) -> ToolResult:
+    """An executor's notebook, whose state are its cells."""
+    cells = [*json.loads(call.state or b"[]"), call.arguments.get("code", "")]
+    variables: dict[str, Any] = {}
+    shown = io.StringIO()
+    for cell in cells:
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            exec(cell, variables)
+    return ToolResult(call.call, "success", shown.getvalue(), "", "", 0.0, 0.001, json.dumps(cells).encode())
+
+
+class Run:
+    """Scheduler and generator, of which a test ends and starts processes, among stand-ins for the others."""
+
+    stage: Stage
+    topology: Topology
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engines: list[ScriptedEngine] = []
+        self._began = trio.Event()
+
+    def scheduler(self, incarnation: int = 1) -> Any:
+        return running(KVScheduler, self.topology, "kv_scheduler", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
+
+    def generator(self, incarnation: int = 1) -> Any:
+        return running(RolloutGenerator, self.topology, "rollout_generator", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
+
+    def publish(self, version: int) -> None:
+        for target in ("kv_scheduler.0", "rollout_generator.0"):
+            self.stage["learner"].announce(f"policy of {target}", target).set(builders.published(version))
+
+    async def turn(self, number: int, engine: int = 1) -> None:
+        """Wait until each of the two rollouts is within its turn ``number`` of those at the ``engine``."""
+        while len(self.engines) < engine or len(self.engines[engine - 1].requests) < 2 * number:
+            await self._began.wait()
+        await trio.sleep(0.005)
+
+    def writes(self, script: Callable[[int, Any], str]) -> Callable[[int, Any], str]:
+        """The script; who waits in `turn` hears of each of its turns."""
+
+        def script_of(number: int, request: Any) -> str:
+            self._began.set()
+            self._began = trio.Event()
+            return script(number, request)
+
+        return script_of
+
+    async def until(self, over: trio.Event, process: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Run a process until the event."""
+        async with process:
+            task_status.started()
+            await over.wait()
+
+    async def trajectories(self) -> list[Trajectory]:
+        made = [await self.stage["roc_filter"].receive(Trajectory) for _ in range(2)]
+        await trio.sleep(5)
+        everything = [each for each in self.stage["roc_filter"].log if isinstance(each, Trajectory)]
+        assert len(everything) == 2, "a rollout came twice"
+        return made
+
+    @property
+    def turns(self) -> int:
+        """Turns that were begun, by all engines."""
+        return sum(len(engine.requests) for engine in self.engines)
+
+
+@asynccontextmanager
+async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
+    """Two rollouts of one group; their model writes the cells one after another, then an answer."""
+
+    def cells(_: int, request: Any) -> str:
+        done = run.engines[-1].decode(list(request.tokens)).count(NOTEBOOK.split("CODE")[0])
+        return NOTEBOOK.replace("CODE", CELLS[done]) if done < len(CELLS) else ANSWER
+
+    run = Run(folder)
+    engine = {"script": run.writes(script or cells), "made": run.engines.append}
+    generator = {"engine": "actors.engines.scripted:ScriptedEngine", "engine_settings": engine}
+    roles = {
+        "rollout_generator": {**generator, **settings.pop("generator", {})},
+        "kv_scheduler": {"characters_per_token": 4.0, **settings},
+    }
+    run.topology = topology = micro(folder, **roles).model_copy(
+        update={
+            "stages": (builders.rl_stage(steps=1, max_response_tokens=440, max_turns=5),),
+            "algorithm": builders.algorithm(groups_per_step=1, samples=2, keep=2, max_staleness=0),
+            **({} if entry is None else {"environments": (entry,)}),
+        }
+    )
+    (folder / "model").symlink_to(model)
+    async with stand_ins(topology, "kv_scheduler", "rollout_generator", concurrency={"tool_executor": 8}) as run.stage:
+        run.stage["tool_executor"].reply = reply
+        nothing = GroupsUnfinished(0, 0, ())
+        run.stage["roc_filter"].reply = lambda asked: nothing if isinstance(asked, UnfinishedGroups) else None
+        run.publish(3)
+        yield run
+
+
+@pytest.fixture(autouse=True)
+def with_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arithmetic, "tools", (notebook,))
+
+
+def check(made: Trajectory, turns: int, kept: int) -> None:
+    """A rollout of the notebook: whole, its first ``kept`` turns by version 3 and the others by version 4."""
+    assert (made.status, made.turns, made.attempt) == ("finished", turns, 0)
+    assert made.transcript.texts == (*(NOTEBOOK.replace("CODE", cell) for cell in CELLS), ANSWER)
+    assert [(call.turn, call.response) for call in made.transcript.calls][1:] == [(2, "41"), (3, "42")]
+    assert np.all(made.logprobs == np.where(made.loss_mask == 1, np.float32(LOGPROB), np.float32(0)))
+    starts = np.flatnonzero(np.diff(made.loss_mask.astype(np.int8), prepend=0) == 1)
+    by_turn = [int(made.policies[start, 1]) for start in starts]
+    assert by_turn == [3] * kept + [4] * (turns - kept)
+
+
+def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model) as run, run.scheduler() as scheduler:
+            async with run.generator():
+                await run.turn(3)
+                first = run.engines[0].written
+                assert scheduler.status()[1].scheduler.kept_mib > 0
+            run.publish(4)
+            async with run.generator(2):
+                for made in await run.trajectories():
+                    check(made, 4, 2)
+                    before = [token for turn in first[made.rollout] for token in turn]
+                    assert made.tokens[made.loss_mask == 1].tolist()[: len(before)] == before
+                    states = [call.state for call in run.stage["tool_executor"].log if call.rollout == made.rollout and not call.ends]  # fmt: skip
+                    assert [len(json.loads(state or b"[]")) for state in states] == [0, 1, 2]
+            assert run.turns == 2 * 4 + 2  # those under way once more
+            assert {len(each.tokens) for each in run.engines[1].requests[:2]} == {len(each.tokens) for each in run.engines[0].requests[-2:]}  # fmt: skip
+            assert scheduler.status()[1].scheduler.kept_mib == 0
+
+    simulate(main)
+
+
+def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model) as run, run.scheduler():
+            for incarnation in range(1, 5):
+                async with run.generator(incarnation):
+                    await run.turn(1, engine=incarnation)
+                    if incarnation == 4:
+                        await run.trajectories()
+            assert run.turns == 2 * (4 + 3)
+
+    simulate(main)
+
+
+def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model) as run, trio.open_nursery() as nursery:
+            first, second, filter_ = trio.Event(), trio.Event(), run.stage["roc_filter"]
+            await nursery.start(run.until, first, run.generator())
+            async with run.scheduler():
+                await run.turn(2)
+            (group,) = (each for each in filter_.log if isinstance(each, GroupOpened))
+            missing = tuple(Retry(group.group, sample, 0, 0) for sample in range(2))
+            open_ = GroupsUnfinished(0, 1, (UnfinishedGroup(group, missing),))
+            filter_.reply = lambda asked: open_ if isinstance(asked, UnfinishedGroups) else None
+            async with run.scheduler(2):
+                await run.turn(3)
+                first.set()
+                run.publish(4)
+                await nursery.start(run.until, second, run.generator(2))
+                for made in await run.trajectories():
+                    check(made, 4, 2)
+                assert run.turns == 2 * 4 + 2
+            second.set()
+
+    simulate(main)
+
+
+def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model, generator={"keep_turns": False}) as run, run.scheduler():
+            async with run.generator():
+                await run.turn(3)
+            run.publish(4)
+            async with run.generator(2):
+                for made in await run.trajectories():
+                    check(made, 4, 0)
+            assert run.turns == 2 * (4 + 3)
+
+    simulate(main)
+
+
+def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: Path) -> None:
+    def reply(question: ObserveTurn) -> TurnObserved:
+        turn = len(question.transcript.texts)
+        message = EnvironmentMessage(turn, "user", f"higher than {turn}")
+        return TurnObserved((message,), question.state + b"%d" % turn, done=turn == 3)
+
+    async def main() -> None:
+        entry = EnvironmentEntry(**{"class": TALKATIVE, "name": "game"})
+        async with a_run(tmp_path, model, entry=entry, reply=reply, script=lambda *_: "1" * 40) as run, run.scheduler():
+            async with run.generator():
+                await run.turn(2)
+            async with run.generator(2):
+                for made in await run.trajectories():
+                    assert (made.status, made.transcript.texts) == ("finished", ("1" * 40,) * 3)
+                    assert [reply.turn for reply in made.transcript.replies] == [1, 2, 3]
+                    asked = [each for each in run.stage["tool_executor"].log if each.rollout == made.rollout]
+                    assert [each.state for each in asked] == [b"", b"1", b"12"]
+            assert run.turns == 2 * 3 + 2
+
+    simulate(main)

@@ -1,0 +1,119 @@
+"""The turns that a scheduler keeps: one history of a rollout, within a bound, until the rollout is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.messages import CompletedTurn, Policy, TurnsCompleted
+from agent_rl.rollout.completed import chain_fault, turn_check
+from agent_rl.scheduling.kept_turns import KeptTurns, size_of
+from agent_rl.scheduling.scheduler import GroupScheduler, Place
+from tests.agent_rl.scheduling.test_scheduling import World, scheduler
+
+PROMPT = 7
+ROLLOUT = "s0-g000000/0/0"
+
+
+def turn(before: int, number: int, token: int) -> CompletedTurn:
+    made = CompletedTurn(
+        number=number,
+        before=before,
+        after=0,
+        written=np.array([token], dtype=np.int32),
+        logprobs=np.zeros(1, dtype=np.float32),
+        policies=np.array([[1, 0, 1]], dtype=np.int32),
+        answer=np.zeros(0, dtype=np.int32),
+        policy=Policy(1, 0),
+        calls=(),
+        replies=(),
+        state=b"",
+        tool_states={},
+        seconds=0.0,
+    )
+    return replace(made, after=turn_check(made))
+
+
+def history(*tokens: int) -> list[CompletedTurn]:
+    """A run of the rollout that wrote these tokens, one a turn."""
+    turns: list[CompletedTurn] = []
+    for number, token in enumerate(tokens, 1):
+        turns.append(turn(turns[-1].after if turns else PROMPT, number, token))
+    return turns
+
+
+def of(*turns: CompletedTurn, generator: str = "rollout_generator.0") -> TurnsCompleted:
+    return TurnsCompleted(ROLLOUT, generator, turns)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4)), max_size=12),
+    st.integers(0, 6),
+)
+def test_what_is_kept_is_always_a_beginning_of_one_history(
+    runs: list[list[int]], arrivals: list[tuple[int, int, int]], room: int
+) -> None:
+    """Messages of several runs of a rollout may come in any order, some of them twice or never."""
+    histories = [history(*tokens) for tokens in runs]
+    limit = room * size_of(histories[0][0])
+    kept = KeptTurns(limit)
+    for which, first, count in arrivals:
+        own = histories[which % len(histories)]
+        if turns := own[first : first + count]:
+            kept.add(of(*turns))
+        found = kept.of(ROLLOUT)
+        assert chain_fault(PROMPT, found) == ""
+        assert any([each.after for each in found] == [each.after for each in own[: len(found)]] for own in histories)
+        assert kept.bytes == sum(map(size_of, found)) <= limit
+    kept.forget(ROLLOUT)
+    assert (kept.of(ROLLOUT), kept.bytes) == ((), 0)
+
+
+def test_turns_come_one_by_one_and_a_turn_that_comes_twice_changes_nothing() -> None:
+    kept, turns = KeptTurns(1 << 20), history(1, 2, 3)
+    for each in (turns[0], turns[1], turns[0], turns[2]):
+        kept.add(of(each))
+    assert kept.of(ROLLOUT) == tuple(turns)
+
+
+def test_a_second_run_that_goes_on_from_an_earlier_turn_replaces_the_later_ones() -> None:
+    kept, first, second = KeptTurns(1 << 20), history(1, 2, 3), history(1, 5, 6)
+    kept.add(of(*first))
+    kept.add(of(second[2]))
+    assert kept.of(ROLLOUT) == tuple(first)  # turn 3 continues a turn 2 that is not kept
+    kept.add(of(second[1]))
+    assert [each.after for each in kept.of(ROLLOUT)] == [each.after for each in second[:2]]
+
+
+def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays() -> None:
+    turns = history(1, 2, 3)
+    kept = KeptTurns(size_of(turns[0]))
+    kept.add(of(*turns))
+    assert (kept.of(ROLLOUT), kept.left_out) == ((turns[0],), 1)
+
+
+def placed(made: GroupScheduler) -> list[Place]:
+    world = World(made)
+    world.begin()
+    return world.placed
+
+
+def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done() -> None:
+    kept = KeptTurns(1 << 20)
+    made = scheduler(kept=kept)
+    request = next(place.request for place in placed(made) if place.request.rollout == ROLLOUT)
+    assert made.with_turns(request) is request
+    made.turns_completed(of(*history(9), generator="rollout_generator.7"))
+    made.turns_completed(replace(of(*history(9)), rollout="s9-g000000/0/0"))
+    assert kept.bytes == 0
+    made.turns_completed(of(*history(1, 2)))
+    assert [each.number for each in made.with_turns(request).turns] == [1, 2]
+    assert replace(made.with_turns(request), turns=()) == request
+    made.rollout_done(ROLLOUT)
+    assert (made.with_turns(request), kept.bytes) == (request, 0)
+    made.turns_completed(of(*history(1)))
+    assert kept.bytes == 0
