@@ -237,7 +237,7 @@ class LearnerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFigures:
-    """Groups of the stage, rollouts now, and tokens of the engines' KV caches."""
+    """Groups of the stage, rollouts now, tokens of the engines' KV caches, completed turns that are kept or left out."""
 
     groups_opened: int
     rollouts_in_flight: int
@@ -245,9 +245,7 @@ class SchedulerFigures:
     kv_promised: int
     kv_total: int
     kept_mib: float = 0.0
-    """Completed turns of rollouts in flight that are kept."""
     turns_left_out: int = 0
-    """Turns that found no room among them, since the process started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,9 +342,6 @@ class ActorFigures:
     rejected_frames: int | None = None
     """Frames that the actor's node could not read; None where there were none."""
     extra: dict[str, float] = field(default_factory=dict)
-
-
-# Names ----------------------------------------------------------------------------------------------------------------
 
 
 def numbers(figures: Any) -> dict[str, float]:

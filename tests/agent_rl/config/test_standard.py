@@ -52,6 +52,7 @@ LINKS = {
         "tools": "tool_executor",
         "turns": "tool_executor",
         "load": ("kv_scheduler", "learner"),
+        "kept": "kv_scheduler",
     },
     "tool_executor": {},
     "roc_filter": {"checks": "tool_executor", "training": "learner", "progress": "kv_scheduler"},
