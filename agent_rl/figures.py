@@ -237,7 +237,7 @@ class LearnerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFigures:
-    """Groups of the stage, rollouts now, tokens of the engines' KV caches, completed turns that are kept or left out."""
+    """Groups of the stage, rollouts now, tokens of the engines' KV caches, completed turns kept or left out."""
 
     groups_opened: int
     rollouts_in_flight: int
