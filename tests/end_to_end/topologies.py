@@ -67,7 +67,7 @@ links = {{ groups = "roc_filter", requests = "rollout_generator", unwanted = "ro
 [actors.rollout_generator]
 class = "actors.rollout_generator:RolloutGenerator"
 host = "{b}"
-links = {{ trajectories = "roc_filter", tools = "tool_executor", turns = "tool_executor", load = ["kv_scheduler", "learner"] }}
+links = {{ trajectories = "roc_filter", tools = "tool_executor", turns = "tool_executor", load = ["kv_scheduler", "learner"], kept = "kv_scheduler" }}
 settings = {{ max_rollouts = 8, error_detail = "last_line" }}
 
 [actors.tool_executor]

@@ -136,6 +136,7 @@ def test_a_link_that_is_written_stays_as_it_is(first) -> None:
         "trajectories": "roc_filter",
         "tools": "tool_executor",
         "turns": "tool_executor",
+        "kept": "kv_scheduler",
     }
 
 
