@@ -214,6 +214,7 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
                 await run.turn(3)
                 first.set()
                 run.publish(4)
+                await trio.sleep(1)  # the first process ends
                 await nursery.start(run.until, second, run.generator(2))
                 for made in await run.trajectories():
                     check(made, 4, 2)
