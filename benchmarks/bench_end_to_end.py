@@ -57,8 +57,8 @@ class Options:
     """The interpreter of the peer's environment."""
     tools: tuple[Tools, ...] = ("in_process", "isolated")
     """Where tools run."""
-    steps: int = 12
-    """Updates of each run; the first is warm-up."""
+    steps: int = 13
+    """Updates of each run; the first is warm-up. Odd, so that TRL's steps by twos sample for all that are counted."""
     rounds: int = 1
     """Runs of each kind."""
     groups: int = 16
@@ -69,8 +69,8 @@ class Options:
     """Tokens of a completion, tool responses included."""
     setting: str | None = None
     """TRL's setting: a candidate's name, or a JSON object of a Setting's fields; left out: the tournament's best."""
-    tournament_steps: int = 4
-    """Updates of each candidate; each finalist has twice as many more."""
+    tournament_steps: int = 5
+    """Updates of each candidate, odd for the same reason; a finalist has as many again, less one."""
     tournament_seconds: float = 90.0
     """How long a run of the tournament may take; a candidate that is slower is out."""
     model: Path | None = None
@@ -187,7 +187,8 @@ def read_peer(path: Path, seconds: float) -> Measured:
 async def tournament(options: Options, model: Path, folder: Path) -> str:
     """The name of the candidate with which TRL trains most completions a second; the table of all is printed.
 
-    All candidates run once, and the best FINALISTS again for twice as many steps, with another seed: that run decides.
+    All candidates run once, and the best FINALISTS again for about twice as many steps, with another seed. That run
+    decides.
     """
     rates: dict[str, float] = {}
     faults: dict[str, str] = {}
@@ -212,7 +213,7 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
             rates[name] = rate
     finals: dict[str, float] = {}
     for number, name in enumerate(sorted(rates, key=rates.__getitem__, reverse=True)[:FINALISTS], len(CANDIDATES)):
-        if (rate := await run(name, number, 2 * options.tournament_steps, 1)) is not None:
+        if (rate := await run(name, number, 2 * options.tournament_steps - 1, 1)) is not None:
             finals[name] = rate
     rows = [(name, rates.get(name, "-"), finals.get(name, "-"), faults.get(name, "")) for name in CANDIDATES]
     title = f"TRL's settings, tools {options.tools[0].replace('_', ' ')}: trained completions a second"

@@ -50,5 +50,6 @@ CANDIDATES: Mapping[str, Setting] = {
     "sdpa, micro-batches of 64": Setting(micro_batch=64),
     "sdpa, two steps sampled at once": Setting(config={"steps_per_generation": 2}),
     "sdpa, continuous batching, 32": Setting(config=continuous(32)),
+    "sdpa, continuous batching, 32, one thread": Setting(threads=1, config=continuous(32)),
     "sdpa, continuous batching, 256": Setting(config=continuous(256)),
 }
