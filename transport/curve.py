@@ -52,7 +52,11 @@ class CurveKeys:
         """Write the pair to a new file that only its owner may read. Raises FileExistsError."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write(f"{self.public}\n{self.secret}\n")
+            file.write(self.text())
+
+    def text(self) -> str:
+        """The content of a file of ``save``."""
+        return f"{self.public}\n{self.secret}\n"
 
 
 class Admission:

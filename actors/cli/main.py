@@ -60,7 +60,7 @@ COMMANDS = {
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),
         Command("keys", "keys:keys", "Make the key that hosts of one run share."),
-        Command("render", "render:app", "Write a batch script for Slurm."),
+        Command("render", "render:app", "Write a batch script for Slurm, or manifests for Kubernetes."),
     ),
 }
 """By the heading under which ``agent-rl --help`` shows them, in its order."""

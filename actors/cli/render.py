@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -75,6 +75,71 @@ def slurm(
     _write(batch_script(hosts, job), out)
 
 
+@app.command
+def kubernetes(
+    file: TopologyFile,
+    /,
+    *overlays: Overlays,
+    image: Annotated[str, Parameter(help="the container image, with agent_rl and all that the topology names")],
+    overrides: Overrides = (),
+    name: Annotated[
+        str | None, Parameter(help="of the service and of all that belongs to it; left out: the run's")
+    ] = None,
+    namespace: Annotated[str, Parameter(help="the namespace")] = "default",
+    domain: Annotated[str, Parameter(help="the domain of the cluster's services")] = "cluster.local",
+    workdir: Annotated[
+        str, Parameter(help="the working directory in the containers, with the files of the topology")
+    ] = ("/workspace"),
+    command: Annotated[str, Parameter(help="the words that start agent-rl in the containers")] = "agent-rl",
+    gpu: Annotated[Literal["nvidia", "amd"], Parameter(help="the vendor of the GPUs")] = "nvidia",
+    memory: Annotated[str | None, Parameter(help="of each pod, as in 64Gi")] = None,
+    storage: Annotated[str, Parameter(help="the size of each volume")] = "100Gi",
+    storage_class: Annotated[str | None, Parameter(help="of the volumes; left out: the cluster's default")] = None,
+    user: Annotated[int, Parameter(help="the number of the user that the containers run as; 0: root")] = 1000,
+    stop_seconds: Annotated[Positive, Parameter(help="how long a pod has to stop in order")] = 180,
+    with_key: Annotated[bool, Parameter(help="make a key and write it into the manifests")] = False,
+    out: Out = None,
+) -> None:
+    """Write manifests: a Job for each host, a service for their names, volumes; the key is a secret of its own."""
+    from actors.cluster.kubernetes import KubernetesRun, manifests, name_faults, yaml_text
+    from actors.cluster.plan import reads_run_directory
+    from transport import CurveKeys
+
+    topology, source, hosts = _loaded(file, overlays, overrides)
+    name = name or topology.run.name.lower()
+    _refuse(name_faults(hosts, name, source), source)
+    run = KubernetesRun(
+        name=name,
+        namespace=namespace,
+        domain=domain,
+        image=image,
+        workdir=workdir,
+        command=command,
+        files={_inside(path): path.read_text(encoding="utf-8-sig") for path in source.files},
+        overrides=overrides,
+        run_directory=str(topology.run.directory),
+        shares_weights=bool(reads_run_directory(topology)),
+        storage=storage,
+        storage_class=storage_class,
+        memory=memory,
+        gpu=gpu,
+        user=user,
+        stop_seconds=stop_seconds,
+        key=CurveKeys.generate().text() if with_key and len(hosts) > 1 else None,
+    )
+    head = "Made by `agent-rl render kubernetes`. Apply with kubectl apply -f; docs/clusters.md explains it."
+    if len(hosts) > 1 and not with_key:
+        secret = f"kubectl --namespace {namespace} create secret generic {name}-key --from-file=cluster.key"
+        head += f"\nThe key is not in this file. Make it once:\n  agent-rl keys cluster.key\n  {secret}"
+        complain(f"make the key of the run once: agent-rl keys cluster.key && {secret}")
+    _write(yaml_text(head, manifests(hosts, run)), out, mode=0o600 if with_key else 0o666)
+
+
+def _inside(path: Path) -> str:
+    """A file's place in the working directory of a container: the same, or its name for one from elsewhere."""
+    return path.name if path.is_absolute() or ".." in path.parts else str(path)
+
+
 def _loaded(
     file: Path, overlays: tuple[Path, ...], overrides: tuple[str, ...]
 ) -> tuple[Topology, Source, list[HostNeeds]]:
@@ -105,11 +170,12 @@ def _refuse(faults: list[Fault], source: Source) -> None:
         raise Mistake(lines=[fault.render(source.files[0]) for fault in faults])
 
 
-def _write(text: str, out: Path | None) -> None:
-    """Print what was rendered, or write it to a file."""
+def _write(text: str, out: Path | None, mode: int = 0o666) -> None:
+    """Print what was rendered, or write it to a file with these rights, less the umask."""
     if out is None:
         print(text, end="")
         return
     with whole(out) as partial:
+        partial.touch(mode)
         partial.write_text(text, encoding="utf-8")
     print(f"wrote {out}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from actors.weights import fetch, transfer
 from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.full import toml_text
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Source
@@ -77,21 +78,14 @@ def _processors(entry: ActorEntry) -> int:
 
 def reads_run_directory(topology: Topology) -> list[str]:
     """The roles on other hosts than the learner's that read weights from files of the run directory."""
-    hosts = {
-        role: {host for host in topology.hosts_in_use if _runs_on(topology, role, host)} for role in topology.actors
-    }
     return [
         role
         for role, entry in topology.actors.items()
         if fetch.LINK in getattr(resolve("actor", entry.class_path), "links", {})
-        and hosts[role] - {topology.main_host}
+        and set(topology.homes(role).values()) - {topology.main_host}
         and not entry.targets(fetch.LINK)
         and not entry.targets(transfer.LINK)
     ]
-
-
-def _runs_on(topology: Topology, role: str, host: str) -> bool:
-    return any(other == role for _, other in actor_nodes(topology, host))
 
 
 def links_faults(topology: Topology, source: Source) -> list[Fault]:
@@ -103,9 +97,7 @@ def links_faults(topology: Topology, source: Source) -> list[Fault]:
     return [source.fault(("actors", role, "links"), message, remedy) for role in reads_run_directory(topology)]
 
 
-def toml_tables(hosts: Sequence[str], addresses: Sequence[str], key_file: str | None) -> str:
-    """An overlay with the addresses of hosts; ``key_file`` None: the topology names one."""
-    tables = [f'[hosts."{host}"]\naddress = "{address}"\n' for host, address in zip(hosts, addresses, strict=True)]
-    if key_file is not None:
-        tables.append(f'[security]\nkey_file = "{key_file}"\n')
-    return "\n".join(tables)
+def hosts_overlay(addresses: Mapping[str, str], key_file: str) -> str:
+    """A topology file to lay over another, with the addresses of hosts and the key."""
+    hosts = {name: {"address": address} for name, address in addresses.items()}
+    return toml_text({"hosts": hosts, "security": {"key_file": key_file}})

@@ -9,44 +9,7 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
-
-TOPOLOGY = """\
-[run]
-name = "two"
-directory = "runs/two"
-[model.initialise]
-[[environments]]
-class = "arithmetic"
-[[stages]]
-kind = "rl"
-steps = 3
-max_response_tokens = 40
-max_turns = 2
-[hosts.rollout]
-[hosts.trainer]
-base_port = 6100
-[actors.kv_scheduler]
-host = "trainer"
-[actors.roc_filter]
-host = "trainer"
-[actors.learner]
-host = "trainer"
-settings.device = "cuda"
-[actors.tool_executor]
-host = "rollout"
-[actors.rollout_generator]
-host = "rollout"
-links.weights = "learner"
-settings = { device = "cuda:1", threads = 3, engine_settings = { tensor_parallel_size = 2 } }
-"""
-
-
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    path = tmp_path / "two.toml"
-    path.write_text(TOPOLOGY)
-    monkeypatch.chdir(tmp_path)
-    return path
+from tests.actors.cluster.topology import TOPOLOGY
 
 
 def render(capsys, *arguments):
@@ -159,6 +122,7 @@ def test_each_node_runs_its_host_with_addresses_that_the_others_reach(file, caps
 WAITS = """
 if [ "$SLURMD_NODENAME" = n1 ]; then
     trap 'exit CODE' TERM
+    touch ready
     kill -SIGNAL "$PPID_OF_JOB"
     sleep 20 > /dev/null 2>&1 & wait
 fi
@@ -205,9 +169,9 @@ def test_a_run_directory_of_a_node_travels_by_a_shared_folder(file, capsys, tmp_
 
 
 def test_a_host_that_fails_stops_the_job(file, capsys, tmp_path):
-    fails = '[ "$SLURMD_NODENAME" = n2 ] && exit 2\n' + WAITS.replace("CODE", "75").replace(
-        'kill -SIGNAL "$PPID_OF_JOB"', ""
-    )
+    fails = '[ "$SLURMD_NODENAME" = n2 ] && { until [ -e ready ]; do sleep 0.05; done; exit 2; }\n' + WAITS.replace(
+        "CODE", "75"
+    ).replace('kill -SIGNAL "$PPID_OF_JOB"', "")
     scancel = 'echo "$@" > scancelled; kill -TERM "$PPID_OF_JOB"'
     done = run_job(tmp_path, capsys, "export PPID_OF_JOB=$PPID; " + BOTH, fails, scancel=scancel)
     assert done.returncode == 75
