@@ -124,7 +124,7 @@ def _about(host: HostNeeds) -> str:
             "\nIts tool executor makes user, mount and PID namespaces for model code (docs/sandbox.md). The profiles of"
             "\nseccomp and AppArmor that container runtimes load by default forbid that, so this pod has none."
             "\nThe sandbox installs a seccomp filter of its own around model code. The namespace must admit such pods"
-            "\n(Pod Security level `privileged`). Otherwise remove both profiles: the sandbox then takes a weaker level."
+            "\n(Pod Security level `privileged`). Otherwise remove both profiles: the sandbox takes a weaker level."
         )
     return text
 
