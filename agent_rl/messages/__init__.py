@@ -21,6 +21,8 @@ The flow, sender to receiver (kind of link in brackets)::
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
     every actor        ActorStatus [announce] --------------------> supervisor
     supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts
+    supervisor         JoinedHosts [announce] --------------------> supervisors of other hosts
+    a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;

@@ -65,3 +65,42 @@ class RunState:
     ending: bool
     exit_code: int
     finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedHost:
+    """A host that joined the run: where its nodes listen, and the numbers of its replicas by role."""
+
+    name: str
+    address: str
+    base_port: int
+    replicas: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinWanted:
+    """A host that the topology does not name asks to join the run, with a number of replicas of some roles.
+
+    ``made_with``: JSON of the settings of its topology that must be those of the run.
+    """
+
+    host: str
+    address: str
+    base_port: int
+    replicas: dict[str, int]
+    made_with: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswer:
+    """Why a host may not join; or, with an empty ``refusal``, all hosts that joined, the asking one included."""
+
+    refusal: str
+    hosts: tuple[JoinedHost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedHosts:
+    """The supervisor of the learner's host tells all others which hosts joined the run and have not left."""
+
+    hosts: tuple[JoinedHost, ...]
