@@ -60,7 +60,7 @@ class Gate:
         """
         self._inbox = inbox
         self._nodes = nodes
-        self._hosts = hosts
+        self._hosts = set(hosts)
         self._on_refused = on_refused
         self._open: dict[int, tuple[int, str]] = {}
         """By descriptor, the kernel's number of the connection's socket, since a descriptor may be used again, and the
@@ -71,6 +71,12 @@ class Gate:
         self._listener: sockets.socket | None = None
         self.monitor = inbox.get_monitor_socket(_EVENTS)
         self.monitor.setsockopt(zmq.LINGER, 0)
+
+    def extend(self, nodes: int, hosts: Collection[str]) -> None:
+        """The run has so many nodes now, and these hosts too, by numeric address."""
+        self._nodes = nodes
+        self._hosts.update(hosts)
+        self._decide()
 
     def watch(self, frames: Sequence[Buffer]) -> None:
         """Take an event of the inbox from ZeroMQ's monitor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from transport.errors import CallTimeout, CreditWait, UnknownPeer
 from transport.limits import Limits
 from transport.link import CallRouter, PushSender, Unsettled, WaitingLine
 from transport.outbound import Outbound, PendingCall
+from transport.schema import Buffer
 
 # A send that finds room yields to the scheduler only every so often, so that a loop of sends lets other tasks run.
 _SENDS_BETWEEN_CHECKPOINTS = 32
@@ -33,13 +34,34 @@ class PushLink:
     def __init__(self, name: str, targets: Mapping[str, Outbound], window: int, limits: Limits) -> None:
         self.name = name
         self._limits = limits
-        self._targets = dict(sorted(targets.items()))
-        self._senders = {peer: PushSender(window, limits.stalled_heartbeats) for peer in self._targets}
+        self.targets: dict[str, Outbound] = {}
+        self._window = window
+        self._senders: dict[str, PushSender] = {}
+        self._removed: set[str] = set()
         self._waiting: WaitingLine[_WaitingSend] = WaitingLine()
         self._drained: trio.Event | None = None
         self._sends = 0
-        for peer, outbound in self._targets.items():
-            outbound.pushes[name] = (self._senders[peer], self)
+        for peer, outbound in targets.items():
+            self.add(peer, outbound)
+
+    def add(self, peer: str, outbound: Outbound) -> None:
+        """A further target."""
+        self._removed.discard(peer)
+        sender = PushSender(self._window, self._limits.stalled_heartbeats)
+        self.targets = dict(sorted({**self.targets, peer: outbound}.items()))
+        self._senders = {name: self._senders.get(name, sender) for name in self.targets}
+        outbound.pushes[self.name] = (sender, self)
+        self.moved()
+
+    def remove(self, peer: str) -> None:
+        """Take a target away: other targets get what it has not acknowledged, unless that was sent to it alone."""
+        sender = self._senders[peer]
+        others = [_WaitingSend(message.for_successor(), None) for message in sender.unsettled if not message.bound]
+        self.withdraw(peer)
+        self._removed.add(peer)
+        del self._senders[peer], self.targets.pop(peer).pushes[self.name]
+        self._waiting.extendleft(reversed(others))
+        self.moved()
 
     async def send(
         self,
@@ -54,12 +76,16 @@ class PushLink:
         Silent and leaving targets are used only when all are. Returns before the message has arrived: ``on_ack`` is
         called once the receiver has acknowledged it, unless the message is withdrawn. Do not change the message's
         arrays before. A new process of the target gets the message again; where ``again`` is given, the process gets
-        what that returns. Raises EncodeError, and UnknownPeer when ``to`` is not a target of this link.
+        what that returns. A message to a target that was removed is withdrawn at once. Raises EncodeError, and
+        UnknownPeer when ``to`` is not a target of this link.
         """
+        if to in self._removed:
+            await trio.lowlevel.checkpoint()
+            return
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
         encoded_again = None if again is None else lambda: encode(again(), self._limits)
-        unsettled = Unsettled(encode(message, self._limits), on_ack, encoded_again)
+        unsettled = Unsettled(encode(message, self._limits), on_ack, encoded_again, to is not None)
         self._sends += 1
         if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -133,7 +159,9 @@ class PushLink:
     def _with_room(self, to: str | None) -> str | None:
         if to is not None:
             return to if self._senders[to].room > 0 else None
-        candidates = [peer for peer in self._senders if self._targets[peer].available] or list(self._senders)
+        candidates = [peer for peer in self._senders if self.targets[peer].available] or list(self._senders)
+        if not candidates:
+            return None
         target = max(candidates, key=lambda peer: self._senders[peer].room)  # the first of equals: sorted by name
         return target if self._senders[target].room > 0 else None
 
@@ -147,7 +175,7 @@ class PushLink:
 
     def _offer(self, target: str, message: Unsettled) -> None:
         self._senders[target].offer(message)
-        self._targets[target].send_pushes(self.name)
+        self.targets[target].send_pushes(self.name)
 
 
 class CallLink:
@@ -165,13 +193,25 @@ class CallLink:
         self.name = name
         self._limits = limits
         self.replies = replies
-        self.router = CallRouter(tuple(targets), outstanding)
-        self._targets = dict(targets)
+        self.router = CallRouter((), outstanding)
+        self.targets: dict[str, Outbound] = {}
         self._timeout = timeout
         self._waiting: WaitingLine[PendingCall] = WaitingLine()
         self._reachable = trio.lowlevel.ParkingLot()
-        for outbound in self._targets.values():
-            outbound.call_links.append(self)
+        for peer, outbound in targets.items():
+            self.add(peer, outbound)
+
+    def add(self, peer: str, outbound: Outbound) -> None:
+        """A further replica."""
+        self.targets[peer] = outbound
+        self.router.add(peer)
+        outbound.call_links.append(self)
+        self.available()
+
+    def remove(self, peer: str) -> None:
+        """Take away a replica that is not available, so that no call is left there."""
+        self.targets.pop(peer).call_links.remove(self)
+        self.router.remove(peer)
 
     async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
         """Call the replica with the fewest calls outstanding; return its reply. Calls wait for room in order.
@@ -221,7 +261,7 @@ class CallLink:
     @property
     def reachable(self) -> bool:
         """Whether a replica can be called, as far as is known."""
-        return any(target.available for target in self._targets.values())
+        return any(target.available for target in self.targets.values())
 
     async def until_reachable(self) -> None:
         """Wait until a replica can be called."""
@@ -244,10 +284,10 @@ class CallLink:
             self._waiting.serve(self._serve)
 
     def _serve(self, call: PendingCall) -> bool:
-        target = self.router.begin(call.key, [peer for peer, each in self._targets.items() if not each.available])
+        target = self.router.begin(call.key, [peer for peer, each in self.targets.items() if not each.available])
         if target is None:
             return False
-        self._targets[target].begin(call)
+        self.targets[target].begin(call)
         return True
 
     def _abandon(self, call: PendingCall) -> None:
@@ -263,10 +303,24 @@ class AnnounceLink:
     def __init__(self, name: str, targets: Mapping[str, Outbound], limits: Limits) -> None:
         self.name = name
         self._limits = limits
-        self._targets = tuple(targets.values())
+        self.targets: dict[str, Outbound] = {}
+        self._values: dict[str, Sequence[Buffer]] = {}
+        for peer, outbound in targets.items():
+            self.add(peer, outbound)
+
+    def add(self, peer: str, outbound: Outbound) -> None:
+        """A further target, which gets the newest values."""
+        self.targets[peer] = outbound
+        for kind, frames in self._values.items():
+            outbound.announce(self.name, kind, frames)
+
+    def remove(self, peer: str) -> None:
+        """Take a target away."""
+        self.targets.pop(peer).announcements.forget(self.name)
 
     def set(self, message: Any) -> None:
         """Set the newest value of this message's type for every target. Raises EncodeError."""
-        frames = encode(message, self._limits)
-        for outbound in self._targets:
-            outbound.announce(self.name, type(message).__name__, frames)
+        kind = type(message).__name__
+        frames = self._values[kind] = encode(message, self._limits)
+        for outbound in self.targets.values():
+            outbound.announce(self.name, kind, frames)

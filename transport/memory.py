@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -32,6 +32,9 @@ class MemoryNetwork:
         """The port of a node of any name. ``limits`` concern real networks only."""
         del limits
         return MemoryPort(self, name, incarnation)
+
+    def extend(self, addresses: Mapping[str, str]) -> None:
+        """Nodes of any name are known."""
 
     def bind(self, port: MemoryPort) -> None:
         """Open a port's inbox and deliver the frames that waited for it."""
@@ -110,6 +113,10 @@ class MemoryPort:
 
     def renew(self, peer: str) -> None:
         """A connection in memory does not end."""
+
+    def disconnect(self, peer: str) -> None:
+        """Send nothing more to it."""
+        self._peers.discard(peer)
 
     def knows(self, peer: str) -> bool:
         """Whoever is attached is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from transport.faults import Faults
@@ -38,6 +38,9 @@ class Port(Protocol):
     def renew(self, peer: str) -> None:
         """Connect again to a peer that cannot be heard. Frames on their way to the peer are lost."""
 
+    def disconnect(self, peer: str) -> None:
+        """Close the connection to a peer. Nothing comes back over it from now on."""
+
     def knows(self, peer: str) -> bool:
         """Whether the network has a node of this name. Processes of other names are strangers."""
 
@@ -56,6 +59,12 @@ class Network(Protocol):
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of node ``name``. Raises UnknownPeer when the network has no address for it."""
+
+    def extend(self, addresses: Mapping[str, str]) -> None:
+        """Add nodes while ports are open; a node that no port is connected to may get another address.
+
+        Addresses of other hosts are numeric. Raises as the making of the network does.
+        """
 
 
 def make_identity(name: str, incarnation: int) -> bytes:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
 
 import trio
 
-from transport.codec import Registry, decode
+from transport.codec import Registry
 from transport.dispatch import Dispatcher, Handler
 from transport.errors import DecodeError, LinkEvent, PeerBack, PeerGone, PeerLeft, PeerSilent, log_event
 from transport.faults import Faults
@@ -35,12 +34,11 @@ from transport.frames import (
     pack,
     unpack,
 )
-from transport.handles import AnnounceLink, CallLink, PushLink
+from transport.handles import AnnounceLink
 from transport.inbound import Delivery, DeliveryKind, Inbound
 from transport.limits import Limits
-from transport.liveness import Liveness
+from transport.links import Links
 from transport.network import Network, read_identity
-from transport.outbound import Outbound
 from transport.schema import Buffer
 
 STRANGER = "a stranger"
@@ -50,7 +48,7 @@ RENEWAL_TICKS = 10
 """Heartbeats between two attempts to connect anew to a peer that is not there."""
 
 
-class Node:
+class Node(Links):
     """Binds one inbox, and connects to the inboxes of its links' targets.
 
     Every later process of the same name must have a higher ``incarnation``: by it peers notice a restart. Links may be
@@ -69,87 +67,18 @@ class Node:
         only_expected: bool = False,
     ) -> None:
         """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called."""
-        self.name = name
-        self.incarnation = incarnation
-        self._limits = limits or Limits()
-        self._registry = registry
-        self._decode = partial(decode, limits=self._limits)
+        limits = limits or Limits()
+        super().__init__(name, network.attach(name, incarnation, limits), registry, incarnation, limits, on_event)
         self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
-        self._listeners = [on_event]
         self._draining = False
-        self._port = network.attach(name, incarnation, self._limits)
-        self._running = False
         self._ticks = 0
-        self._outbound: dict[str, Outbound] = {}
-        self._links: dict[str, PushLink | CallLink | AnnounceLink] = {}
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
-        self._liveness = Liveness(self._limits.silent_after, self._limits.lost_after)
-        self._expected: dict[str, int] = {}
         self._only_expected = only_expected
         self.faults = Faults(self._report)
         """Of other processes, also those that the port finds."""
         self._changed: dict[Inbound, None] = {}
-        self._sending: dict[Outbound, None] = {}
-        self._flush_wanted = trio.lowlevel.ParkingLot()
         self._dispatcher = Dispatcher(self._send_back, self._limits)
-
-    def push(self, link: str, targets: Sequence[str], *, window: int) -> PushLink:
-        """A push link. At most ``window`` messages to each target are sent and not yet taken off the target's queue."""
-        if window < 1:
-            raise ValueError(f"window of link {link} must be at least 1, got {window}")
-        peers = self._peers(link, targets)
-        self._links[link] = made = PushLink(link, peers, window, self._limits)
-        return made
-
-    def call(
-        self, link: str, targets: Sequence[str], *, outstanding: int, timeout: float, reply: type | None = None
-    ) -> CallLink:
-        """A call link: at most ``outstanding`` calls to each replica at once; ``timeout`` in seconds is the default.
-
-        A reply of another type than ``reply`` fails the call; None accepts any type.
-        """
-        if outstanding < 1:
-            raise ValueError(f"outstanding of link {link} must be at least 1, got {outstanding}")
-        replies = self._registry if reply is None else Registry(reply)
-        self._links[link] = made = CallLink(
-            link, self._peers(link, targets), outstanding, timeout, replies, self._limits
-        )
-        return made
-
-    def announce(self, link: str, targets: Sequence[str]) -> AnnounceLink:
-        """An announce link."""
-        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._limits)
-        return made
-
-    def _peers(self, link: str, targets: Sequence[str]) -> dict[str, Outbound]:
-        if link in self._links:
-            raise ValueError(f"node {self.name} has a link {link} already")
-        if not targets:
-            raise ValueError(f"link {link} leads nowhere")
-        return {peer: self._connect(peer) for peer in targets}
-
-    def _connect(self, peer: str) -> Outbound:
-        outbound = self._outbound.get(peer)
-        if outbound is None:
-            self._port.connect(peer)
-            outbound = self._outbound[peer] = Outbound(
-                peer, self._port.send, self._decode, self._report, self._will_send
-            )
-            if peer in self._expected:
-                outbound.expect(self._expected[peer])
-            if self._running:
-                self._liveness.expect(peer, trio.current_time())
-                outbound.send_heartbeat(self.incarnation)
-        return outbound
-
-    def watch(self, listener: Callable[[LinkEvent], None]) -> None:
-        """Call ``listener`` with each event from now on, besides the ``on_event`` that the node was made with."""
-        self._listeners.append(listener)
-
-    def _report(self, event: LinkEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
 
     def drain(self) -> None:
         """Tell the peers that this process is about to leave: they send calls elsewhere, and get PeerDraining."""
@@ -258,19 +187,14 @@ class Node:
         for peer, seconds in lost:
             self._dispatcher.forget_announcements(peer)
             self._report(PeerGone(peer, seconds))
-        for link in self._links.values():
-            if isinstance(link, PushLink):
-                for event in link.overdue(now, self._limits.credit_report_after):
-                    self._report(event)
+        for link in self._pushes():
+            for event in link.overdue(now, self._limits.credit_report_after):
+                self._report(event)
 
     def _mark(self, inbound: Inbound) -> None:
         if not self._changed:
             self._flush_wanted.unpark()
         self._changed[inbound] = None
-
-    def _will_send(self, outbound: Outbound) -> None:
-        self._sending[outbound] = None
-        self._flush_wanted.unpark()
 
     def _send_back(self, inbound: Inbound, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
         self._port.send_back(inbound.identity, [pack(envelope, message[:1]), *message[1:]])
@@ -415,7 +339,9 @@ class Node:
         """Frames came back over the connection to ``peer``."""
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
-            outbound = self._outbound[peer]
+            outbound = self._outbound.get(peer)
+            if outbound is None:  # the connection is closed, and this had arrived
+                return
             if isinstance(envelope, Goodbye):
                 self._leaves(peer, -1 if outbound.incarnation is None else outbound.incarnation)
                 return

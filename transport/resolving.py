@@ -15,15 +15,16 @@ _RESOLVE_SECONDS = 10.0
 """The most that the look-up of a host's name may take."""
 
 
+def tcp_hosts(addresses: Collection[str]) -> set[str]:
+    """The hosts of the addresses on TCP."""
+    parts = (address.partition("://") for address in addresses)
+    return {rest.rpartition(":")[0].strip("[]") for scheme, _, rest in parts if scheme == "tcp"}
+
+
 async def numeric_hosts(addresses: Collection[str]) -> set[str]:
     """The numeric addresses of all hosts on TCP, without names that this machine does not know."""
     hosts: set[str] = set()
-    names = {
-        rest.rpartition(":")[0].strip("[]")
-        for scheme, _, rest in (a.partition("://") for a in addresses)
-        if scheme == "tcp"
-    }
-    for name in names:
+    for name in tcp_hosts(addresses):
         with contextlib.suppress(OSError), trio.move_on_after(_RESOLVE_SECONDS):
             places = await trio.socket.getaddrinfo(name, None, type=sockets.SOCK_STREAM)
             hosts.update(str(place[0]).partition("%")[0] for *_, place in places)

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import socket as sockets
-import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,14 +26,14 @@ from transport.gate import Gate, watches
 from transport.handshakes import Handshakes
 from transport.limits import Limits
 from transport.network import Port, Receiver, make_identity
-from transport.resolving import numeric, numeric_hosts
+from transport.resolving import numeric, numeric_hosts, tcp_hosts
 from transport.schema import Buffer
+from transport.socket_files import make_way, remove
 
 _READ_BETWEEN_CHECKPOINTS = 128
 # A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
 _COPY_BELOW = 64 << 10
-_UNIX_PATH_MAX = 107
-_SOCKETS_BESIDE = 16
+_SOCKETS_BESIDE = 1024
 # The most unread messages of one connection to an inbox. Beyond it, messages wait in the sender's memory.
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
@@ -63,19 +60,27 @@ class ZmqNetwork:
         curve: CurveKeys | None = None,
         watched: Collection[str] = (),
     ) -> None:
+        self._addresses: dict[str, str] = {}
+        self._context = context
+        self._curve = curve
+        self._ports: list[ZmqPort] = []
+        self.extend(addresses)
+        self._watched = frozenset(watched) if curve is not None else frozenset()
+
+    def extend(self, addresses: Mapping[str, str]) -> None:
+        """Add nodes, also while ports are open. Their hosts may then be numeric addresses only."""
         for name, address in addresses.items():
             scheme, _, rest = address.partition("://")
             if scheme not in ("ipc", "tcp") or not rest:
                 raise ValueError(f"address of {name}: expected ipc:///path or tcp://host:port, got {address!r}")
-            if scheme == "tcp" and curve is None:
+            if scheme == "tcp" and self._curve is None:
                 raise InsecureLink(
                     f"{address} of {name} can be reached by others, and no key authenticates them: "
                     "create a key file (CurveKeys.generate().save(path)), copy it to every host and pass curve="
                 )
-        self._addresses = dict(addresses)
-        self._context = context
-        self._curve = curve
-        self._watched = frozenset(watched) if curve is not None else frozenset()
+        self._addresses.update(addresses)
+        for port in self._ports:
+            port.extended(addresses)
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node. Raises UnknownPeer when it has no address."""
@@ -83,6 +88,7 @@ class ZmqNetwork:
             raise UnknownPeer(f"no address is known for {name}")
         port = ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
         port.watched = self._watched
+        self._ports.append(port)
         return port
 
 
@@ -93,11 +99,19 @@ class Channel:
         self.socket = socket
         self._deliver = deliver
         self._waiting: trio.CancelScope | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the socket while it is read."""
+        self._closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self.socket.close()
 
     async def read(self) -> None:
-        """Deliver what arrives, until cancelled."""
+        """Deliver what arrives, until cancelled or closed."""
         descriptor = self.socket.fileno()
-        while True:
+        while not self._closed:
             if self._drain():  # no other task ran since, so the socket is still empty: wait
                 with trio.CancelScope() as self._waiting:
                     await trio.lowlevel.wait_readable(descriptor)
@@ -111,6 +125,8 @@ class Channel:
     def _drain(self) -> bool:
         """Deliver a burst of messages; return whether the socket is empty. An empty read resets the edge."""
         for _ in range(_READ_BETWEEN_CHECKPOINTS):
+            if self._closed:
+                return False
             try:
                 frames = _receive(self.socket)
             except zmq.Again:
@@ -205,14 +221,14 @@ class ZmqPort:
 
     def _new_context(self) -> zmq.Context[zmq.Socket[bytes]]:
         made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # the inbox, admission, the gate and a socket for each peer; ZeroMQ's default is 1023
-        made.set(zmq.MAX_SOCKETS, max(1023, len(self._addresses) + _SOCKETS_BESIDE))
+        # the inbox, admission, the gate and a socket for each peer, also those of hosts that join
+        made.set(zmq.MAX_SOCKETS, len(self._addresses) + _SOCKETS_BESIDE)
         return made
 
     async def _bind(self, socket: zmq.Socket[bytes], address: str) -> None:
         scheme, _, rest = address.partition("://")
         if scheme == "ipc":
-            _make_way(Path(rest), address)
+            make_way(Path(rest), address)
         else:
             address = await numeric(address)
         try:
@@ -317,6 +333,17 @@ class ZmqPort:
                 channel.socket.disconnect(self._addresses[peer])
             channel.socket.connect(self._addresses[peer])
 
+    def disconnect(self, peer: str) -> None:
+        """Close the connection to a peer."""
+        channel = self._peers.pop(peer)
+        if channel is not None:
+            channel.close()
+
+    def extended(self, addresses: Mapping[str, str]) -> None:
+        """The network has further nodes."""
+        if self._gate is not None:
+            self._gate.extend(len(self._addresses), tcp_hosts(addresses.values()))
+
     def knows(self, peer: str) -> bool:
         """Whether there is an address for it."""
         return peer in self._addresses
@@ -358,29 +385,4 @@ class ZmqPort:
         scheme, _, rest = self._addresses[self._name].partition("://")
         if self._bound and scheme == "ipc":  # remove the socket file only if this node made it
             self._bound = False
-            _remove(Path(rest))
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-def _make_way(path: Path, address: str) -> None:
-    """Remove the socket file of a killed process. Raises BindError when the path cannot be used."""
-    if len(os.fsencode(path)) > _UNIX_PATH_MAX:
-        raise BindError(f"{address}: a socket's path may have {_UNIX_PATH_MAX} bytes: choose a shorter run directory")
-    if not path.parent.is_dir():
-        raise BindError(f"{address}: {path.parent} is not a directory: create it first")
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise BindError(f"{address}: {path} is not a socket: remove it")
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise BindError(f"{address}: another process listens there: stop it, or choose another run directory")
+            remove(Path(rest))

@@ -13,16 +13,20 @@ from tests.transport.contract.announce import AnnounceContract
 from tests.transport.contract.call import CallContract
 from tests.transport.contract.liveness import LivenessContract
 from tests.transport.contract.push import PushContract
+from tests.transport.contract.targets import TargetsContract
 from transport import Limits, MemoryNetwork, ZmqNetwork
 
 
-class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract):
+class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract, TargetsContract):
     """The whole contract: derive from it, and define how to make the network and how to run a test."""
 
 
 class TestMemory(LinkContract):
     def network(self, _names):
         return MemoryNetwork()
+
+    def address(self, name):
+        return name
 
     def run(self, main):
         trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -43,6 +47,9 @@ class TestZmq(LinkContract):
 
     def network(self, names):
         return ZmqNetwork({name: f"ipc://{self.directory / name}" for name in names})
+
+    def address(self, name):
+        return f"ipc://{self.directory / name}"
 
     def run(self, main):
         trio.run(main)

@@ -5,7 +5,7 @@ The contract's tests stand in the other files of this folder; ``test_contract.py
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,10 @@ class FaultyNetwork:
         """The port of a node."""
         return _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
 
+    def extend(self, addresses: Mapping[str, str]) -> None:
+        """As the network behind it."""
+        self._network.extend(addresses)
+
 
 class _FaultyPort:
     def __init__(self, name: str, port: Port, copies: Callable[[str, str, Sequence[Buffer]], int]) -> None:
@@ -144,6 +148,9 @@ class _FaultyPort:
 
     def connect(self, peer: str) -> None:
         self._port.connect(peer)
+
+    def disconnect(self, peer: str) -> None:
+        self._port.disconnect(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         for _ in range(self._copies(self._name, peer, frames)):
