@@ -139,7 +139,9 @@ class CallContract(ContractBase):
                     successor.gate = trio.Event()
                     await world.start("s0", successor, incarnation=1)
                 assert lost == ["s0"]
-                await self.heartbeats(2)  # it is called again once it is heard
+                with trio.fail_after(PATIENCE):
+                    while not call.targets["s0"].available:  # it is called again once it is heard
+                        await self.heartbeats(0.5)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(call, Question(1))
                     await successor.until(lambda successor: successor.started == 1)
