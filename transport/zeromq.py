@@ -101,12 +101,11 @@ class Channel:
         self._waiting: trio.CancelScope | None = None
         self._closed = False
 
-    def close(self) -> None:
-        """Close the socket while it is read."""
+    def stop(self) -> None:
+        """Read no more, before the socket is closed."""
         self._closed = True
         if self._waiting is not None:
             self._waiting.cancel()
-        self.socket.close()
 
     async def read(self) -> None:
         """Deliver what arrives, until cancelled or closed."""
@@ -186,7 +185,7 @@ class ZmqPort:
         self._watched: Channel | None = None
         self._peers: dict[str, Channel | None] = {}
         self.watched: Collection[str] = ()
-        self._handshakes: list[Handshakes] = []
+        self._handshakes: dict[str, tuple[Handshakes, Channel]] = {}
         self._nursery: trio.Nursery | None = None
         self._to_read: list[Channel] = []
         self._bound = False
@@ -294,8 +293,8 @@ class ZmqPort:
         self._read(channel)
         if peer in self.watched and self._addresses[peer].startswith("tcp://"):
             handshakes = Handshakes(socket, partial(self._receiver.faults.key_refused, peer))
-            self._handshakes.append(handshakes)
-            self._read(Channel(handshakes.monitor, handshakes.watch))
+            self._handshakes[peer] = handshakes, Channel(handshakes.monitor, handshakes.watch)
+            self._read(self._handshakes[peer][1])
         socket.connect(self._addresses[peer])
 
     def _read(self, channel: Channel) -> None:
@@ -336,8 +335,13 @@ class ZmqPort:
     def disconnect(self, peer: str) -> None:
         """Close the connection to a peer."""
         channel = self._peers.pop(peer)
+        if peer in self._handshakes:
+            handshakes, reader = self._handshakes.pop(peer)
+            reader.stop()
+            handshakes.close()
         if channel is not None:
-            channel.close()
+            channel.stop()
+            channel.socket.close()
 
     def extended(self, addresses: Mapping[str, str]) -> None:
         """The network has further nodes."""
@@ -367,7 +371,7 @@ class ZmqPort:
         """Close the sockets; the last frames may take ``Limits.linger`` seconds to leave."""
         self._nursery = None
         self._to_read.clear()
-        for handshakes in self._handshakes:
+        for handshakes, _ in self._handshakes.values():
             handshakes.close()
         self._handshakes.clear()
         if self._gate is not None:
