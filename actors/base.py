@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent_rl.config.topology import Topology
     from agent_rl.messages import Metric
     from agent_rl.records.journal import Journal
-    from transport import CallLink, Node
+    from transport import CallLink, LinkEvent, Node
 
 
 class Settings(BaseModel):
@@ -242,12 +242,26 @@ class Actor:
 
         return current_delivery().defer()
 
+    @property
+    def sender(self) -> str:
+        """In `handle`: the node that sent the message."""
+        from transport import current_delivery
+
+        return current_delivery().sender
+
     async def start(self) -> None:
         """Load what the actor needs. Messages are handled once this has returned."""
 
     async def handle(self, message: Any) -> Any:
         """Handle one message. The returned value is the reply to a call."""
         raise TypeError(f"{type(self).__name__} does not handle {type(message).__name__}")
+
+    def peer_changed(self, event: LinkEvent) -> None:
+        """A peer is silent, lost, heard again, restarted, about to leave, or has left (`transport.errors`).
+
+        Called at once, after `start`, between two messages. Announcements of a peer that is gone do not arrive after
+        this. The links of the actor go to other replicas by themselves.
+        """
 
     async def stop(self) -> None:
         """Finish work that must not be lost. Called after the last message is handled."""

@@ -28,9 +28,11 @@ from agent_rl.messages import (
     TurnsCompleted,
     UnfinishedGroups,
 )
+from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.placement import Placement, try_placement
-from agent_rl.scheduling.scheduler import AskUnfinished, GroupScheduler, Instruction, OpenGroup, Place, Unwanted
+from agent_rl.scheduling.scheduler import GroupScheduler
+from transport import LinkEvent, PeerBack, PeerDraining, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 
 class KVSchedulerSettings(Settings):
@@ -131,8 +133,7 @@ class KVScheduler(Actor):
             placement=self.placement(),
             kept=KeptTurns(settings.kept_turns_mib * 2**20),
         )
-        self._send, instructions = trio.open_memory_channel[Instruction](math.inf)
-        self.context.nursery.start_soon(self._perform, instructions)
+        self._queues: dict[str, trio.MemorySendChannel[Instruction]] = {}
 
     def problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
         """The problem of the stage's group ``number``. A pure function: a restarted scheduler gets the same problem."""
@@ -155,26 +156,55 @@ class KVScheduler(Actor):
             case _:
                 await super().handle(message)
 
+    def peer_changed(self, event: LinkEvent) -> None:
+        """Tell `GroupScheduler` which generators are silent, lost, leaving, restarted or heard again."""
+        match event:
+            case PeerSilent(generator):
+                self._do(self._scheduler.engine_silent(generator))
+            case PeerBack(generator):
+                self._do(self._scheduler.engine_heard(generator))
+            case PeerDraining(generator):
+                self._do(self._scheduler.engine_draining(generator))
+            case PeerReplaced(generator, incarnation):
+                self._do(self._scheduler.engine_replaced(generator, incarnation))
+            case PeerGone(generator) | PeerLeft(generator):
+                self._do(self._scheduler.engine_gone(generator))
+
     def _do(self, instructions: Sequence[Instruction]) -> None:
+        """Withdraw and announce at once. All else is queued, for each destination apart: none holds up the others."""
         for instruction in instructions:
-            self._send.send_nowait(instruction)
+            match instruction:
+                case Withdraw(generator):
+                    count = self.context.link("requests").withdraw(generator)
+                    self.log.warning("the rollouts of a generator move", generator=generator, requests=count)
+                case Unwanted(groups, moved):
+                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved))
+                case Place(_, destination):
+                    self._queue(destination).send_nowait(instruction)
+                case OpenGroup() | AskUnfinished():
+                    self._queue("").send_nowait(instruction)
+
+    def _queue(self, destination: str) -> trio.MemorySendChannel[Instruction]:
+        """The instructions for a generator, or for the filter ("")."""
+        if destination not in self._queues:
+            self._queues[destination], instructions = trio.open_memory_channel[Instruction](math.inf)
+            self.context.nursery.start_soon(self._perform, instructions)
+        return self._queues[destination]
 
     def _later(self, event: Callable[[], list[Instruction]]) -> Callable[[], None]:
         return lambda: self._do(event())
 
     async def _perform(self, instructions: trio.MemoryReceiveChannel[Instruction]) -> None:
-        """Carry out instructions in order."""
+        """Carry out the instructions for one destination, in order."""
         async for instruction in instructions:
             match instruction:
                 case OpenGroup(opened):
                     recorded = partial(self._scheduler.group_recorded, opened.group)
                     await self.context.link("groups").send(opened, on_ack=self._later(recorded))
-                case Place(request, generator):
+                case Place(request, generator) if self._scheduler.current(instruction):
                     done = partial(self._scheduler.rollout_done, request.rollout)
                     now = partial(self._scheduler.with_turns, request)
                     await self.context.link("requests").send(now(), to=generator, on_ack=self._later(done), again=now)
-                case Unwanted(groups):
-                    self.context.link("unwanted").set(GroupsUnwanted(groups))
                 case AskUnfinished(stage):
                     timeout = self.context.settings.unfinished_timeout_seconds
                     answer = await ask(

@@ -56,6 +56,7 @@ from agent_rl.messages import (
 )
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.history import Mark
+from transport import LinkEvent, PeerGone, PeerLeft
 
 
 class Learner(Actor):
@@ -150,6 +151,11 @@ class Learner(Actor):
                 await super().handle(message)
         self._wake()
         return None
+
+    def peer_changed(self, event: LinkEvent) -> None:
+        """An engine that is lost or has left does not hold back what is kept for engines."""
+        if isinstance(event, PeerGone | PeerLeft):
+            self._model.publisher.gone(event.peer)
 
     def _wake(self) -> None:
         self._arrived.set()

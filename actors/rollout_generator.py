@@ -10,7 +10,7 @@ brings turns goes on from the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from actors.engines.checking import engine_faults
 from actors.execution.blocking import Pause, interruptible
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.generation.kept_turns import LINK, KeptTurns
+from actors.generation.running import RunningRollouts
 from actors.generation.serving import ServedPolicy
 from actors.generation.settings import RolloutGeneratorSettings
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
@@ -61,6 +62,7 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.rollout.template import made_format
+from transport import LinkEvent, PeerLeft, PeerSilent
 
 LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
@@ -140,8 +142,10 @@ class RolloutGenerator(Actor):
                 raise EngineRefusedError(f"the engine cannot be started: {error}") from error
             raise
         await self.context.in_thread(self._look_for_long_prompts)
-        self._scopes: dict[str, dict[str, trio.CancelScope]] = {}
-        self._acks: dict[str, list[Callable[[], None]]] = {}
+        self._running = RunningRollouts()
+        self._asking: set[str] = set()
+        """The peers that requested rollouts, and are there."""
+        self._nobody_asks = trio.Event()
         self._served = ServedPolicy(self.context, self._engine, self.log)
         self._tally = RolloutTally()
         self._pause = Pause()
@@ -244,16 +248,16 @@ class RolloutGenerator(Actor):
             case PolicyPublished():
                 self._served.published(message)
             case GroupsUnwanted():
-                for group in message.groups:
-                    for scope in self._scopes.get(group, {}).values():
-                        scope.cancel()
+                self._running.cancel(message.groups)
+                if count := self._running.abandon(message.moved):
+                    self.log.warning("rollouts are abandoned, since other generators have them", rollouts=count)
             case _:
                 await super().handle(message)
 
     async def _rollout(self, request: RolloutRequest) -> None:
-        asked_before = request.rollout in self._acks
-        self._acks.setdefault(request.rollout, []).append(self.defer_ack())
-        if asked_before:  # a restarted scheduler repeats requests of running rollouts: one rollout answers both
+        self._asking.add(self.sender)
+        running = await self._running.begin(request, self.defer_ack())
+        if running is None:
             self._kept.repeat(request.rollout)
             return
         await self._served.ready.wait()
@@ -261,9 +265,7 @@ class RolloutGenerator(Actor):
         episode = self.make_episode(request)
         self._resume(episode)
         failure: tuple[Any, str] | None = None
-        scopes = self._scopes.setdefault(request.group, {})
-        with trio.CancelScope() as scope:
-            scopes[request.rollout] = scope
+        with running.scope as scope:
             try:
                 await self._run(episode, started)
             except EnvironmentFaultError as error:
@@ -271,12 +273,13 @@ class RolloutGenerator(Actor):
             except (ToolsUnavailableError, EngineError) as error:
                 failure = ("failed", str(error))
             finally:
-                del scopes[request.rollout]
-                if not scopes:
-                    self._scopes.pop(request.group, None)
+                running.sampled = True
                 self._engine.release(request.rollout)
                 self._tools.end(request, episode.tool_states)
                 self._kept.ended(request.rollout)
+        if running.abandoned:
+            self._running.end(running)
+            return
         if scope.cancelled_caught:
             failure = ("cancelled", "its group was dropped")
         trajectory = episode.trajectory(
@@ -289,11 +292,33 @@ class RolloutGenerator(Actor):
         if self.context.now() - judging > LONG_SECONDS:
             self._pause.begin()
         self._tally.add(trajectory)
-        await self.context.link("trajectories").send(trajectory, on_ack=partial(self._acknowledge, request.rollout))
+        await self.context.link("trajectories").send(trajectory, on_ack=partial(self._running.end, running))
 
-    def _acknowledge(self, rollout: str) -> None:
-        for ack in self._acks.pop(rollout):
-            ack()
+    def peer_changed(self, event: LinkEvent) -> None:
+        """When nobody who requests rollouts is there any more, a generator that stops need not finish any."""
+        if isinstance(event, PeerSilent | PeerLeft):
+            self._asking.discard(event.peer)
+            if not self._asking:
+                self._nobody_asks.set()
+                self._nobody_asks = trio.Event()
+
+    async def stop(self) -> None:
+        """Finish rollouts for a while. Those that are left then move to other generators.
+
+        At the end of a run the scheduler has left before, and nothing is finished.
+        """
+        self.context.node.drain()
+        with trio.move_on_after(self.context.settings.finish_seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_after, self._running.none_left, nursery.cancel_scope)
+                if self._asking:
+                    await self._nobody_asks.wait()
+                nursery.cancel_scope.cancel()
+
+    @staticmethod
+    async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+        await wait()
+        scope.cancel()
 
     def _resume(self, episode: Episode) -> None:
         turns = episode.request.turns
@@ -348,7 +373,7 @@ class RolloutGenerator(Actor):
             return ""
         if self._served.waiting_for:
             return self._served.waiting_for
-        in_flight = sum(len(scopes) for scopes in self._scopes.values())
+        in_flight = self._running.sampling
         wait = (ToolCall, f"{in_flight} tool results") if in_flight else (RolloutRequest, "rollout requests")
         return self.context.wait(*wait)
 

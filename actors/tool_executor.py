@@ -100,6 +100,8 @@ class ToolExecutorSettings(Settings):
     """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
     check_seconds: PositiveFloat = 10.0
     """The most a check of an environment's may take, in a checker's child."""
+    finish_seconds: PositiveFloat = 20.0
+    """When the executor is stopped while the run goes on: how long it finishes calls. The others are run elsewhere."""
     judge_seconds: PositiveFloat = 10.0
     """The most that an environment's own code may take to judge a rollout; its checks are not counted."""
     observe_seconds: PositiveFloat = 30.0
@@ -175,6 +177,12 @@ class ToolExecutor(Actor):
         self._queued, self._ran, self._checked = Histogram(), Histogram(), Histogram()
         self._busy = 0.0
         self._rate = Rate(self.context.now)
+
+    async def stop(self) -> None:
+        """Finish calls for a while; callers send new ones to other executors."""
+        self.context.node.drain()
+        with trio.move_on_after(self.context.settings.finish_seconds):
+            await self.context.node.idle()
 
     def _function_sandbox(
         self, functions: Sequence[str], interpreters: int, limits: ExecutionLimits

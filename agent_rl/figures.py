@@ -237,7 +237,10 @@ class LearnerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFigures:
-    """Groups of the stage, rollouts now, tokens of the engines' KV caches, completed turns kept or left out."""
+    """Groups of the stage, rollouts now, tokens of the engines' KV caches, completed turns kept or left out.
+
+    ``engines`` are here. ``rollouts_moved`` counts rollouts that lost their generator, since the scheduler started.
+    """
 
     groups_opened: int
     rollouts_in_flight: int
@@ -246,6 +249,8 @@ class SchedulerFigures:
     kv_total: int
     kept_mib: float = 0.0
     turns_left_out: int = 0
+    engines: int = 0
+    rollouts_moved: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

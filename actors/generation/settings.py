@@ -50,5 +50,7 @@ class RolloutGeneratorSettings(Settings):
     completed turn at another one; otherwise it starts again from its beginning."""
     load_interval_seconds: PositiveFloat = 0.25
     """Interval at which the engine's load is announced."""
+    finish_seconds: PositiveFloat = 10.0
+    """When the generator is stopped while the run goes on: how long it finishes rollouts. The others then move."""
     trajectory_window: PositiveInt = 256
     """The most trajectories that the filter has not acknowledged."""

@@ -134,6 +134,7 @@ class ToolCaller:
         settings = self._context.settings
         for attempt in range(1, settings.tool_attempts + 1):
             error = "no executor ran it"
+            await self._context.link(link).until_reachable()  # while there is no executor, rollouts wait
             try:
                 reply = await self._context.link(link)(request, timeout=settings.tool_timeout_seconds, key=key)
                 if not (isinstance(reply, ToolResult) and reply.outcome == "unavailable"):

@@ -53,8 +53,10 @@ from transport import (
     Delivery,
     DeliveryKind,
     InsecureLink,
+    Limits,
     LinkEvent,
     Node,
+    PeerGone,
     PeerLeft,
     Registry,
     keep_freed_memory,
@@ -155,6 +157,9 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
             await trio.lowlevel.checkpoint()  # send the status, so that the display shows why before the process ends
             raise
+        node.watch(actor.peer_changed)
+        for peer in node.gone:  # while the actor started
+            actor.peer_changed(PeerGone(peer, 0.0))
         ready.set()
         context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
         await stopping.wait()
@@ -209,6 +214,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
         run_network(topology, base),
         Registry.of(messages),
         incarnation=arguments.incarnation,
+        limits=Limits(lost_after=topology.run.lost_after_seconds),
         on_event=lambda event: _log_event(log, event),
         only_expected=arguments.lifeline is not None,
     )

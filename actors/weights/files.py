@@ -96,6 +96,10 @@ class PublishedWeights:
         """An engine reports which policy it serves. The engine no longer needs older files."""
         self._served[generator] = policy
 
+    def gone(self, generator: str) -> None:
+        """An engine is lost, or has left."""
+        self._served.pop(generator, None)
+
     def clean(self, newest: Policy) -> None:
         """Delete files older than ``newest`` and every engine's policy. Engines only load newer policies."""
         oldest = min([newest, *self._served.values()])

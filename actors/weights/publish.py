@@ -98,6 +98,15 @@ class Publisher:
         """An engine reports what it serves."""
         self._store.served(generator, policy)
         self._served[generator] = policy
+        self._measure()
+
+    def gone(self, generator: str) -> None:
+        """An engine is lost, or has left. When it returns, it reports what it serves."""
+        self._store.gone(generator)
+        if self._served.pop(generator, None) is not None and self._served:
+            self._measure()
+
+    def _measure(self) -> None:
         oldest = min(self._served.values())
         for done in sorted(each for each in self._ended if each <= oldest):
             seconds = self._context.now() - self._ended.pop(done)

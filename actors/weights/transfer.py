@@ -93,6 +93,9 @@ class KeptWeights:
     def served(self, generator: str, policy: Policy) -> None:
         """Nothing to do: an engine that asks is sent the newest policy."""
 
+    def gone(self, generator: str) -> None:
+        """Nothing to do, for the same reason."""
+
     def clean(self, newest: Policy) -> None:
         """Nothing to do: only one policy is kept."""
 

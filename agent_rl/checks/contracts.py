@@ -18,7 +18,7 @@ Finding = tuple[str, str]
 CALLED = ("status", "detail", "metrics", "waiting_for", "busy_seconds", "cpu_seconds")
 """Methods that an actor's process calls without arguments, and does not await."""
 AWAITED = ("handle", "start", "stop")
-REQUIRED = ("receives", "links", "Settings", *AWAITED, *CALLED, "link_options", "concurrency")
+REQUIRED = ("receives", "links", "Settings", *AWAITED, *CALLED, "peer_changed", "link_options", "concurrency")
 """The attributes that an actor's process uses; ``actors.base.Actor`` defines all of them."""
 OPTIONS = {"push": {"window"}, "call": {"outstanding", "timeout"}, "announce": set[str]()}
 """What ``link_options`` may say of each kind of link."""

@@ -52,6 +52,12 @@ class Run(Part):
     """The size at which a log is renamed to ``.1``; an actor's logs take at most four times as much."""
     timeline_mib: PositiveFloat = 64.0
     """The size at which ``timeline.jsonl`` is renamed in the same way; both files take at most twice as much."""
+    lost_after_seconds: PositiveFloat = 20.0
+    """An actor that its peers hear nothing of for so long is lost to them, until they hear it again: rollouts and tool
+    calls go to other generators and executors."""
+    give_up_minutes: PositiveFloat | None = None
+    """The run ends when some actor has had no generator, executor, filter or learner to send to for so long. None: the
+    actor waits for ever."""
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without progress, the run prints which actor waits for what, and goes on."""
     trackers: tuple[str, ...] = ()

@@ -163,7 +163,8 @@ class TurnsCompleted:
 class RolloutRequest:
     """Sample one rollout. Acknowledged when its Trajectory is.
 
-    ``turns``: those that another process of a generator has completed. The rollout goes on from the last one.
+    ``turns``: those that another process of a generator has completed. The rollout goes on from the last one. ``move``
+    counts how often the rollout has lost its generator. Of several copies, the one of the highest move counts.
     """
 
     rollout: str
@@ -176,16 +177,20 @@ class RolloutRequest:
     sampling: Sampling
     seed: int
     turns: tuple[CompletedTurn, ...] = ()
+    move: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsUnwanted:
-    """Groups that were dropped: every generator cancels their rollouts in flight.
+    """Groups that were dropped, and rollouts that went to another generator.
 
-    A group leaves the list once none of its rollouts is in flight.
+    Every generator cancels the rollouts in flight of ``groups``. It abandons its copies of the rollouts of ``moved``
+    whose request has a lower ``move`` than the number there; nothing is sent of them. Groups and rollouts leave the
+    lists once they are not in flight.
     """
 
     groups: tuple[str, ...]
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

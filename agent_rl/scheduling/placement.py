@@ -17,10 +17,14 @@ from agent_rl.messages import EngineLoad, Problem, RolloutRequest, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rollout that waits to be placed. ``need``: the KV cache it is promised, in tokens."""
+    """A rollout that waits to be placed. ``need``: the KV cache it is promised, in tokens.
+
+    ``last`` is the generator that lost the rollout; empty for a new one.
+    """
 
     request: RolloutRequest
     need: int
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)

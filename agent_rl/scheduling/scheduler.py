@@ -12,13 +12,16 @@ determine how many rollouts fit. An engine never gets more, and when a rollout e
 KV cache promised on an engine is the sum of L over its rollouts. The engine's room is its cache less the promised part,
 and less what it uses beyond that. A `Placement` (placement.py) chooses the next rollout, and its engine among those
 with room.
+
+Engines come and go (members.py). The rollouts of an engine that is lost, leaves or restarts are placed again, on the
+same or another engine, with the same id. An engine gets no rollout of a group that was opened under a newer policy.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -42,9 +45,10 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed
+from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
+from agent_rl.scheduling.members import Members
 from agent_rl.scheduling.placement import (
-    Engine,
     EngineRoom,
     MostRoom,
     Placement,
@@ -53,37 +57,6 @@ from agent_rl.scheduling.placement import (
     chosen_rollout,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class AskUnfinished:
-    """Instruction: ask the filter for the unfinished groups of this stage. No group is opened before the answer."""
-
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenGroup:
-    """Instruction: record the group with the filter. Call `group_recorded` when it is recorded."""
-
-    opened: GroupOpened
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Instruction: send the request to this engine's generator. Call `rollout_done` when it is acknowledged."""
-
-    request: RolloutRequest
-    generator: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unwanted:
-    """Instruction: tell the generators which groups were dropped, so that they cancel these groups' rollouts."""
-
-    groups: tuple[str, ...]
-
-
-Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Unwanted
 Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
 """(stage, number, purpose) to the problem. A pure function: a restarted scheduler gets the same problem."""
 
@@ -110,15 +83,20 @@ class GroupScheduler:
         self._problems = problems
         self._prompt_tokens = prompt_tokens
         self._placement = placement or MostRoom()
-        self._engines: dict[str, Engine] = {}
+        self._members = Members()
         self._pending: deque[Waiting] = deque()
         self._recording: dict[str, GroupOpened] = {}
         self._in_flight: dict[str, Place] = {}
         self._retried: set[Retry] = set()
         self._dropped: frozenset[str] = frozenset()
-        self._announced_unwanted: tuple[str, ...] = ()
+        self._announced_unwanted = Unwanted(())
+        self._moved: dict[str, int] = {}
+        """The rollouts in flight that another generator may still have, each with its move."""
+        self._moves = 0
         self._other_stages_in_flight = False
         self._published: PolicyPublished | None = None
+        self._oldest = Policy(0, 0)
+        """The newest policy under which a group of the stage was opened; at first that of the stage's start."""
         self._asked: tuple[int, int] | None = None
         self._ready = False
         self._opened = 0
@@ -140,6 +118,7 @@ class GroupScheduler:
             self._pending.clear()
             self._retried.clear()
             self._recording.clear()
+            self._oldest = Policy(published.policy.epoch, published.stage_version)
             self._asked = entered
             if self._stage is not None:
                 return [*self._unwanted(), AskUnfinished(published.stage)]
@@ -154,6 +133,8 @@ class GroupScheduler:
         self._interim_opened = Counter({each.at_step: each.groups for each in answer.interim_opened})
         self._uncounted = 0
         for group in answer.groups:
+            if group.opened.policy.epoch == self._oldest.epoch:
+                self._oldest = max(self._oldest, group.opened.policy)
             for missing in group.missing:
                 self._retried.add(missing)
                 if rollout_id(missing.group, missing.sample, missing.attempt) not in self._in_flight:
@@ -161,8 +142,30 @@ class GroupScheduler:
         return self._decide()
 
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
-        """An engine reported its load. A new engine joins."""
-        self._engines.setdefault(load.generator, Engine(load)).report(load)
+        """An engine reported its load. A new engine joins, and a new process has lost what its predecessor had."""
+        return self._lost(load.generator, self._members.report(load))
+
+    def engine_replaced(self, generator: str, incarnation: int) -> list[Instruction]:
+        """The generator has a new process, which reports its load when it can serve."""
+        return self._lost(generator, self._members.replaced(generator, incarnation))
+
+    def engine_gone(self, generator: str) -> list[Instruction]:
+        """The generator is lost, or has left: its rollouts move. It is here again when it reports its load."""
+        return self._lost(generator, self._members.gone(generator))
+
+    def engine_silent(self, generator: str) -> list[Instruction]:
+        """Nothing is heard of the generator: it gets no new rollouts, and keeps those that it has."""
+        self._members.silent(generator)
+        return []
+
+    def engine_heard(self, generator: str) -> list[Instruction]:
+        """A silent generator is heard again."""
+        self._members.heard(generator)
+        return self._decide()
+
+    def engine_draining(self, generator: str) -> list[Instruction]:
+        """The generator is about to leave: it gets no new rollouts. Those that it cannot finish move when it leaves."""
+        self._members.draining(generator)
         return self._decide()
 
     def group_recorded(self, group: str) -> list[Instruction]:
@@ -189,8 +192,13 @@ class GroupScheduler:
         self._kept.forget(rollout)
         place = self._in_flight.pop(rollout, None)
         if place is not None:
-            self._engines[place.generator].free(rollout)
+            self._moved.pop(rollout, None)
+            self._members.free(place.generator, rollout)
         return self._decide()
+
+    def current(self, place: Place) -> bool:
+        """Whether the rollout is still where this instruction places it."""
+        return self._in_flight.get(place.request.rollout) is place
 
     def progress(self, progress: GroupsProgress) -> list[Instruction]:
         """The filter's totals for the current stage."""
@@ -215,10 +223,12 @@ class GroupScheduler:
             groups_opened=self._opened,
             rollouts_in_flight=len(self._in_flight),
             rollouts_pending=len(self._pending),
-            kv_promised=sum(engine.promised for engine in self._engines.values()),
-            kv_total=sum(engine.load.kv_tokens_total for engine in self._engines.values()),
+            kv_promised=sum(engine.promised for engine in self._members.here()),
+            kv_total=sum(engine.load.kv_tokens_total for engine in self._members.here()),
             kept_mib=self._kept.bytes / 2**20,
             turns_left_out=self._kept.left_out,
+            engines=len(list(self._members.here())),
+            rollouts_moved=self._moves,
         )
 
     @property
@@ -233,7 +243,9 @@ class GroupScheduler:
             return PolicyPublished, "the next stage"
         if not self._ready:
             return UnfinishedGroups, "the unfinished groups"
-        if not self._eligible():
+        if absent := self._members.absent:
+            return EngineLoad, f"an engine ({absent})"
+        if not self._members.serving(self._oldest):
             return EngineLoad, f"policy {self._published.policy.version}"
         if self._recording:
             return GroupOpened, f"{len(self._recording)} groups to be recorded"
@@ -253,9 +265,12 @@ class GroupScheduler:
         return None if stage.kind == "sft" else stage
 
     def _decide(self) -> list[Instruction]:
-        instructions: list[Instruction] = self._unwanted()
-        if not self._ready or self._stage is None:
-            return instructions
+        instructions: list[Instruction] = []
+        if self._ready and self._stage is not None:
+            self._place_and_open(instructions)
+        return [*self._unwanted(), *instructions]
+
+    def _place_and_open(self, instructions: list[Instruction]) -> None:
         while True:
             while self._pending:
                 position = chosen_rollout(self._placement, self._pending)
@@ -264,20 +279,24 @@ class GroupScheduler:
                 if generator is None:
                     break
                 del self._pending[position]
-                self._engines[generator].take(item.request.rollout, item.need)
+                self._members[generator].take(item.request.rollout, item.need)
                 place = self._in_flight[item.request.rollout] = Place(item.request, generator)
+                if item.last not in {"", generator}:
+                    self._moved[item.request.rollout] = item.request.move
                 instructions.append(place)
             opened = None if self._pending else self._next_group()
             if opened is None:
-                return instructions
-            if self._places(self._need(opened)) <= sum(group.samples for group in self._recording.values()):
-                return instructions  # the groups being recorded will fill the free room
+                return
+            need = self._need(opened.problem, self._spec(opened.at_step).max_response_tokens)
+            if self._places(need) <= sum(group.samples for group in self._recording.values()):
+                return  # the groups being recorded will fill the free room
             if opened.at_step is None:
                 self._opened += 1
             else:
                 self._interim_opened[opened.at_step] += 1
             self._interim_next = opened.at_step is None
             self._recording[opened.group] = opened
+            self._oldest = max(self._oldest, opened.policy)
             instructions.append(OpenGroup(opened))
 
     def _next_group(self) -> GroupOpened | None:
@@ -296,14 +315,8 @@ class GroupScheduler:
         served_steps = takewhile(lambda at_step: at_step <= steps, stage.evaluation_steps)
         return next((at_step for at_step in served_steps if self._interim_opened[at_step] < problems), None)
 
-    def _eligible(self) -> list[Engine]:
-        """Engines that serve a policy of this epoch, at least as new as the stage."""
-        assert self._published is not None
-        epoch, oldest = self._published.policy.epoch, self._published.stage_version
-        return [e for e in self._engines.values() if e.load.policy.epoch == epoch and e.load.policy.version >= oldest]
-
     def _served(self) -> int | None:
-        return min((engine.load.policy.version for engine in self._eligible()), default=None)
+        return min((engine.load.policy.version for engine in self._members.serving(self._oldest)), default=None)
 
     def _may_open(self) -> bool:
         stage, served = self._stage, self._served()
@@ -317,6 +330,7 @@ class GroupScheduler:
 
     def _group(self, number: int, at_step: int | None = None) -> GroupOpened:
         assert self._published is not None
+        served = self._served()
         index, spec = self._published.stage, self._spec(at_step)
         purpose: Purpose = "train"
         samples = self._algorithms[index].samples
@@ -330,7 +344,7 @@ class GroupScheduler:
             purpose=purpose,
             problem=self._problems(index, number, purpose),
             samples=samples,
-            policy=Policy(self._published.policy.epoch, self._served() or self._published.policy.version),
+            policy=Policy(self._oldest.epoch, self._oldest.version if served is None else served),
             evaluation=Evaluation(index, at_step) if spec.kind == "evaluate" else None,
         )
 
@@ -360,33 +374,52 @@ class GroupScheduler:
             ),
             seed=rollout_seed(self._seed, opened.group, sample, attempt),
         )
-        self._pending.append(Waiting(request, self._need(opened)))
+        self._pending.append(Waiting(request, self._need(request.problem, request.sampling.max_response_tokens)))
 
-    def _need(self, opened: GroupOpened) -> int:
-        return self._prompt_tokens(opened.problem) + self._spec(opened.at_step).max_response_tokens
+    def _lost(self, generator: str, rollouts: Sequence[str]) -> list[Instruction]:
+        """A generator has lost these rollouts, which are all that it had."""
+        for rollout in reversed(rollouts):
+            self._move(rollout)
+        return [*([Withdraw(generator)] if rollouts else []), *self._decide()]
+
+    def _move(self, rollout: str) -> None:
+        """Place a rollout again before all that wait. Only this method lets a rollout change its generator."""
+        place = self._in_flight.pop(rollout)
+        self._moved.pop(rollout, None)
+        request = place.request
+        stage = self._published.stage if self._published is not None else None
+        if not self._ready or request.stage != stage or request.group in self._dropped:
+            return  # nobody wants it, or the filter will say that it is missing
+        self._moves += 1
+        need = self._need(request.problem, request.sampling.max_response_tokens)
+        self._pending.appendleft(Waiting(replace(request, move=request.move + 1), need, last=place.generator))
+
+    def _need(self, problem: Problem, longest_response: int) -> int:
+        return self._prompt_tokens(problem) + longest_response
 
     def _places(self, need: int) -> int:
-        """How many rollouts of this need fit on the eligible engines."""
-        return sum(engine.places(need) for engine in self._eligible())
+        """How many rollouts of this need fit on the engines that may get some."""
+        return sum(engine.places(need) for engine in self._members.open(self._oldest))
 
     def _engine_for(self, item: Waiting) -> str | None:
-        """The placement's choice among the eligible engines with room; None when there is none."""
+        """The placement's choice among the engines with room; None when there is none."""
         fitting = [
             EngineRoom(e.load.generator, e.room, len(e.rollouts), e.groups[item.request.group])
-            for e in self._eligible()
+            for e in self._members.open(self._oldest)
             if e.places(item.need)
         ]
         return chosen_engine(self._placement, item, fitting) if fitting else None
 
     def _unwanted(self) -> list[Instruction]:
-        if not self._dropped and not self._announced_unwanted and not self._other_stages_in_flight:
+        announced = self._announced_unwanted.groups or self._announced_unwanted.moved
+        if not (self._dropped or announced or self._moved or self._other_stages_in_flight):
             return []
         current = self._published.stage if self._published else 0
         stages = {place.request.group: place.request.stage for place in self._in_flight.values()}
         others = {group for group, stage in stages.items() if stage != current}
         self._other_stages_in_flight = bool(others)
-        unwanted = tuple(sorted(others | (stages.keys() & self._dropped)))
+        unwanted = Unwanted(tuple(sorted(others | (stages.keys() & self._dropped))), dict(self._moved))
         if unwanted == self._announced_unwanted:
             return []
         self._announced_unwanted = unwanted
-        return [Unwanted(unwanted)]
+        return [unwanted]

@@ -48,7 +48,7 @@ from agent_rl.messages import (
 )
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.scheduler import AskUnfinished, OpenGroup, Place, Unwanted
+from agent_rl.scheduling.instructions import AskUnfinished, OpenGroup, Place, Unwanted
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:
@@ -335,7 +335,7 @@ class AcknowledgesOnReceipt(RolloutGenerator):
 
 class SamplesTwice(RolloutGenerator):
     async def _rollout(self, request: Any) -> None:
-        again = request.rollout in self._acks
+        again = request.rollout in self._running
         await super()._rollout(replace(request, rollout=f"{request.rollout}-again") if again else request)
 
 

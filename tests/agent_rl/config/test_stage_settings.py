@@ -23,7 +23,8 @@ from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered
 from agent_rl.records.continuing import made_with, started_otherwise
-from agent_rl.scheduling.scheduler import GroupScheduler, OpenGroup, Place
+from agent_rl.scheduling.instructions import OpenGroup, Place
+from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
 
 HEAD = """[run]

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 
 from agent_rl.messages import GroupsProgress, GroupsUnfinished, Retry, UnfinishedGroup
 from agent_rl.scheduling.ids import rollout_seed
-from agent_rl.scheduling.scheduler import (
-    AskUnfinished,
-    GroupScheduler,
-    Instruction,
-    OpenGroup,
-    Place,
-    Unwanted,
-)
+from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted
+from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
 
 
@@ -53,7 +47,7 @@ class World:
                         self.do(self.scheduler.group_recorded(opened.group))
                 case Place():
                     self.placed.append(instruction)
-                case Unwanted(groups):
+                case Unwanted(groups, _):
                     self.unwanted.append(groups)
                 case AskUnfinished(stage):
                     self.asked.append(stage)

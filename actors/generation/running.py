@@ -1,0 +1,97 @@
+"""The rollouts that a generator runs: who waits for each, and how it is cancelled, abandoned or waited for.
+
+::
+
+    begin --> running --(ended: its trajectory is acknowledged)--> requests acknowledged
+                 |--(cancel: its group was dropped)--> a trajectory that says so
+                 `--(abandon: another generator has it)--> requests acknowledged, nothing is sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import trio
+
+from agent_rl.messages import RolloutRequest
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A rollout of this generator. ``move`` is that of its newest request."""
+
+    rollout: str
+    group: str
+    move: int
+    acks: list[Callable[[], None]]
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Around the sampling."""
+    sampled: bool = False
+    abandoned: bool = False
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class RunningRollouts:
+    """The rollouts from their request to the acknowledgement of their trajectory."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Running] = {}
+        self._none = trio.Event()
+
+    def __contains__(self, rollout: str) -> bool:
+        return rollout in self._running
+
+    @property
+    def sampling(self) -> int:
+        """The number of rollouts that are being sampled."""
+        return sum(not each.sampled for each in self._running.values())
+
+    async def begin(self, request: RolloutRequest, ack: Callable[[], None]) -> Running | None:
+        """A request has come. None: the rollout runs already, and answers this request too.
+
+        A restarted scheduler repeats requests, and a rollout may return to a generator that was lost for a while.
+        """
+        while (running := self._running.get(request.rollout)) is not None:
+            if not running.abandoned:
+                running.acks.append(ack)
+                running.move = max(running.move, request.move)
+                return None
+            await running.ended.wait()
+        made = self._running[request.rollout] = Running(request.rollout, request.group, request.move, [ack])
+        return made
+
+    def end(self, running: Running) -> None:
+        """The rollout's trajectory is acknowledged, or the rollout was abandoned: acknowledge its requests."""
+        del self._running[running.rollout]
+        for ack in running.acks:
+            ack()
+        running.ended.set()
+        if not self._running:
+            self._none.set()
+            self._none = trio.Event()
+
+    def cancel(self, groups: Collection[str]) -> None:
+        """These groups were dropped."""
+        for running in self._running.values():
+            if running.group in groups:
+                running.scope.cancel()
+
+    def abandon(self, moved: Mapping[str, int]) -> int:
+        """These rollouts went to other generators with the requests of these moves. Returns how many this one had."""
+        found = [
+            running
+            for rollout, move in moved.items()
+            if (running := self._running.get(rollout)) is not None
+            and running.move < move
+            and not (running.sampled or running.abandoned)
+        ]
+        for running in found:
+            running.abandoned = True
+            running.scope.cancel()
+        return len(found)
+
+    async def none_left(self) -> None:
+        """Wait until no rollout is left."""
+        while self._running:
+            await self._none.wait()
