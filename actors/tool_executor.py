@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
+import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings

@@ -20,7 +20,7 @@ from agent_rl.scheduling.placement import Engine
 
 
 class Members:
-    """The engines, by the name of their generator. Events return the rollouts that the engine has lost, oldest first."""
+    """The engines, by the name of their generator. Events return the rollouts that it has lost, oldest first."""
 
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
