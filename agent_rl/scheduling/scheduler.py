@@ -115,7 +115,8 @@ class GroupScheduler:
         if before is None or (before.stage, before.policy.epoch) != entered:
             self._ready = False
             self._other_stages_in_flight = True
-            self._pending.clear()
+            self._keep_pending(lambda request: request.stage == published.stage)
+            self._pending.clear()  # the filter says what is missing
             self._retried.clear()
             self._recording.clear()
             self._oldest = Policy(published.policy.epoch, published.stage_version)
@@ -206,7 +207,7 @@ class GroupScheduler:
             return []
         self._uncounted = progress.uncounted
         self._dropped = frozenset(progress.dropped_groups)
-        self._pending = deque(item for item in self._pending if item.request.group not in self._dropped)
+        self._keep_pending(lambda request: request.group not in self._dropped)
         for retry in progress.retries:
             if retry not in self._retried and retry.group not in self._dropped:
                 self._retried.add(retry)
@@ -389,10 +390,19 @@ class GroupScheduler:
         request = place.request
         stage = self._published.stage if self._published is not None else None
         if not self._ready or request.stage != stage or request.group in self._dropped:
-            return  # nobody wants it, or the filter will say that it is missing
+            if request.stage != stage or request.group in self._dropped:  # otherwise the filter says that it is missing
+                self._kept.forget(rollout)
+            return
         self._moves += 1
         need = self._need(request.problem, request.sampling.max_response_tokens)
         self._pending.appendleft(Waiting(replace(request, move=request.move + 1), need, last=place.generator))
+
+    def _keep_pending(self, wanted: Callable[[RolloutRequest], bool]) -> None:
+        """Drop the other rollouts that wait, with the turns that are kept of them."""
+        for item in self._pending:
+            if not wanted(item.request):
+                self._kept.forget(item.request.rollout)
+        self._pending = deque(item for item in self._pending if wanted(item.request))
 
     def _need(self, problem: Problem, longest_response: int) -> int:
         return self._prompt_tokens(problem) + longest_response

@@ -1,0 +1,311 @@
+"""A whole run in virtual time: real scheduler, filter and generators, scripted engines, a learner that trains nothing.
+
+::
+
+    async with simulated(folder, generators=2) as run:
+        run.vanish("rollout_generator.0")       # nobody hears it any more; it goes on by itself
+        await run.steps(20)
+
+Actors are killed, stopped in order, cut off and heard again while the run goes on. Hours pass in seconds, and a run is
+a function of its arguments. The tool executors are stand-ins, since processes do not follow virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from actors.base import Actor, ask
+from actors.contract.base import RoleContract
+from actors.engines.base import EngineFigures, TurnRequest, TurnResult
+from actors.engines.scripted import ScriptedEngine
+from actors.evaluator import Evaluator
+from actors.kv_scheduler import KVScheduler
+from actors.roc_filter import RoCFilter
+from actors.rollout_generator import RolloutGenerator
+from actors.testing import Peer, Stage, running
+from agent_rl import messages
+from agent_rl.config.topology import Topology
+from agent_rl.figures import TrainingFigures
+from agent_rl.messages import (
+    Policy,
+    PolicyPublished,
+    RolloutRequest,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+    ToolCall,
+    ToolResult,
+    TrainingGroup,
+)
+from agent_rl.rollout.episode import Episode
+from transport import MemoryNetwork, Registry
+from transport.memory import MemoryPort
+from transport.network import read_identity
+from transport.schema import Buffer
+
+ROWS = 8
+"""Rollouts at once of an engine."""
+TRAIN_SECONDS = 0.05
+"""Of a step: little, so that the generators limit the run."""
+
+
+class CutNetwork(MemoryNetwork):
+    """A network that loses all frames from and to the nodes in ``cut``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut: set[str] = set()
+
+    def to_inbox(self, source: MemoryPort, peer: str, frames: Sequence[Buffer]) -> None:
+        """Carry frames to a node's inbox."""
+        if not self.cut & {source.name, peer}:
+            super().to_inbox(source, peer, frames)
+
+    def back(self, source: MemoryPort, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Carry frames back to a connected process."""
+        who = read_identity(identity)
+        if who is not None and not self.cut & {source.name, who[0]}:
+            super().back(source, identity, frames)
+
+
+class Engine(ScriptedEngine):
+    """Turns take from half a second to one and a half, drawn from the rollout's seed."""
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write the turn after a while."""
+        await trio.sleep(0.5 + request.seed % 1000 / 1000)
+        return await super().generate(request)
+
+    @property
+    def figures(self) -> EngineFigures:
+        """The figures of an engine that holds ``ROWS`` rollouts."""
+        return EngineFigures(kv_tokens_total=1_000_000, max_rollouts=ROWS, generated_tokens=self._generated)
+
+
+class Generator(RolloutGenerator):
+    """Answers half of the samples right, after a tool call in ``turns`` - 1 turns."""
+
+    turns = 1
+    answers: dict[str, str]
+
+    def make_episode(self, request: RolloutRequest) -> Episode:
+        """Keep the answer for the script."""
+        self.answers[request.rollout] = request.problem.answer if request.sample % 2 else "no answer"
+        return super().make_episode(request)
+
+    def _make_engine(self, directory: Path, settings: Any) -> Any:
+        self.answers = {}
+        del settings
+
+        def script(turn: int, request: TurnRequest) -> str:
+            if turn < self.turns:
+                arguments = '{"code": "print(4)", "input": ""}'
+                return f'<tool_call>{{"name": "python_code_with_standard_io", "arguments": {arguments}}}</tool_call>'
+            return f"<answer>\\boxed{{{self.answers[request.rollout]}}}</answer>"
+
+        return Engine(directory, initial_policy=Policy(0, 0), script=script)
+
+
+class Learner(Evaluator):
+    """Takes each step as trained after ``TRAIN_SECONDS``, and publishes the next version."""
+
+    async def start(self) -> None:
+        """Enter the first stage, and train its steps."""
+        self.version = 0
+        self.finished = trio.Event()
+        self._ready: dict[int, StepReady] = {}
+        self._changed = trio.Event()
+        self.context.nursery.start_soon(self._walk)
+
+    async def handle(self, message: Any) -> None:
+        """Store the steps."""
+        match message:
+            case StepReady():
+                self._ready[message.version] = message
+                self._wake()
+            case TrainingGroup():
+                pass
+            case _:
+                await super().handle(message)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        """Wait until a step is ready or trained."""
+        await self._changed.wait()
+
+    async def _ask(self, link: str, message: Any) -> Any:
+        return await ask(self.context.link(link), message, timeout=60.0)
+
+    def _publish(self, epoch: int, stage: int) -> None:
+        policy = Policy(epoch, self.version)
+        self.context.link("policy").set(PolicyPublished(policy, f"file:///weights/{self.version}", stage, 0))
+
+    async def _walk(self) -> None:
+        entered: StageRecorded = await self._ask("stages", StageEntered(0, 0, 0, restored=True))
+        (stage,) = self.context.topology.stages
+        while self.version < getattr(stage, "steps", 0):
+            self._publish(entered.epoch, 0)
+            while self.version not in self._ready:
+                await self.changed()
+            await trio.sleep(TRAIN_SECONDS)
+            ready = self._ready.pop(self.version)
+            await self._ask("steps", StepTrained(0, ready.version, ready.groups, TrainingFigures()))
+            self.version += 1
+            self._wake()
+        await self._ask("stages", StageEntered(1, self.version, self.version, restored=False))
+        self._publish(entered.epoch, 1)
+        self.finished.set()
+
+
+class Whole(RoleContract):
+    """For its topology."""
+
+    actor = KVScheduler
+    role = "kv_scheduler"
+
+
+@dataclass
+class _Process:
+    cls: type[Actor]
+    role: str
+    replica: int
+    incarnation: int
+    actor: Any = None
+    stop: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class SimulatedRun:
+    """The actors of a run, by name, and what may happen to them."""
+
+    def __init__(self, topology: Topology, folder: Path, nursery: trio.Nursery, turns: int) -> None:
+        self.topology = topology
+        self.network = CutNetwork()
+        self.stage = Stage(self.network, Registry.of(messages), {})
+        self._classes: dict[str, type[Actor]] = {
+            "kv_scheduler": KVScheduler,
+            "roc_filter": RoCFilter,
+            "rollout_generator": type("Generator", (Generator,), {"turns": turns}),
+            "learner": Learner,
+        }
+        self._folder = folder
+        self._nursery = nursery
+        self._processes: dict[str, _Process] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._processes[name].actor
+
+    @property
+    def learner(self) -> Learner:
+        """The learner, which knows how far the run is."""
+        learner: Learner = self["learner.0"]
+        return learner
+
+    async def stand_in(self, name: str) -> Peer:
+        """Start a stand-in that answers tool calls at once."""
+        peer = self.stage.peers[name] = Peer(name, self.network, self.stage.registry, 1)
+        peer.reply = lambda message: (
+            ToolResult(message.call, "success", "4\n", "", "", 0.0, 0.001) if isinstance(message, ToolCall) else None
+        )
+        peer.concurrency = 1024
+        await self._nursery.start(peer.run)
+        return peer
+
+    async def start(self, name: str) -> None:
+        """Start an actor, or its next process."""
+        role, replica = name.rsplit(".", 1)
+        before = self._processes.get(name)
+        incarnation = 1 if before is None else before.incarnation + 1
+        process = self._processes[name] = _Process(self._classes[role], role, int(replica), incarnation)
+        await self._nursery.start(self._live, process)
+
+    async def _live(self, process: _Process, *, task_status: trio.TaskStatus[None]) -> None:
+        made = partial(running, process.cls, self.topology, process.role, self._folder, self.stage)
+        with process.scope:
+            async with made(replica=process.replica, incarnation=process.incarnation) as actor:
+                process.actor = actor
+                task_status.started()
+                await process.stop.wait()
+        process.ended.set()
+
+    def vanish(self, name: str) -> None:
+        """Nobody hears the actor any more, nor does it hear anybody."""
+        self.network.cut.add(name)
+
+    def back(self, name: str) -> None:
+        """The actor is heard again."""
+        self.network.cut.discard(name)
+
+    async def kill(self, name: str) -> None:
+        """As by SIGKILL: without a goodbye."""
+        self.vanish(name)
+        self._processes[name].scope.cancel()
+        await self._processes[name].ended.wait()
+        self.back(name)
+
+    async def stop(self, name: str) -> None:
+        """Stop the actor in order."""
+        self._processes[name].stop.set()
+        await self._processes[name].ended.wait()
+
+    async def steps(self, version: int) -> None:
+        """Wait until so many steps are trained."""
+        while self.learner.version < version:
+            await self.learner.changed()
+
+
+@asynccontextmanager
+async def simulated(
+    folder: Path,
+    *,
+    generators: int = 2,
+    executors: int = 1,
+    turns: int = 1,
+    steps: int = 20,
+    present: int | None = None,
+    **run: Any,
+) -> AsyncIterator[SimulatedRun]:
+    """A run that has begun. ``present``: how many of the ``generators`` are started; None: all. ``run``: its table."""
+    topology = Whole().topology(
+        folder,
+        replicas=generators,
+        run={"name": "simulated", "directory": folder, **run},
+        stages=[{"kind": "rl", "steps": steps, "max_response_tokens": 600, "max_turns": 8}],
+        algorithm={"groups_per_step": 4, "samples": 4, "max_staleness": 2},
+    )
+    entry = topology.actors["tool_executor"].model_copy(update={"replicas": executors})
+    topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
+    async with trio.open_nursery() as nursery:
+        made = SimulatedRun(topology, folder, nursery, turns)
+        for name in ["supervisor.local", *(f"tool_executor.{number}" for number in range(executors))]:
+            await made.stand_in(name)
+        for name in ("roc_filter.0", "kv_scheduler.0"):
+            await made.start(name)
+        for number in range(generators if present is None else present):
+            await made.start(f"rollout_generator.{number}")
+        await made.start("learner.0")
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def in_virtual_time(main: Any, *, seconds: float = 3600.0) -> Any:
+    """Run ``main`` in virtual time. Raises TooSlowError when it takes longer than ``seconds`` of that time."""
+
+    async def bounded() -> Any:
+        with trio.fail_after(seconds):
+            return await main()
+
+    return trio.run(bounded, clock=MockClock(autojump_threshold=0))
