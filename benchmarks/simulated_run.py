@@ -22,7 +22,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from actors.base import Actor, ask
+from actors.base import Actor, ActorContext, ask
 from actors.contract.base import RoleContract
 from actors.engines.base import EngineFigures, TurnRequest, TurnResult
 from actors.engines.scripted import ScriptedEngine
@@ -35,6 +35,9 @@ from agent_rl import messages
 from agent_rl.config.topology import Topology
 from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
+    Judgement,
+    JudgementReply,
+    JudgementWanted,
     Policy,
     PolicyPublished,
     RolloutRequest,
@@ -118,12 +121,16 @@ class Generator(RolloutGenerator):
 class Learner(Evaluator):
     """Takes each step as trained after ``TRAIN_SECONDS``, and publishes the next version."""
 
-    async def start(self) -> None:
-        """Enter the first stage, and train its steps."""
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
         self.version = 0
+        self._evaluation = None
         self.finished = trio.Event()
         self._ready: dict[int, StepReady] = {}
         self._changed = trio.Event()
+
+    async def start(self) -> None:
+        """Enter the first stage, and train its steps."""
         self.context.nursery.start_soon(self._walk)
 
     async def handle(self, message: Any) -> None:
@@ -176,6 +183,16 @@ class Whole(RoleContract):
     role = "kv_scheduler"
 
 
+def _answered(message: Any) -> ToolResult | JudgementReply | None:
+    """An executor's answer: a call prints 4, and what is not judged at once is wrong."""
+    match message:
+        case ToolCall():
+            return ToolResult(message.call, "success", "4\n", "", "", 0.0, 0.001)
+        case JudgementWanted():
+            return JudgementReply(message.rollout, Judgement(0.0, success=False))
+    return None
+
+
 @dataclass
 class _Process:
     cls: type[Actor]
@@ -217,9 +234,7 @@ class SimulatedRun:
     async def stand_in(self, name: str) -> Peer:
         """Start a stand-in that answers tool calls at once."""
         peer = self.stage.peers[name] = Peer(name, self.network, self.stage.registry, 1)
-        peer.reply = lambda message: (
-            ToolResult(message.call, "success", "4\n", "", "", 0.0, 0.001) if isinstance(message, ToolCall) else None
-        )
+        peer.reply = _answered
         peer.concurrency = 1024
         await self._nursery.start(peer.run)
         return peer
@@ -283,7 +298,7 @@ async def simulated(
         folder,
         replicas=generators,
         run={"name": "simulated", "directory": folder, **run},
-        stages=[{"kind": "rl", "steps": steps, "max_response_tokens": 600, "max_turns": 8}],
+        stages=[{"kind": "rl", "steps": steps, "max_response_tokens": 9000, "max_turns": 99}],
         algorithm={"groups_per_step": 4, "samples": 4, "max_staleness": 2},
     )
     entry = topology.actors["tool_executor"].model_copy(update={"replicas": executors})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from agent_rl.records.audit import audit
@@ -40,3 +41,77 @@ def test_one_of_two_generators_vanishes(tmp_path: Path) -> None:
         assert figures.rollouts_moved >= 1
 
     finishes(tmp_path, vanish)
+
+
+def test_both_generators_vanish_and_one_returns(tmp_path: Path) -> None:
+    async def vanish(run: SimulatedRun) -> None:
+        await run.steps(3)
+        run.vanish(FIRST)
+        run.vanish(SECOND)
+        await trio.sleep(600)
+        done = run.learner.version
+        assert done < STEPS
+        said = run["kv_scheduler.0"].waiting_for()
+        assert said == f"rollout_generator: an engine ({FIRST} is gone, {SECOND} is gone)"
+        run.back(SECOND)
+        await run.steps(done + 3)
+        assert run["kv_scheduler.0"].status()[1].scheduler.engines == 1
+
+    assert 600 < finishes(tmp_path, vanish) < 700
+
+
+def test_a_generator_is_killed_and_a_new_process_takes_its_place(tmp_path: Path) -> None:
+    async def kill(run: SimulatedRun) -> None:
+        for done in (2, 5):
+            await run.steps(done)
+            await run.kill(FIRST)
+            await run.start(FIRST)
+        await run.steps(8)
+        assert run["kv_scheduler.0"].status()[1].scheduler.engines == 2
+
+    finishes(tmp_path, kill)
+
+
+def test_a_generator_that_is_stopped_finishes_its_rollouts_and_gets_no_more(tmp_path: Path) -> None:
+    """No rollout is sampled twice for it: they end within its ``finish_seconds``."""
+
+    async def stop(run: SimulatedRun) -> None:
+        await run.steps(3)
+        began = trio.current_time()
+        await run.stop(FIRST)
+        assert 0 < trio.current_time() - began < 3  # the longest rollout
+        await run.steps(8)
+        figures = run["kv_scheduler.0"].status()[1].scheduler
+        assert figures.engines == 1
+        assert figures.rollouts_moved == 0
+        await run.start(FIRST)
+
+    finishes(tmp_path, stop)
+
+
+def test_a_generator_that_cannot_finish_in_time_leaves_its_rollouts_to_others(tmp_path: Path) -> None:
+    async def stop(run: SimulatedRun) -> None:
+        await run.steps(2)
+        began = trio.current_time()
+        await run.stop(FIRST)
+        assert trio.current_time() - began == pytest.approx(10, abs=1)  # finish_seconds
+        await run.steps(4)
+        assert run["kv_scheduler.0"].status()[1].scheduler.rollouts_moved >= 1
+
+    finishes(tmp_path, stop, turns=12)
+
+
+def test_a_generator_that_returns_abandons_what_moved(tmp_path: Path) -> None:
+    async def vanish(run: SimulatedRun) -> None:
+        await run.steps(2)
+        run.vanish(FIRST)
+        await trio.sleep(24)  # it is lost after 20 s, and its rollouts take longer
+        run.back(FIRST)
+        await trio.sleep(3)
+        figures = run["kv_scheduler.0"].status()[1].scheduler
+        assert figures.engines == 2
+        assert figures.rollouts_moved >= 1
+        twice = run[FIRST]._running._running.keys() & run[SECOND]._running._running.keys()
+        assert not twice
+
+    finishes(tmp_path, vanish, turns=40)
