@@ -20,9 +20,9 @@ from actors.tool_executor import ToolExecutor, refused
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.files.disk import whole
 from agent_rl.messages import Judgement, Policy, ToolCall, ToolResult, TrainingGroup, Trajectory
+from tests.end_to_end.topologies import ANSWER
 from transport import Registry, decode, encode
 
-ANSWER = "4"
 BAD_VERSIONS = "BAD_VERSIONS"
 """The environment's name for the versions at which the loss is NaN."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.end_to_end.faulty import ANSWER
 from transport import CurveKeys
+
+ANSWER = "4"
+"""What the problems of `write_half_right` ask for."""
 
 MICRO = """
 [run]
