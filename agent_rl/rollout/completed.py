@@ -10,7 +10,8 @@ its own prompt, and the scheduler never joins turns that two generators wrote of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -23,22 +24,33 @@ def prompt_check(prompt: Sequence[int]) -> int:
     return crc32(np.array(prompt, dtype=np.int32).data)
 
 
-def turn_check(turn: CompletedTurn) -> int:
-    """The checksum of the rollout with this turn."""
-    check = turn.before
-    for part in (turn.written, turn.logprobs, turn.policies, turn.answer):
-        check = crc32(np.ascontiguousarray(part).data, check)
-    check = crc32(turn.state, check)
-    for name in sorted(turn.tool_states):
-        check = crc32(turn.tool_states[name], crc32(name.encode(), check))
+def checksum(
+    before: int, arrays: Sequence[np.ndarray[Any, Any]], state: bytes, tool_states: Mapping[str, bytes]
+) -> int:
+    """The checksum of a rollout after a turn, from that before it."""
+    check = before
+    for array in arrays:
+        check = crc32(np.ascontiguousarray(array).data, check)
+    check = crc32(state, check)
+    for name in sorted(tool_states):
+        check = crc32(tool_states[name], crc32(name.encode(), check))
     return check
+
+
+def turn_check(turn: CompletedTurn) -> int:
+    """The checksum that the turn ought to have."""
+    arrays = (turn.written, turn.logprobs, turn.policies, turn.answer)
+    return checksum(turn.before, arrays, turn.state, turn.tool_states)
 
 
 def runs_of(policies: Int32Matrix) -> Int32Matrix:
     """Policies token by token [n, 2] as runs of equal ones [r, 3]: epoch, version, length."""
+    count = len(policies)
+    if policies.tobytes() == policies[:1].tobytes() * count:  # most turns: one policy
+        return np.array([[*policies[0].tolist(), count]], dtype=np.int32)
     changes = np.flatnonzero((policies[1:] != policies[:-1]).any(axis=1)) + 1
     starts = np.concatenate([[0], changes])
-    lengths = np.diff(np.append(starts, len(policies)))
+    lengths = np.diff(np.append(starts, count))
     return np.column_stack([policies[starts], lengths]).astype(np.int32)
 
 

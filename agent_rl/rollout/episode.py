@@ -33,7 +33,7 @@ from agent_rl.messages import (
     Transcript,
     TurnObserved,
 )
-from agent_rl.rollout.completed import answered, chain_fault, prompt_check, runs_of, token_by_token, turn_check
+from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.tags import tag_counts
@@ -254,22 +254,24 @@ class Episode:
         """The last turn, which was answered and did not end the rollout. ``seconds`` of this generator have passed."""
         before = self.completed[-1].after if self.completed else prompt_check(self._prompt)
         calls, replies, states = self._complete
+        arrays = (self._parts[-2], self._logprobs[-2], runs_of(self._policies[-2]), self._parts[-1])
+        changed = {name: state for name, state in self.tool_states.items() if states.get(name) != state}
+        written, logprobs, policies, answer = arrays
         made = CompletedTurn(
             number=self.turns,
             before=before,
-            after=0,
-            written=self._parts[-2],
-            logprobs=self._logprobs[-2],
-            policies=runs_of(self._policies[-2]),
-            answer=self._parts[-1],
+            after=checksum(before, arrays, self.state, changed),
+            written=written,
+            logprobs=logprobs,
+            policies=policies,
+            answer=answer,
             policy=self._answered_under,
             calls=tuple(self._records[calls:]),
             replies=tuple(self._replies[replies:]),
             state=self.state,
-            tool_states={name: state for name, state in self.tool_states.items() if states.get(name) != state},
+            tool_states=changed,
             seconds=self.seconds + seconds,
         )
-        made = replace(made, after=turn_check(made))
         self._completed(made)
         return made
 
