@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REFUSED_PATHS = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the system answers where a path that the user named cannot be used, whoever comes to ask first."""
-IN_ORDER = {"run", "eval"}
+IN_ORDER = {"run", "eval", "up", "up-host"}
 """Commands with something to end in order at an interrupt. They say themselves from when on."""
 
 NAME_WIDTH = 30
@@ -41,6 +41,8 @@ class Command(NamedTuple):
     help: str
     own_flags: bool = False
     """Whether ``--help`` and ``--version`` are arguments like others, which the function looks at."""
+    hidden: bool = False
+    """Whether only this program calls it."""
 
 
 COMMANDS = {
@@ -59,6 +61,8 @@ COMMANDS = {
     ),
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),
+        Command("up", "up:up", "Start all hosts of a topology over ssh, show one table, and stop them all."),
+        Command("up-host", "up:up_host", "Start one host as `up` orders it.", hidden=True),
         Command("keys", "keys:keys", "Make the key that hosts of one run share."),
         Command("render", "render:app", "Write a batch script for Slurm, or manifests for Kubernetes."),
     ),
@@ -127,7 +131,10 @@ def command_line() -> App:
         for place, command in enumerate(commands):
             flags = {"help_flags": (), "version_flags": ()} if command.own_flags else {}
             function = f"actors.cli.{command.function}"
-            app.command(function, name=command.name, help=command.help, group=heading, sort_key=place, **flags)
+            shown = not command.hidden
+            app.command(
+                function, name=command.name, help=command.help, group=heading, sort_key=place, show=shown, **flags
+            )
     app.command(_install_completion, name="--install-completion", group=headings[-1])
     for flag in ("--help", "--version"):
         app[flag].group = headings[-1]

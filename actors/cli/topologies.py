@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from agent_rl.config.source import Files
     from agent_rl.config.topology import Topology
-    from agent_rl.observe.live import LiveView
+    from agent_rl.observe.live import Display, LiveView, SteadyConsole
     from agent_rl.records.run_directory import SummaryFile
+
+    DisplayClass = Callable[[LiveView, SteadyConsole, Callable[[Exception], object]], Display]
 
 
 def check(
@@ -54,12 +56,33 @@ def run(
     ] = 0,
 ) -> int:
     """Run a topology file; the exit code is that of the run."""
-    files = (topology_file(str(file)), *overlays)
+    from agent_rl.observe.live import Display
+
+    return run_files(
+        (topology_file(str(file)), *overlays), overrides, host, Display, stopped_exit_code=stopped_exit_code
+    )
+
+
+def run_files(
+    files: Files,
+    overrides: Sequence[str],
+    host: str | None,
+    display_class: DisplayClass,
+    *,
+    again: str = "",
+    stopped_exit_code: int = 0,
+    begins: Callable[[Topology], bool] = lambda _: True,
+) -> int:
+    """Check a topology, run it to its end, and show the results. Returns the exit code of the run.
+
+    ``begins`` is called when nothing was found wrong. It returns whether to show the results at the end.
+    """
     topology = sound_topology(files, overrides, host)
     from agent_rl.models.hub import HubError, is_hub_name, model_files
     from agent_rl.observe.live import LiveView
     from agent_rl.records.run_directory import summary_file
 
+    shows = begins(topology)
     before = summary_file(topology.run.directory)
     kl = topology.algorithm.kl
     for name in (topology.model.path, None if kl is None else kl.reference):
@@ -68,8 +91,10 @@ def run(
                 model_files(name, complain)
             except HubError as error:
                 raise Mistake(str(error)) from error
-    exit_code = supervise(topology, files, overrides, host, LiveView, stopped_exit_code=stopped_exit_code)
-    _show_results(topology, host, before, 0 if exit_code == stopped_exit_code else exit_code)
+    options = {"display_class": display_class, "again": again, "stopped_exit_code": stopped_exit_code}
+    exit_code = supervise(topology, files, overrides, host, LiveView, **options)
+    if shows:
+        _show_results(topology, host, before, 0 if exit_code == stopped_exit_code else exit_code)
     return exit_code
 
 
@@ -104,10 +129,12 @@ def supervise(
     overrides: Sequence[str],
     host: str | None,
     view_class: type[LiveView],
-    again: str = "",
-    stopped_exit_code: int = 0,
+    **options: Any,
 ) -> int:
-    """Run a topology to its end, and print why it was refused. Raises KeyboardInterrupt for one before it began."""
+    """Run a topology to its end, and print why it was refused. Raises KeyboardInterrupt for one before it began.
+
+    ``options`` are those of `run_topology`.
+    """
     from functools import partial
 
     import trio
@@ -117,7 +144,7 @@ def supervise(
     from agent_rl.records.run_directory import RunRefused
     from transport import TransportError
 
-    start = partial(run_topology, view_class=view_class, again=again, stopped_exit_code=stopped_exit_code)
+    start = partial(run_topology, view_class=view_class, **options)
     try:
         return trio.run(start, topology, files, overrides, host)
     except (RunRefused, DiskError, OSError) as refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -37,14 +37,16 @@ async def run_topology(
     *,
     entry_module: str = "actors.runtime.process",
     view_class: type[LiveView] = LiveView,
+    display_class: Callable[[LiveView, SteadyConsole, Callable[[Exception], object]], Display] = Display,
     again: str = "",
     stopped_exit_code: int = 0,
 ) -> int:
     """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
 
-    ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws the display.
-    ``again`` is the command that continues the run, when that is not ``agent-rl run``. ``stopped_exit_code`` is the
-    exit code where the run was stopped in order before it was finished. Raises RunRefused when the run cannot start.
+    ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws what
+    ``display_class`` shows. ``again`` is the command that continues the run, when that is not ``agent-rl run``.
+    ``stopped_exit_code`` is the exit code where the run was stopped in order before it was finished. Raises RunRefused
+    when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
     base = first_of(files).absolute().parent
@@ -77,7 +79,7 @@ async def run_topology(
         view = view_class(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")
         display = stack.enter_context(
-            Display(view, SteadyConsole(), lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
+            display_class(view, SteadyConsole(), lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
         )
         supervisor = Supervisor(
             topology,

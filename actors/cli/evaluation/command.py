@@ -149,7 +149,7 @@ def _evaluate(
     if not _finished(directory):
         topology = sound_topology(file, overrides)
         again = shlex.join(["agent-rl", *sys.argv[1:]])
-        if code := supervise(topology, file, overrides, None, EvaluationView, again):
+        if code := supervise(topology, file, overrides, None, EvaluationView, again=again):
             return code
         if not _finished(directory):
             return INTERRUPTED

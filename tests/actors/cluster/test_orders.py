@@ -1,0 +1,135 @@
+"""What `up` sends to a host, and how the host follows it."""
+
+import os
+import queue
+import signal
+import stat
+
+import pytest
+
+from actors.cluster import orders
+from actors.cluster.display import HostDisplay
+from actors.cluster.orders import Order, OrderError, Orders, Terminal, place
+from agent_rl.observe.live import LiveView, SteadyConsole
+
+ORDER = Order(
+    release="1",
+    host="b",
+    main=False,
+    files=["two.toml"],
+    overrides=["run.seed=3"],
+    again="agent-rl up two.toml",
+    texts={"two.toml": 'name = "ü"\n'},
+    key="secret",
+    terminal=Terminal(120, 40, "xterm", "256"),
+)
+
+
+@pytest.fixture
+def pipe():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as file:
+        yield reading, file
+    os.close(reading)
+
+
+def follow(reading, wanted):
+    """Follow the orders; the signals that came, and the texts."""
+    came = queue.SimpleQueue()
+    found = Orders(reading)
+    found.follow(came.put)
+    return [came.get(timeout=30) for _ in range(wanted)], list(found.said())
+
+
+def test_an_order_arrives_as_it_was_sent(pipe):
+    reading, writing = pipe
+    writing.write(ORDER.line() + b"stop\n")
+    found = Orders(reading)
+    assert found.first() == ORDER
+    came = queue.SimpleQueue()
+    found.follow(came.put)
+    assert came.get(timeout=30) == signal.SIGTERM  # what came with the order is not lost
+    assert ORDER.line().count(b"\n") == 1
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"[]\n", b"{}\n", b'{"terminal": null, "colour": 3}\n', b"hello\n"])
+def test_what_is_no_order_is_refused(pipe, line):
+    reading, writing = pipe
+    writing.write(line)
+    writing.close()
+    with pytest.raises(OrderError, match="started by `agent-rl up` of the same release"):
+        Orders(reading).first()
+
+
+def test_the_words_stop_and_kill_are_signals(pipe):
+    reading, writing = pipe
+    writing.write(b"\nsay one two\n\nstop\nkill\nwhat\n")
+    assert follow(reading, 3) == ([signal.SIGTERM, signal.SIGTERM, signal.SIGINT], ["one two"])
+
+
+def test_the_end_of_the_connection_stops_the_host_once(pipe):
+    reading, writing = pipe
+    writing.close()
+    came, said = follow(reading, 1)
+    assert came == [signal.SIGTERM]
+    assert said == ["the connection to `agent-rl up` has ended"]
+
+
+def test_the_end_after_a_stop_does_not_kill(pipe):
+    reading, writing = pipe
+    writing.write(b"stop\n")
+    writing.close()
+    found = Orders(reading)
+    came = []
+    found._follow(came.append)
+    assert came == [signal.SIGTERM]
+
+
+def test_a_long_silence_stops_the_host(pipe, monkeypatch):
+    monkeypatch.setattr(orders, "SILENT_SECONDS", 0.05)
+    reading, _ = pipe
+    came, said = follow(reading, 1)
+    assert came == [signal.SIGTERM]
+    assert said[0] == "nothing has come from `agent-rl up` for 0.05 s"
+
+
+def test_a_file_is_written_once_and_the_one_before_is_kept(tmp_path):
+    path = tmp_path / "folder" / "cluster.key"
+    assert place(path, "one", 0o600) == ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = path.stat().st_ino
+    assert place(path, "one", 0o600) == ""
+    assert path.stat().st_ino == before  # as on a file system that both machines share
+    assert place(path, "two", 0o600) == f"{path} was another file here, which is now cluster.key.old"
+    assert (path.read_text(), path.with_name("cluster.key.old").read_text()) == ("two", "one")
+
+
+def test_the_table_of_the_main_host_is_drawn_for_the_terminal_of_up(capsys):
+    said = [["b: hello"], [], ["c: the end"]]
+    view = LiveView("two", ["learner.0"], ["rl"], 0.0)
+    display = HostDisplay(
+        view,
+        SteadyConsole(),
+        lambda _: None,
+        said=lambda: said.pop(0),
+        main=True,
+        terminal=Terminal(70, 30, "xterm", None),
+    )
+    with display:
+        display.refresh(1.0)
+        display.refresh(2.0)
+    out = capsys.readouterr().out
+    assert out.index("b: hello") < out.index("learner.0") < out.index("c: the end")
+    assert "\x1b[" in out  # drawn in place, though standard output is no terminal
+    assert max(len(line) for line in out.splitlines() if "\x1b" not in line) <= 70
+
+
+def test_another_host_shows_notices_alone(capsys):
+    said = [["one"], []]
+    view = LiveView("two", ["learner.0"], ["rl"], 0.0)
+    with HostDisplay(
+        view, SteadyConsole(), lambda _: None, said=lambda: said.pop(0), main=False, terminal=None
+    ) as display:
+        display.refresh(100.0)
+        display.notice("mine")
+    assert capsys.readouterr().out == "one\nmine\n"

@@ -1,0 +1,172 @@
+"""All hosts together: how they start, what is shown of them, and how they end. Shells stand in for the hosts."""
+
+import signal
+import sys
+from functools import partial
+
+import pytest
+import trio
+
+from actors.cluster import starting
+from actors.cluster.starting import HostCommand, Hosts
+
+STARTS = 'read -r order; echo "agent-rl: the host starts" >&2; echo "$order" > order.$0\n'
+OBEYS = """
+while read -r word text; do
+    case $word in
+        stop) echo "$0 stops"; exit ${CODE:-75};;
+        kill) exit 130;;
+        say) echo "said: $text";;
+    esac
+done
+exit 9
+"""
+IGNORES = "while true; do read -r word || sleep 0.05; done"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RETRY_SECONDS", "TOLD_SECONDS", "DRAIN_SECONDS", "CUT_SECONDS"):
+        monkeypatch.setattr(starting, name, 10.0 if name == "DRAIN_SECONDS" else 0.05)
+
+
+def host(name, script, *, main=False):
+    return HostCommand(
+        name, ["sh", "-c", script, name], f'{{"host": "{name}"}}\n'.encode(), main, f"{name}.example.org"
+    )
+
+
+def run(*commands, when=None, signals=()):
+    """The exit code of hosts, and what was said on stderr. ``signals`` come one by one when ``when`` waits no more."""
+    said = []
+
+    async def received():
+        for number in signals:
+            await when()
+            yield number
+        await trio.sleep_forever()
+
+    async def main():
+        with trio.fail_after(60):
+            return await Hosts(commands, said.append).run(received())
+
+    return trio.run(main), said
+
+
+async def file(path, name):
+    """Wait until a file is there."""
+    while not (path / name).exists():  # noqa: ASYNC110 - another process makes it
+        await trio.sleep(0.01)
+
+
+def test_a_finished_main_host_ends_all_others_and_gives_the_exit_code(tmp_path, capfdbinary):
+    code, said = run(host("a", STARTS + "printf 'table\\033[A'; exit 0", main=True), host("b", STARTS + OBEYS))
+    assert code == 0
+    assert capfdbinary.readouterr().out == b"table\033[A"  # as it came
+    assert said == ["b: b stops"]
+    assert (tmp_path / "order.b").read_text() == '{"host": "b"}\n'
+
+
+@pytest.mark.parametrize(("main", "other", "code"), [(1, 75, 1), (75, 75, 0), ("$(kill -KILL $$)", 0, 137)])
+def test_the_exit_code_is_that_of_the_main_host(main, other, code):
+    assert run(host("a", f"{STARTS} exit {main}", main=True), host("b", f"CODE={other}; {STARTS}{OBEYS}"))[0] == code
+
+
+def test_a_host_that_cannot_be_started_is_named_in_its_own_words_and_stops_all(capfd):
+    ssh = 'echo "ssh: connect to host 10.0.0.9 port 22: Connection refused" >&2; exit 255'
+    code, said = run(host("a", STARTS + OBEYS, main=True), host("b", ssh), host("c", STARTS + OBEYS))
+    assert code == 2
+    everything = [*said, *capfd.readouterr().out.splitlines()]
+    shown = [line.removeprefix("said: ") for line in everything]
+    assert "b: ssh: connect to host 10.0.0.9 port 22: Connection refused" in shown
+    assert "agent-rl: the host b (b.example.org) could not be started (exit code 255); all hosts are stopped" in shown
+    assert "a stops" in shown
+
+
+def test_a_program_that_is_not_there_is_named():
+    code, said = run(HostCommand("a", ["/no/such/ssh"], b"\n", main=True, place="here"))
+    assert code == 2
+    assert said[0] == "a: /no/such/ssh: No such file or directory"
+
+
+def test_an_interrupt_stops_the_main_host_which_tells_the_others(tmp_path, capfd):
+    when = partial(file, tmp_path, "order.b")
+    code, said = run(
+        host("a", STARTS + OBEYS, main=True), host("b", STARTS + OBEYS), when=when, signals=[signal.SIGINT]
+    )
+    assert code == 0
+    assert capfd.readouterr().out == "a stops\n"
+    assert said == ["b: b stops"]
+
+
+def test_a_second_interrupt_kills_all(tmp_path):
+    ignores = f"{STARTS} while read -r word text; do [ $word != kill ] || exit 130; done"
+    when = partial(file, tmp_path, "order.b")
+    two = [signal.SIGINT, signal.SIGINT]
+    assert run(host("a", ignores, main=True), host("b", ignores), when=when, signals=two)[0] == 130
+
+
+def test_a_host_whose_connection_is_lost_is_started_again(tmp_path, capfd):
+    lost = f"{STARTS} [ -e again ] && {{ touch back; {OBEYS} }}; touch again; exit 255"
+    when = partial(file, tmp_path, "back")
+    code, _ = run(host("a", STARTS + OBEYS, main=True), host("b", lost), when=when, signals=[signal.SIGINT])
+    assert code == 0
+    assert "said: b: the connection to b.example.org is lost; it is tried again in 0.05 s" in capfd.readouterr().out
+
+
+def test_a_lost_connection_to_the_main_host_ends_the_run(capfd):
+    code, said = run(host("a", f"{STARTS} exit 255", main=True), host("b", STARTS + OBEYS))
+    assert code == 1
+    assert said[0].startswith(
+        "agent-rl: the connection to the main host a (a.example.org) is lost; it stops its actors"
+    )
+    assert "b: b stops" in said
+
+
+def test_a_host_that_fails_later_stops_all(capfd):
+    code, _ = run(host("a", STARTS + OBEYS, main=True), host("b", f"{STARTS} echo 'b: no room' >&2; exit 2"))
+    assert code == 2
+    out = capfd.readouterr().out
+    assert "said: agent-rl: the host b ended with exit code 2; all hosts are stopped" in out
+    assert "a stops" in out
+
+
+def test_a_host_that_does_not_answer_is_cut_off(monkeypatch):
+    monkeypatch.setattr(starting, "DRAIN_SECONDS", 0.2)
+    code, said = run(host("a", f"{STARTS} exit 0", main=True), host("b", STARTS + IGNORES))
+    assert code == 0
+    assert said == [
+        "agent-rl: the host b does not stop in order; its actors are killed",
+        "agent-rl: the host b does not answer; look at it, and at the network",
+    ]
+
+
+def test_an_empty_line_comes_now_and_then(monkeypatch, tmp_path):
+    monkeypatch.setattr(starting, "BEAT_SECONDS", 0.02)
+    counts = f'{STARTS} for i in 1 2 3; do read -r line && [ -z "$line" ] || exit 3; done; exit 0'
+    assert run(host("a", counts, main=True))[0] == 0
+
+
+def test_hosts_end_with_the_process_that_started_them(tmp_path):
+    """The kernel closes the pipes of a process that dies, however it dies."""
+    script = f"""
+import sys, trio
+sys.path.insert(0, {str(tmp_path)!r})
+from actors.cluster.starting import HostCommand, Hosts
+async def nothing():
+    await trio.sleep_forever()
+    yield 0
+a = HostCommand("a", ["sh", "-c", {STARTS + "cat; touch gone"!r}, "a"], b"\\n", True, "here")
+trio.run(Hosts([a], print).run, nothing())
+"""
+
+    async def main():
+        with trio.fail_after(60):
+            process = await trio.lowlevel.open_process([sys.executable, "-c", script])
+            await file(tmp_path, "order.a")
+            process.kill()
+            await process.wait()
+            await file(tmp_path, "gone")
+
+    trio.run(main)

@@ -1,0 +1,131 @@
+"""``agent-rl up``: what it sends where, and what it refuses before anything starts. Shells stand in for ssh and hosts."""
+
+import json
+import os
+import socket
+import stat
+from functools import partial
+
+import pytest
+
+from actors.cli.main import main
+from actors.cluster.orders import Order, Orders
+from actors.cluster.places import is_here
+from tests.actors.cluster.topology import TOPOLOGY
+from transport import CurveKeys
+
+ELSEWHERE = ("198.51.100.1", "198.51.100.2")  # addresses of documents, which no machine has
+SSH = """
+for word in "$@"; do last=$word; printf '[%s]' "$word"; done > "$WORDS/$(echo "$*" | tr -cd '0-9.' | cut -c1-20).words"
+exec sh -c "$last"
+"""
+HOST = """read -r order; printf '%s\\n' "$order" > "$(date +%N).order"; echo "agent-rl: the host starts" >&2; exit 0"""
+
+
+def with_addresses(trainer, rollout):
+    text = TOPOLOGY.replace("[hosts.rollout]\n", f'[hosts.rollout]\naddress = "{rollout}"\n')
+    text = text.replace("[hosts.trainer]\n", f'[hosts.trainer]\naddress = "{trainer}"\n')
+    return text + '[security]\nkey_file = "cluster.key"\n'
+
+
+def test_hosts_on_other_machines_get_the_files_over_ssh(file, tmp_path, monkeypatch, capsys):
+    file.write_text(with_addresses(*ELSEWHERE))
+    CurveKeys.generate().save(tmp_path / "cluster.key")
+    (tmp_path / "more.toml").write_text("[run]\nseed = 4\n")
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "host").write_text(HOST)
+    (tmp_path / "words").mkdir()
+    monkeypatch.setenv("WORDS", str(tmp_path / "words"))
+    there = tmp_path / "there is"
+    options = ["--ssh", f"sh {tmp_path}/ssh -F 'my file'", "--user", "me", "--workdir", str(there)]
+    code = main(
+        ["up", "two.toml", "more.toml", "--set", "run.mode=synchronous", *options, "--command", f"sh {tmp_path}/host"]
+    )
+    assert code == 0, capsys.readouterr()
+    calls = sorted(path.read_text() for path in (tmp_path / "words").iterdir())
+    assert len(calls) == 2
+    for address, call in zip(ELSEWHERE, calls, strict=True):
+        assert call.startswith("[-F][my file][-T][-o][BatchMode=yes][-o][ConnectTimeout=10]")  # those of the user win
+        assert f"[me@{address}][mkdir -p '{there}' && cd '{there}' && exec sh {tmp_path}/host up-host]" in call
+    orders = {order.host: order for order in map(Order.of, (path.read_bytes() for path in there.glob("*.order")))}
+    assert {name: order.main for name, order in orders.items()} == {"trainer": True, "rollout": False}
+    order = orders["rollout"]
+    assert order.files == ["two.toml", "more.toml"]
+    assert order.texts == {"two.toml": file.read_text(), "more.toml": "[run]\nseed = 4\n"}
+    assert order.key == (tmp_path / "cluster.key").read_text()
+    assert order.overrides == ["run.mode=synchronous"]
+    assert order.again == "agent-rl up two.toml more.toml --set run.mode=synchronous"
+
+
+@pytest.mark.parametrize(("hosts", "line"), [(("198.51.100.1", "127.0.0.1"), 13), (("localhost", "198.51.100.1"), 15)])
+def test_an_address_that_others_cannot_reach_is_refused_with_its_line(file, capsys, hosts, line):
+    file.write_text(with_addresses(*hosts))
+    assert main(["up", "two.toml"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"two.toml:{line}: hosts.")
+    assert "no other machine reaches this address" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_missing_key_is_refused_before_anything_starts(file, capsys):
+    file.write_text(with_addresses(*ELSEWHERE))
+    assert main(["up", "two.toml", "--ssh", "false"]) == 2
+    assert (
+        "security.key_file: there is no file cluster.key; make a key with `agent-rl keys FILE`"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_wrong_file_is_refused_with_its_line(file, capsys):
+    file.write_text(TOPOLOGY.replace("seed", "sead").replace("max_turns = 2", "max_turn = 2"))
+    assert main(["up", "two.toml"]) == 2
+    assert "two.toml:11: stages.0.max_turn: is no known key" in capsys.readouterr().err
+
+
+def test_which_addresses_are_this_machine(monkeypatch):
+    assert is_here("127.0.0.1")
+    assert is_here("localhost")
+    assert is_here("::1")
+    assert not is_here("198.51.100.1")
+    assert not is_here("no-such-machine.invalid")
+    own = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.5", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: own)
+    assert is_here("a-name-of-this-machine")
+
+
+def started(monkeypatch, tmp_path, order):
+    """Call ``up-host`` with an order on its standard input; its exit code."""
+    (tmp_path / "input").write_bytes(order)
+    with (tmp_path / "input").open("rb") as file:
+        monkeypatch.setattr("actors.cli.up.Orders", partial(Orders, file.fileno()))
+        return main(["up-host"])
+
+
+def order_of(release, **changes):
+    fields = {"host": "rollout", "main": False, "files": ["far/two.toml"], "overrides": [], "again": "", "key": "k"}
+    text = with_addresses(*ELSEWHERE)
+    fields |= {"release": release, "texts": {"far/two.toml": text}, "terminal": None} | changes
+    return json.dumps(fields).encode() + b"\n"
+
+
+def test_another_release_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("actors.cli.up._release", lambda: "2.0")
+    assert started(monkeypatch, tmp_path, order_of("1.0")) == 2
+    assert "this machine has release 2.0, and `up` was called with 1.0; install the same" in capsys.readouterr().err
+
+
+def test_a_host_has_its_files_before_it_checks_them(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("actors.cli.up._release", lambda: "1.0")
+    monkeypatch.setattr(os, "kill", lambda *_: None)  # the input is over
+    assert started(monkeypatch, tmp_path, order_of("1.0", overrides=["run.directory=/proc/1/no"])) == 2
+    assert "far/two.toml" in capsys.readouterr().err
+    key = tmp_path / "far" / "cluster.key"
+    assert (key.read_text(), stat.S_IMODE(key.stat().st_mode)) == ("k", 0o600)
+
+
+def test_up_host_is_not_for_people(tmp_path, monkeypatch, capsys):
+    assert started(monkeypatch, tmp_path, b"hello\n") == 2
+    assert "started by `agent-rl up` of the same release; there is nothing to type" in capsys.readouterr().err
+    main(["--help"])
+    assert "up-host" not in capsys.readouterr().out

@@ -1,0 +1,169 @@
+"""``agent-rl up`` over a real sshd, on machines of their own (namespaces)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_rl.records.audit import audit
+from tests.end_to_end.processes import SECONDS, steps_trained, wait_for
+from tests.end_to_end.topologies import MICRO
+from tests.machines import Machine, machines, skip_without
+from transport import CurveKeys
+
+SSHD = """\
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PermitRootLogin yes
+PidFile none
+"""
+SSH = """\
+IdentityFile {folder}/key
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+LogLevel ERROR
+"""
+
+
+class Cluster:
+    """Two machines: ``trainer``, on which ``up`` is called, and ``rollout``, which has a working directory of its own."""
+
+    def __init__(self, folder: Path, trainer: Machine, rollout: Machine) -> None:
+        self.trainer, self.rollout = trainer, rollout
+        self.here, self.there = folder / "here", folder / "there"
+        self._ssh = folder / "ssh"
+        for path in (self.here, self._ssh):
+            path.mkdir()
+        for name in ("key", "host_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self._ssh / name], check=True)
+        host_key = (self._ssh / "host_key.pub").read_text()
+        (self._ssh / "known_hosts").write_text(f"{rollout.address} {host_key}")
+        (self._ssh / "config").write_text(SSH.format(folder=self._ssh))
+        (self._ssh / "sshd").write_text(SSHD.format(folder=self._ssh))
+
+    def serve(self) -> None:
+        """Start sshd on the other machine."""
+        Path("/run/sshd").mkdir(exist_ok=True)
+        log = self._ssh / "log"
+        with log.open("wb") as file:
+            self.rollout.start("/usr/sbin/sshd", "-D", "-e", "-f", str(self._ssh / "sshd"), stderr=file)
+        wait_for(lambda: "Server listening" in log.read_text(), "sshd")
+
+    def write(self, steps: int) -> Path:
+        """Write the topology; the run directory."""
+        CurveKeys.generate().save(self.here / "cluster.key")
+        hosts = f'[hosts.a]\naddress = "{self.trainer.address}"\n[hosts.b]\naddress = "{self.rollout.address}"\n'
+        hosts += '[security]\nkey_file = "cluster.key"\n'
+        text = MICRO.format(directory="run", steps=steps, hosts=hosts, a="a", b="b")
+        text = text.replace('turns = "tool_executor", load', 'turns = "tool_executor", weights = "learner", load')
+        (self.here / "two.toml").write_text(text)
+        return self.here / "run"
+
+    def up(self) -> subprocess.Popen[str]:
+        """Call ``up``."""
+        words = [sys.executable, "-m", "actors.cli", "up", "two.toml", "--ssh", f"ssh -F {self._ssh}/config"]
+        command = self.trainer.command(*words, "--workdir", str(self.there))
+        pipe = subprocess.PIPE
+        # The working directory is taken up after the namespaces are entered.
+        command = [word.replace(f"--wdns={Path.cwd()}", f"--wdns={self.here}") for word in command]
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    def assert_nothing_left(self) -> None:
+        """Both machines run what they ran before."""
+        for machine in (self.trainer, self.rollout):
+            wait_for(lambda machine=machine: not ours(machine), f"nothing to be left: {ours(machine)}")
+
+
+def ours(machine: Machine) -> list[str]:
+    return [command for command in machine.processes().values() if "sshd" not in command]
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    skip_without("sshd", "ssh", "ssh-keygen")
+    with contextlib.ExitStack() as stack:
+        yield Cluster(tmp_path, *stack.enter_context(machines(["trainer", "rollout"], tmp_path)))
+
+
+@pytest.mark.slow
+def test_all_hosts_start_stop_and_finish_together(cluster: Cluster) -> None:
+    cluster.serve()
+    directory = cluster.write(steps=12)
+    process = cluster.up()
+    wait_for(lambda: steps_trained(directory) >= 2 or process.poll() is not None, "two steps")
+    assert len(ours(cluster.trainer)) >= 5
+    assert len(ours(cluster.rollout)) >= 4
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert "stopped; continue with: agent-rl up two.toml" in out
+    assert "b: the learner's host ends the run" in out + err
+    cluster.assert_nothing_left()
+    assert audit(directory).balanced
+    key = cluster.there / "cluster.key"
+    assert key.read_text() == (cluster.here / "cluster.key").read_text()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert (cluster.there / "two.toml").read_text() == (cluster.here / "two.toml").read_text()
+
+    stopped_at = steps_trained(directory)
+    code, out, err = finish(cluster.up())
+    assert code == 0, out + err
+    assert steps_trained(directory) == 12 > stopped_at
+    assert audit(directory).balanced
+    assert "summary" in out
+    assert out.count("summary") == 1
+    cluster.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_no_host_outlives_the_process_that_started_it(cluster: Cluster) -> None:
+    cluster.serve()
+    directory = cluster.write(steps=400)
+    process = cluster.up()
+    wait_for(lambda: steps_trained(directory) >= 1 or process.poll() is not None, "a step")
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    cluster.assert_nothing_left()
+    assert audit(directory).balanced
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached_is_named_in_the_words_of_ssh(cluster: Cluster) -> None:
+    cluster.write(steps=400)
+    code, out, err = finish(cluster.up())
+    assert code == 2, out + err
+    said = out + err
+    assert f"b: ssh: connect to host {cluster.rollout.address} port 22: Connection refused" in said
+    assert f"agent-rl: the host b ({cluster.rollout.address}) could not be started (exit code 255)" in said
+    cluster.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_what_a_host_refuses_is_shown(cluster: Cluster) -> None:
+    cluster.serve()
+    cluster.write(steps=400)
+    text = (cluster.here / "two.toml").read_text()
+    (cluster.here / "there_only.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    text = text.replace('class = "arithmetic"', 'class = "maths"\nsettings.files = ["there_only.jsonl"]')
+    (cluster.here / "two.toml").write_text(text)
+    code, out, err = finish(cluster.up())
+    assert code == 2, out + err
+    assert re.search(r"b: two.toml:\d+: .*there_only.jsonl", out + err)
+    cluster.assert_nothing_left()
