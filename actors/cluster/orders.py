@@ -114,12 +114,13 @@ class Orders:
         """Wait for the order. Raises OrderError."""
         return Order.of(next(self._lines, b""))
 
-    def follow(self, send: Callable[[signal.Signals], object] | None = None) -> None:
-        """From now on obey. ``send`` sends a signal to this process."""
+    def follow(self, send: Callable[[signal.Signals], object] | None = None) -> threading.Thread:
+        """From now on obey, in the thread that is returned. ``send`` sends a signal to this process."""
         pid = os.getpid()
-        threading.Thread(
-            target=self._follow, args=(send or (lambda number: os.kill(pid, number)),), daemon=True
-        ).start()
+        obey = send or (lambda number: os.kill(pid, number))
+        thread = threading.Thread(target=self._follow, args=(obey,), daemon=True)
+        thread.start()
+        return thread
 
     def said(self) -> Iterator[str]:
         """The texts to show that have come since the last call."""

@@ -1,7 +1,6 @@
 """What `up` sends to a host, and how the host follows it."""
 
 import os
-import queue
 import signal
 import stat
 
@@ -33,22 +32,20 @@ def pipe():
     os.close(reading)
 
 
-def follow(reading, wanted):
-    """Follow the orders; the signals that came, and the texts."""
-    came = queue.SimpleQueue()
-    found = Orders(reading)
-    found.follow(came.put)
-    return [came.get(timeout=30) for _ in range(wanted)], list(found.said())
+def follow(found):
+    """Follow orders to their end; the signals that came, and the texts."""
+    came = []
+    found.follow(came.append).join(timeout=30)
+    return came, list(found.said())
 
 
 def test_an_order_arrives_as_it_was_sent(pipe):
     reading, writing = pipe
     writing.write(ORDER.line() + b"stop\n")
+    writing.close()
     found = Orders(reading)
     assert found.first() == ORDER
-    came = queue.SimpleQueue()
-    found.follow(came.put)
-    assert came.get(timeout=30) == signal.SIGTERM  # what came with the order is not lost
+    assert follow(found) == ([signal.SIGTERM], [])  # what came with the order is not lost
     assert ORDER.line().count(b"\n") == 1
 
 
@@ -64,13 +61,14 @@ def test_what_is_no_order_is_refused(pipe, line):
 def test_the_words_stop_and_kill_are_signals(pipe):
     reading, writing = pipe
     writing.write(b"\nsay one two\n\nstop\nkill\nwhat\n")
-    assert follow(reading, 3) == ([signal.SIGTERM, signal.SIGTERM, signal.SIGINT], ["one two"])
+    writing.close()
+    assert follow(Orders(reading)) == ([signal.SIGTERM, signal.SIGTERM, signal.SIGINT], ["one two"])
 
 
 def test_the_end_of_the_connection_stops_the_host_once(pipe):
     reading, writing = pipe
     writing.close()
-    came, said = follow(reading, 1)
+    came, said = follow(Orders(reading))
     assert came == [signal.SIGTERM]
     assert said == ["the connection to `agent-rl up` has ended"]
 
@@ -79,16 +77,13 @@ def test_the_end_after_a_stop_does_not_kill(pipe):
     reading, writing = pipe
     writing.write(b"stop\n")
     writing.close()
-    found = Orders(reading)
-    came = []
-    found._follow(came.append)
-    assert came == [signal.SIGTERM]
+    assert follow(Orders(reading)) == ([signal.SIGTERM], [])
 
 
 def test_a_long_silence_stops_the_host(pipe, monkeypatch):
     monkeypatch.setattr(orders, "SILENT_SECONDS", 0.05)
     reading, _ = pipe
-    came, said = follow(reading, 1)
+    came, said = follow(Orders(reading))
     assert came == [signal.SIGTERM]
     assert said[0] == "nothing has come from `agent-rl up` for 0.05 s"
 
