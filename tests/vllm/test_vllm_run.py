@@ -89,7 +89,14 @@ def test_memory_that_there_is_not_is_said_at_start(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_beside_bare_vllm_ends_with_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
-    assert bench_rollout.main(["--engine", "vllm", "--quick"]) == 0
+    assert bench_rollout.main(bench_rollout.Options(engine="vllm", quick=True)) == 0
     figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
-    assert set(figures) == {"generator_over_bare_vllm", "generator_tokens_per_s_vllm", "bare_vllm_tokens_per_s"}
+    assert set(figures) == {
+        "generator_over_bare_vllm",
+        "generator_tokens_per_s_vllm",
+        "bare_vllm_tokens_per_s",
+        "generator_over_bare_vllm_cpu",
+        "generator_cpu_us_per_token_vllm",
+        "bare_vllm_cpu_us_per_token",
+    }
     assert all(value > 0 for value in figures.values())
