@@ -374,6 +374,8 @@ class RolloutGenerator(Actor):
         if self._served.waiting_for:
             return self._served.waiting_for
         in_flight = self._running.sampling
+        if in_flight and not self.context.link("tools").reachable:
+            return self.context.wait(ToolCall, "an executor, since none is heard")
         wait = (ToolCall, f"{in_flight} tool results") if in_flight else (RolloutRequest, "rollout requests")
         return self.context.wait(*wait)
 

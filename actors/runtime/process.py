@@ -26,6 +26,7 @@ from actors.execution.blocking import Watchdog
 from actors.runtime.children import leave_message, message_file
 from actors.runtime.networks import run_network
 from actors.runtime.roster import read
+from actors.runtime.vacancy import NobodyLeftError, Vacancy
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
@@ -79,6 +80,7 @@ MISTAKES = (
     BindError,
     InsecureLink,
     RunRefused,
+    NobodyLeftError,
 )
 STATUS_LINK = "status"
 DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
@@ -132,6 +134,12 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     """
     ready = trio.Event()
     context = actor.context
+    needed = {
+        name: context.links[name]
+        for name, kind in type(actor).links.items()
+        if kind.kind != "announce" and name in context.links
+    }
+    vacancy = Vacancy(node, needed, context.topology.run.give_up_minutes, context.log)
 
     async def handler(delivery: Delivery) -> object:
         if not ready.is_set():  # a wait on a set event would still cost each message a turn of the event loop
@@ -142,7 +150,8 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
     async def report() -> None:
         while not failed:
-            _announce(status_link, actor, *(actor.status() if ready.is_set() else ("starting", ActorFigures())))
+            status = actor.status() if ready.is_set() else ("starting", ActorFigures())
+            _announce(status_link, actor, *status, missing=vacancy.text)
             await trio.sleep(STATUS_SECONDS)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:
@@ -157,9 +166,13 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
             await trio.lowlevel.checkpoint()  # send the status, so that the display shows why before the process ends
             raise
+        node.watch(vacancy.look)
         node.watch(actor.peer_changed)
         for peer in node.gone:  # while the actor started
-            actor.peer_changed(PeerGone(peer, 0.0))
+            gone = PeerGone(peer, 0.0)
+            vacancy.look(gone)
+            actor.peer_changed(gone)
+        node_nursery.start_soon(vacancy.run)
         ready.set()
         context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
         await stopping.wait()
@@ -170,7 +183,9 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         node_nursery.cancel_scope.cancel()
 
 
-def _announce(status_link: Any, actor: Actor, state: str, figures: ActorFigures, detail: str = "") -> None:
+def _announce(
+    status_link: Any, actor: Actor, state: str, figures: ActorFigures, detail: str = "", *, missing: str = ""
+) -> None:
     context = actor.context
     if not isinstance(figures, ActorFigures):  # returned by a user's class
         raise ContractError(
@@ -185,7 +200,9 @@ def _announce(status_link: Any, actor: Actor, state: str, figures: ActorFigures,
     cpu = actor.cpu_seconds() if started else 0.0
     metrics = actor.metrics() if started else ()
     detail = detail or (actor.detail() if started else "")
-    status_link.set(ActorStatus(context.name, context.role, state, detail, figures, waiting_for, busy, cpu, metrics))
+    status_link.set(
+        ActorStatus(context.name, context.role, state, detail, figures, waiting_for, busy, cpu, metrics, missing)
+    )
 
 
 async def run_actor(arguments: argparse.Namespace) -> None:

@@ -39,6 +39,7 @@ from agent_rl.files.leftovers import Janitor
 from agent_rl.messages import ActorStatus, Incarnations, RunState
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
+from agent_rl.observe.missing import Missing
 from agent_rl.observe.silence import Movement, Notice, Overdue, ProcessSeen, Silence, final_words
 from agent_rl.records.incarnations import RESTARTS, run_clock
 from agent_rl.records.run_directory import RunRefused, record_end
@@ -109,6 +110,7 @@ class Supervisor:
         self._hung_up = False
         self._others = OtherHosts(topology, hosts)
         self._silence = Silence(self._look)
+        self._missing = Missing()
         self._movement = Movement(topology.run.report_standstill_seconds)
         self._actors = {
             name: ActorProcess(
@@ -233,6 +235,8 @@ class Supervisor:
             actor.heard(status, sender.incarnation)
         if not sender.gone if actor is None else not actor.stopping:
             self._silence.heard(status)
+            if not self._ending.is_set():
+                self._note(*self._missing.heard(status))
             self._note(*self._movement.observe(status, now))
         if status.state == "failed":
             self._log.warning("failed", actor=status.actor, reason=status.detail)

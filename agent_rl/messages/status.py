@@ -31,7 +31,8 @@ class ActorStatus:
     ``state`` is one word; ``detail`` may say more, also why the actor ended. ``waiting_for`` names the role and the
     thing that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while the actor works. Seconds are totals
     since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
-    processor time, children included. ``metrics`` are further counts, for Prometheus only.
+    processor time, children included. ``metrics`` are further counts, for Prometheus only. ``missing`` names, in
+    words, the peers of links that lead to nobody, because all are lost or have left.
     """
 
     actor: str
@@ -43,6 +44,7 @@ class ActorStatus:
     busy_seconds: float
     cpu_seconds: float
     metrics: tuple[Metric, ...] = ()
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from actors.runtime.vacancy import NobodyLeftError
 from agent_rl.records.audit import audit
 from benchmarks.simulated_run import SimulatedRun, in_virtual_time, simulated
 
@@ -115,3 +116,60 @@ def test_a_generator_that_returns_abandons_what_moved(tmp_path: Path) -> None:
         assert not twice
 
     finishes(tmp_path, vanish, turns=40)
+
+
+def test_lost_executors_are_not_tried_over_and_over(tmp_path: Path) -> None:
+    """One of two: what was under way there is tried once more. Both: calls wait, and no attempt is spent."""
+
+    async def vanish(run: SimulatedRun) -> None:
+        await run.steps(2)
+        run.vanish("tool_executor.0")
+        await run.steps(4)
+        for name in (FIRST, SECOND):
+            figures = run[name].status()[1].generator
+            assert figures.calls_failed <= 8  # the rollouts of an engine
+            assert figures.rollouts_failed == 0
+            router = run[name].context.link("tools").router
+            assert router._outstanding["tool_executor.0"] == 0
+        failed = [run[name].status()[1].generator.calls_failed for name in (FIRST, SECOND)]
+        await run.steps(6)
+        assert [run[name].status()[1].generator.calls_failed for name in (FIRST, SECOND)] == failed
+        run.vanish("tool_executor.1")
+        await trio.sleep(1000)
+        assert run[FIRST].waiting_for() == "tool_executor: an executor, since none is heard"
+        run.back("tool_executor.0")
+        await run.steps(8)
+        for name in (FIRST, SECOND):
+            assert run[name].status()[1].generator.rollouts_failed == 0
+
+    finishes(tmp_path, vanish, executors=2, turns=3)
+
+
+@pytest.mark.parametrize("role", ["rollout_generator", "tool_executor"])
+def test_a_run_with_nobody_left_ends_after_give_up_minutes(tmp_path: Path, role: str) -> None:
+    async def main() -> None:
+        async with simulated(tmp_path, steps=99, executors=2, turns=2, give_up_minutes=5.0) as run:
+            await run.steps(2)
+            for number in (0, 1):
+                if role == "rollout_generator":
+                    await run.kill(f"{role}.{number}")
+                else:
+                    run.vanish(f"{role}.{number}")
+                gone.append(trio.current_time())
+                await trio.sleep(0 if number else 30)
+            await trio.sleep(320)
+            ended.append("after five minutes and the time to notice")
+            await trio.sleep(60)
+        raise AssertionError("the run went on")
+
+    gone: list[float] = []
+    ended: list[str] = []
+    with pytest.raises(ExceptionGroup) as caught:
+        in_virtual_time(main)
+    matching, rest = caught.value.split(NobodyLeftError)
+    assert rest is None
+    assert matching is not None
+    while isinstance(matching.exceptions[0], ExceptionGroup):
+        matching = matching.exceptions[0]
+    assert f"none of {role}.0, {role}.1 is heard for 5 minutes (run.give_up_minutes)" in str(matching.exceptions[0])
+    assert ended

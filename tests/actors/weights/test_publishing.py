@@ -118,3 +118,30 @@ def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_one(tm
             assert bench.publisher.take_figures() == PublishFigures()
 
     run(main)
+
+
+def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path) -> None:
+    def files() -> list[str]:
+        return [path.name for path in tmp_path.glob("policy-*")]
+
+    async def main() -> None:
+        async with publishing(tmp_path) as bench:
+            for version in (1, 2):
+                bench.publisher.offer(Policy(1, version), {}, 0, 0)
+                await bench.publisher.settled()
+                bench.publisher.served("rollout_generator.0", Policy(1, version))
+                bench.publisher.served("rollout_generator.1", Policy(1, 1))
+            bench.publisher.take_figures()
+            bench.publisher.gone("rollout_generator.1")
+            assert bench.publisher.take_figures().update_version == 2
+            bench.weights.clean(Policy(1, 2))
+            assert files() == ["policy-0001-00000002.safetensors"]
+            bench.publisher.gone("rollout_generator.0")
+            bench.publisher.served("rollout_generator.1", Policy(1, 1))  # it is back, and has to catch up
+            bench.publisher.offer(Policy(1, 3), {}, 0, 0)
+            await bench.publisher.settled()
+            assert bench.publisher.take_figures().update_version is None
+            bench.publisher.served("rollout_generator.1", Policy(1, 3))
+            assert bench.publisher.take_figures().update_version == 3
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

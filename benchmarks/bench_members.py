@@ -1,0 +1,93 @@
+"""What a lost generator costs: throughput with one of two generators dead over that with one from the start.
+
+    agent-rl bench members
+    agent-rl bench members --steps 60
+
+Real scheduler, filter and generators run in virtual time (benchmarks/simulated_run.py), so the figures are the same on
+each machine. Engines hold 8 rollouts and their rollouts last 0.5 to 1.5 seconds; training takes little. In one run the
+first of two generators is killed. Its steps are counted from the second on after it is lost. The other run has one
+generator from the start. ``lost_seconds`` is how long the run took longer for the loss: the steps from the kill to
+twenty later, less their time at the rate of one generator.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.simulated_run import SimulatedRun, in_virtual_time, simulated
+
+WARM_UP = 6
+"""Steps before anything is measured or killed."""
+AFTER = 20
+"""Steps after the kill in which the run has recovered."""
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    steps: int = 60
+    """Steps that are measured in each run."""
+    turns: int = 1
+    """Turns of a rollout; all but the last call a tool."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run, in virtual seconds."""
+
+    steps_per_s: float
+    recovered_s: float
+    moved: int
+
+
+async def rate(run: SimulatedRun, steps: int) -> float:
+    """Steps a second over the next steps."""
+    begin, began = run.learner.version, trio.current_time()
+    await run.steps(begin + steps)
+    return (run.learner.version - begin) / (trio.current_time() - began)
+
+
+async def measure(options: Options, generators: int, *, kill: bool) -> Measured:
+    """One run, in which the first generator is killed or not."""
+    total = WARM_UP + AFTER + options.steps + 10
+    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as folder:
+        async with simulated(Path(folder), generators=generators, turns=options.turns, steps=total) as run:
+            await run.steps(WARM_UP)
+            began = trio.current_time()
+            if kill:
+                await run.kill("rollout_generator.0")
+            await run.steps(WARM_UP + AFTER)
+            recovered = trio.current_time() - began
+            steps_per_s = await rate(run, options.steps)
+            return Measured(steps_per_s, recovered, run["kv_scheduler.0"].status()[1].scheduler.rollouts_moved)
+
+
+def main(options: Options) -> int:
+    """Measure, and print what was measured."""
+    runs = {
+        "two generators": (2, False),
+        "one from the start": (1, False),
+        "one of two dead": (2, True),
+    }
+    found = {
+        name: in_virtual_time(lambda count=count, kill=kill: measure(options, count, kill=kill))
+        for name, (count, kill) in runs.items()
+    }
+    rows = [(name, each.steps_per_s, each.recovered_s, each.moved) for name, each in found.items()]
+    print_table("Steps in virtual time", ("run", "steps/s", f"{AFTER} steps took s", "rollouts moved"), rows)
+    one, dead = found["one from the start"], found["one of two dead"]
+    print_figures(
+        {
+            "dead_generator_throughput_share": dead.steps_per_s / one.steps_per_s,
+            "two_over_one": found["two generators"].steps_per_s / one.steps_per_s,
+            "lost_seconds": dead.recovered_s - AFTER / one.steps_per_s,
+            "rollouts_moved": dead.moved,
+        }
+    )
+    return 0
