@@ -12,10 +12,15 @@ twenty later, less their time at the rate of one generator.
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import structlog.testing
 import trio
 
 from benchmarks.reporting import print_figures, print_table
@@ -68,6 +73,19 @@ async def measure(options: Options, generators: int, *, kill: bool) -> Measured:
             return Measured(steps_per_s, recovered, run["kv_scheduler.0"].status()[1].scheduler.rollouts_moved)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the actors' logs."""
+    links = logging.getLogger("transport")
+    level = links.level
+    links.setLevel(logging.CRITICAL)
+    try:
+        with structlog.testing.capture_logs():
+            yield
+    finally:
+        links.setLevel(level)
+
+
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     runs = {
@@ -75,10 +93,10 @@ def main(options: Options) -> int:
         "one from the start": (1, False),
         "one of two dead": (2, True),
     }
-    found = {
-        name: in_virtual_time(lambda count=count, kill=kill: measure(options, count, kill=kill))
-        for name, (count, kill) in runs.items()
-    }
+    with quietly():
+        found = {
+            name: in_virtual_time(partial(measure, options, count, kill=kill)) for name, (count, kill) in runs.items()
+        }
     rows = [(name, each.steps_per_s, each.recovered_s, each.moved) for name, each in found.items()]
     print_table("Steps in virtual time", ("run", "steps/s", f"{AFTER} steps took s", "rollouts moved"), rows)
     one, dead = found["one from the start"], found["one of two dead"]
