@@ -15,6 +15,7 @@ and the scheduler's work for a step of 16,384 rollouts of 10,000 tokens in four 
 
 from __future__ import annotations
 
+import gc
 import logging
 import statistics
 import tempfile
@@ -82,9 +83,13 @@ class Cost:
 
 
 async def _round(stage: Stage, options: Options, number: int) -> tuple[Cost, Sampled]:
+    gc.collect()
     began = time.process_time()
     sampled = await sample(stage, requests(options.rollouts, number))
-    return Cost((time.process_time() - began) / sampled.tokens, sampled.seconds / sampled.tokens), sampled
+    cost = Cost((time.process_time() - began) / sampled.tokens, sampled.seconds / sampled.tokens)
+    for peer in stage.peers.values():
+        peer.forget()
+    return cost, sampled
 
 
 async def compare(name: str, folder: Path, options: Options, figures: dict[str, float]) -> list[object]:

@@ -75,11 +75,12 @@ class Run:
     def scheduler(self, incarnation: int = 1) -> Any:
         return running(KVScheduler, self.topology, "kv_scheduler", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
 
-    def generator(self, incarnation: int = 1) -> Any:
-        return running(RolloutGenerator, self.topology, "rollout_generator", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
+    def generator(self, incarnation: int = 1, *, replica: int = 0) -> Any:
+        return running(RolloutGenerator, self.topology, "rollout_generator", self.folder, self.stage, replica=replica, incarnation=incarnation, kill=True)  # fmt: skip
 
     def publish(self, version: int) -> None:
-        for target in ("kv_scheduler.0", "rollout_generator.0"):
+        replicas = self.topology.actors["rollout_generator"].replicas
+        for target in ("kv_scheduler.0", *(f"rollout_generator.{replica}" for replica in range(replicas))):
             self.stage["learner"].announce(f"policy of {target}", target).set(builders.published(version))
 
     async def turn(self, number: int, engine: int = 1) -> None:
@@ -118,7 +119,7 @@ class Run:
 
 
 @asynccontextmanager
-async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
+async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, replicas: int = 1, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
     """Two rollouts of one group; their model writes the cells one after another, then an answer."""
 
     def cells(_: int, request: Any) -> str:
@@ -132,8 +133,12 @@ async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = N
         "rollout_generator": {**generator, **settings.pop("generator", {})},
         "kv_scheduler": {"characters_per_token": 4.0, **settings},
     }
-    run.topology = topology = micro(folder, **roles).model_copy(
+    topology = micro(folder, **roles)
+    entries = topology.actors
+    two = entries["rollout_generator"].model_copy(update={"replicas": replicas})
+    run.topology = topology = topology.model_copy(
         update={
+            "actors": {**entries, "rollout_generator": two},
             "stages": (builders.rl_stage(steps=1, max_response_tokens=440, max_turns=5),),
             "algorithm": builders.algorithm(groups_per_step=1, samples=2, keep=2, max_staleness=0),
             **({} if entry is None else {"environments": (entry,)}),
@@ -182,6 +187,23 @@ def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(
             assert run.turns == 2 * 4 + 2  # those under way once more
             assert {len(each.tokens) for each in run.engines[1].requests[:2]} == {len(each.tokens) for each in run.engines[0].requests[-2:]}  # fmt: skip
             assert scheduler.status()[1].scheduler.kept_mib == 0
+
+    simulate(main)
+
+
+def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model, replicas=2) as run, run.scheduler() as scheduler:
+            async with run.generator():
+                await run.turn(3)
+            run.publish(4)
+            async with run.generator(replica=1):
+                for made in await run.trajectories():
+                    check(made, 4, 2)
+                    assert made.generator == "rollout_generator.1"
+            assert run.turns == 2 * 4 + 2
+            figures = scheduler.status()[1].scheduler
+            assert (figures.rollouts_moved, figures.kept_mib) == (2, 0)
 
     simulate(main)
 
