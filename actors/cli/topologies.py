@@ -109,15 +109,18 @@ def sound_topology(files: Files, overrides: Sequence[str], host: str | None = No
     from agent_rl.config.source import TopologyError, first_of
     from agent_rl.config.user_modules import look_beside
 
-    file = first_of(files)
+    file, topology = first_of(files), None
     look_beside(file)
     try:
         topology = load_topology(files, overrides)
         faults = check_topology(topology, files, overrides, host=host)
     except TopologyError as error:
         file, faults = error.path, error.faults
-    if faults:
-        raise Mistake(lines=[fault.render(file) for fault in faults])
+    if topology is None or faults:
+        lines = [fault.render(file) for fault in faults]
+        if topology is not None:
+            _tell_main_host(topology, files, host, lines)
+        raise Mistake(lines=lines)
     for warning in warnings(topology, files, overrides):
         complain(f"warning: {warning.render(file)}")
     return topology
@@ -148,17 +151,27 @@ def supervise(
     try:
         return trio.run(start, topology, files, overrides, host)
     except (RunRefused, DiskError, OSError) as refusal:
-        complain(f"agent-rl: {refusal}")
+        reasons = [str(refusal)]
     except BaseExceptionGroup as group:
         interrupts, rest = group.split(KeyboardInterrupt)
         refusals, faults = rest.split((TransportError, RunRefused, DiskError)) if rest is not None else (None, None)
         if faults is not None:
             raise
-        if refusals is not None:
-            complain(f"agent-rl: {'; '.join(map(str, _leaves(refusals)))}")
+        reasons = [] if refusals is None else [str(leaf) for leaf in _leaves(refusals)]
         if interrupts is not None:
             raise KeyboardInterrupt from None
+    if reasons:
+        complain(f"agent-rl: {'; '.join(reasons)}")
+        _tell_main_host(topology, files, host, reasons)
     return MISTAKE
+
+
+def _tell_main_host(topology: Topology, files: Files, host: str | None, reasons: Sequence[str]) -> None:
+    """Where ``host`` is not the main host: tell that host why this one does not start."""
+    from actors.runtime.refusal import tell_main_host
+    from agent_rl.config.source import first_of
+
+    tell_main_host(topology, first_of(files).absolute().parent, host, "; ".join(reasons))
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_rl.config.addresses import addresses, on_tcp, runtime_directory
+from agent_rl.config.addresses import addresses, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import RunRefused
 
 if TYPE_CHECKING:
     from transport import Network
 
+STARTING = "starting."
+"""The first part of the name of a host that cannot start."""
 
-def run_network(topology: Topology, base: Path) -> Network:
-    """The network of a topology. ``base`` is the folder of the topology file.
 
-    Raises RunRefused when the key cannot be read, and InsecureLink when several hosts have no key.
+def run_network(topology: Topology, base: Path, further: Mapping[str, str] | None = None) -> Network:
+    """The network of a topology. ``base`` is the folder of the topology file. ``further`` nodes have these addresses.
+
+    Nodes learn which supervisors refuse their key. Raises RunRefused when the key cannot be read, and InsecureLink when
+    several hosts have no key.
     """
     from transport import CurveKeys, ZmqNetwork
 
@@ -27,4 +32,16 @@ def run_network(topology: Topology, base: Path) -> Network:
             curve = CurveKeys.load(base / key_file.expanduser())
         except (OSError, ValueError) as error:
             raise RunRefused(f"security.key_file: {error}") from error
-    return ZmqNetwork(addresses(topology, runtime_directory(topology)), curve=curve)
+    table = addresses(topology, runtime_directory(topology)) | dict(further or {})
+    watched = [supervisor_node(host) for host in topology.hosts_in_use]
+    return ZmqNetwork(table, curve=curve, watched=watched)
+
+
+def starting_node(host: str) -> str:
+    """The name under which a host that cannot start tells the main host why."""
+    return f"{STARTING}{host}"
+
+
+def supervisor_network(topology: Topology, base: Path) -> Network:
+    """The network of a supervisor, which also hears hosts that cannot start; raises as `run_network`."""
+    return run_network(topology, base, {starting_node(host): "ipc:///nowhere" for host in topology.hosts_in_use})

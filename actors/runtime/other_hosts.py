@@ -14,7 +14,7 @@ from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, RunState
 
 if TYPE_CHECKING:
-    from transport import LinkEvent, Node
+    from transport import Node
 
 TELL_SECONDS = 10.0
 """Seconds to wait for the supervisors of other hosts when the run ends."""
@@ -79,19 +79,6 @@ class OtherHosts:
         self._announce(
             ActorStatus(self._name, "supervisor", state, reason, ActorFigures(), "", 0.0, time.process_time())
         )
-
-
-def link_notice(event: LinkEvent) -> str:
-    """The notice for a link event: the supervisor of another host is silent, or is heard again."""
-    from transport import PeerBack, PeerLeft, PeerSilent
-
-    if isinstance(event, PeerSilent) and is_supervisor(event.peer):
-        return f"{event.peer} has been silent for {event.seconds:.0f} s; look at its host, and at the network"
-    if isinstance(event, PeerBack) and is_supervisor(event.peer):
-        return f"{event.peer} is heard again, after {event.seconds:.0f} s"
-    if isinstance(event, PeerLeft) and is_supervisor(event.peer):
-        return f"{event.peer} has stopped in order, and its actors with it; start its host again, and the run goes on"
-    return ""
 
 
 def is_supervisor(node: str) -> bool:

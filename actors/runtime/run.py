@@ -12,7 +12,7 @@ import trio
 
 from actors.runtime.interrupts import stop_signals
 from actors.runtime.lifecycle import hosts_to_start
-from actors.runtime.networks import run_network
+from actors.runtime.networks import supervisor_network
 from actors.runtime.supervise import MIB, Supervisor
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
@@ -96,7 +96,7 @@ async def run_topology(
             again=again,
             stopped_exit_code=stopped_exit_code,
         )
-        return await supervisor.run(run_network(topology, base), received)
+        return await supervisor.run(supervisor_network(topology, base), received)
 
 
 def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.runtime.actor_process import ActorProcess, stop_in_order
+from actors.runtime.greetings import Greetings, Reports
 from actors.runtime.lifecycle import drain_order, needed_to_drain
-from actors.runtime.other_hosts import OtherHosts, is_supervisor, link_notice
+from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.roster import Roster
 from actors.runtime.scraping import listen, serve_metrics
 from actors.runtime.tracking import Tracking
@@ -36,7 +37,7 @@ from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
-from agent_rl.messages import ActorStatus, Incarnations, RunState
+from agent_rl.messages import ActorStatus, HostHello, Incarnations, RunState
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.missing import Missing
@@ -109,6 +110,7 @@ class Supervisor:
         self._signals = 0
         self._hung_up = False
         self._others = OtherHosts(topology, hosts)
+        self._greetings = Greetings(topology, hosts, Reports(self._say_of_host, self._refused, self._roster.heard))
         self._silence = Silence(self._look)
         self._missing = Missing()
         self._movement = Movement(topology.run.report_standstill_seconds)
@@ -193,34 +195,45 @@ class Supervisor:
             self._others.link(node)
             self._roster.link(node)
             await nursery.start(partial(node.run, self._hear, concurrency=1))
+            nursery.start_soon(self._greetings.run, node)
 
     def _link_event(self, event: LinkEvent) -> None:
-        from transport import PeerLeft
+        from transport import KeyRefused, PeerLeft
 
         left = isinstance(event, PeerLeft)
-        (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
+        if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
+            (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
         if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host stopped in order
             self._silence.forget(event.peer)
             self._movement.forget(event.peer)
-        notice = link_notice(event)
-        if notice and not self._ending.is_set():
-            self.say(notice)
+        self._greetings.link_event(event)
 
-    async def _hear(self, delivery: Delivery) -> None:
-        """Take in an announcement of an actor or another supervisor."""
+    def _say_of_host(self, text: str) -> None:
+        if not self._ending.is_set():
+            self.say(text)
+
+    def _refused(self, reason: str) -> None:
+        """The main host has another key, release or topology."""
+        self._end(2, reason)
+
+    async def _hear(self, delivery: Delivery) -> HostHello | None:
+        """Take in an announcement of an actor or another supervisor; answer a greeting."""
         message = delivery.message
+        if isinstance(message, HostHello):
+            return self._greetings.heard(delivery.sender, message)
         if isinstance(message, Incarnations):
-            self._roster.heard(delivery.sender, message)
+            self._greetings.told(delivery.sender, message)
         elif isinstance(message, RunState):
             if message.ending and delivery.sender == supervisor_node(self._topology.main_host):
                 self._end(message.exit_code, "the learner's host ends the run", finished=message.finished)
         elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # an actor reports for itself only
             if is_supervisor(message.actor):
                 why = self._others.heard(message)
-                if why:
+                if why and self._greetings.is_admitted(delivery.sender):
                     self._end(1, why)
             else:
                 self._hear_actor(message, delivery.inbound)
+        return None
 
     def _hear_actor(self, status: ActorStatus, sender: Inbound) -> None:
         now = trio.current_time()
@@ -336,7 +349,7 @@ class Supervisor:
         self._exit_code, self._reason, self._finished = exit_code, reason, finished
         silent = self._silence.silent
         standing = self._movement.describe(trio.current_time(), silent) if self._movement.stands else ""
-        self._final_words = final_words(self._silence.descriptions, standing)
+        self._final_words = [*final_words(self._silence.descriptions, standing), *self._greetings.final_words]
         if reason:
             self.say(reason)
         self._others.ending(exit_code, reason, finished=finished)

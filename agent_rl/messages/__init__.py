@@ -23,6 +23,7 @@ The flow, sender to receiver (kind of link in brackets)::
     supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts
     supervisor         JoinedHosts [announce] --------------------> supervisors of other hosts
     a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host
+    supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;

@@ -58,6 +58,20 @@ class Incarnations:
 
 
 @dataclass(frozen=True, slots=True)
+class HostHello:
+    """A supervisor greets another one, which answers with the same: each compares what both hosts must agree on.
+
+    ``settings``: the values of the topology by dotted key (`agent_rl.config.agreement`). ``wall``: the host's clock, in
+    seconds since the epoch. ``refusal``: why the host does not start; empty for a host that runs.
+    """
+
+    release: str
+    settings: dict[str, str]
+    wall: float
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
 

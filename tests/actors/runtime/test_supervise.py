@@ -20,7 +20,6 @@ import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.runtime.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
-from actors.runtime.other_hosts import link_notice
 from actors.runtime.run import run_topology
 from agent_rl.config.addresses import addresses, runtime_directory
 from agent_rl.config.load import load_topology
@@ -34,7 +33,7 @@ from agent_rl.records.run_directory import (
     summary_file,
 )
 from tests.full_disk import fill, small_disk
-from transport import CurveKeys, PeerBack, PeerLeft, PeerSilent
+from transport import CurveKeys
 
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
 ENTRY = """\
@@ -870,13 +869,6 @@ def test_a_run_in_which_nothing_moves_says_who_waits_for_what(stage, capsys):
     assert supervise(stage, topology, during) == 0
     assert said[0].endswith(" s: learner.0 reports no wait")
     assert "at the end: nothing has moved for " in capsys.readouterr().out
-
-
-def test_another_hosts_supervisor_that_falls_silent_is_named():
-    assert link_notice(PeerSilent("supervisor.b", 5.2, ())).startswith("supervisor.b has been silent for 5 s; look at")
-    assert link_notice(PeerBack("supervisor.b", 61.0)) == "supervisor.b is heard again, after 61 s"
-    assert link_notice(PeerLeft("supervisor.b")).startswith("supervisor.b has stopped in order, and its actors with it")
-    assert link_notice(PeerSilent("learner.0", 5.2, ())) == ""  # its statuses tell, and say more
 
 
 def test_roles_stop_upstream_first(tmp_path, monkeypatch):

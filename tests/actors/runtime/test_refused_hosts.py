@@ -1,0 +1,155 @@
+"""Real supervisors of two hosts on loopback: a mistake of one host is on the main host's terminal within 10 s."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.cli import topologies
+from actors.cli.output import Mistake
+from actors.runtime.refusal import tell_main_host
+from actors.runtime.run import run_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
+from tests.actors.runtime.test_supervise import SCRIPT, Stage, free_ports, press, stage, two_hosts
+from tests.end_to_end.topologies import write_two_hosts
+from transport import CurveKeys
+
+__all__ = ["stage"]  # the fixture
+NAMED_WITHIN = 10.0
+RUNNING = 'settings = { behaviour = "running" }'
+
+
+def running(stage: Stage) -> Path:
+    """The file of two hosts whose actors run until they are stopped."""
+    two_hosts(stage, RUNNING)
+    stage.path.write_text(stage.path.read_text().replace("[actors.x]\n", f"[actors.x]\n{RUNNING}\n"))
+    (stage.folder / "script.py").write_text(SCRIPT)
+    return stage.path
+
+
+def main_host(stage: Stage, read: Callable[[], str], expected: str, other: Callable[[], object]) -> tuple[Any, str]:
+    """Run the main host while ``other`` runs in a thread; the result of ``other`` and all that the main host printed.
+
+    The main host is stopped when it has printed ``expected``, which must be in time.
+    """
+    results: list[object] = []
+    said = ""
+
+    async def main() -> None:
+        nonlocal said
+        async with trio.open_nursery() as nursery:
+            start = partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module="fake_entry")
+            nursery.start_soon(start)
+            await stage.await_news(1)
+            began = time.monotonic()
+
+            done = trio.Event()
+
+            async def elsewhere() -> None:
+                results.append(await trio.to_thread.run_sync(other))
+                done.set()
+
+            nursery.start_soon(elsewhere)
+            with trio.fail_after(60):
+                while expected not in said:
+                    await trio.sleep(0.05)
+                    said += read()
+            assert time.monotonic() - began < NAMED_WITHIN
+            with trio.fail_after(60):
+                await done.wait()
+            press(signal.SIGTERM)
+
+    trio.run(main)
+    return results[0], said + read()
+
+
+def host_b(stage: Stage, path: Path) -> Callable[[], subprocess.CompletedProcess[str]]:
+    command = [sys.executable, str(stage.folder / "script.py"), str(path), "run", "b"]
+    return partial(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.slow
+def test_another_key_is_named_on_both_hosts_and_the_other_host_ends(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = running(stage)
+    other = stage.folder / "b.toml"
+    other.write_text(path.read_text().replace("cluster.key", "other.key"))
+    CurveKeys.generate().save(stage.folder / "other.key")
+    named = "host b at tcp://127.0.0.1"
+    b, said = main_host(stage, lambda: capsys.readouterr().out, "another key or none", host_b(stage, other))
+    assert named in said or "a process at 127.0.0.1, the address of host b, has another key" in said
+    assert "at the end: " in said
+    assert b.returncode == 2, b.stderr
+    assert "host a at tcp://127.0.0.1" in b.stdout
+    assert "refuses the key of this host" in b.stdout
+    assert "Traceback" not in b.stdout + b.stderr
+
+
+@pytest.mark.slow
+def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = running(stage)
+    other = stage.folder / "b.toml"
+    other.write_text(path.read_text() + "[algorithm]\nsamples = 3\nkeep = 2\n")
+    b, said = main_host(stage, lambda: capsys.readouterr().out, "host b is refused", host_b(stage, other))
+    assert "algorithm.samples is " in said
+    assert "at the end: host b is refused: it has another topology" in said
+    assert b.returncode == 2, b.stderr
+    assert "this host is refused: the main host a has another topology: algorithm.samples is 3 here" in b.stdout
+
+
+@pytest.mark.slow
+def test_why_a_host_does_not_start_is_on_the_main_host(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    path = running(stage)
+    tell = partial(tell_main_host, load_topology(path), stage.folder, "b", "another process listens at 127.0.0.1:5800")
+    _, said = main_host(stage, lambda: capsys.readouterr().out, "host b does not start", tell)
+    assert "host b does not start: another process listens at 127.0.0.1:5800" in said
+
+
+@pytest.mark.slow
+def test_a_host_without_the_key_is_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    path = running(stage)
+    other = load_topology(path, ["security.key_file=missing.key"])
+    tell = partial(tell_main_host, other, stage.folder, "b", "there is no file missing.key")
+    _, said = main_host(stage, lambda: capsys.readouterr().out, "another key or none", tell)
+    assert "host b at tcp://127.0.0.1" in said
+
+
+@pytest.mark.slow
+def test_a_host_at_whose_address_nothing_listens_is_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    running(stage)
+    _, said = main_host(stage, lambda: capsys.readouterr().out, "nothing listens at tcp://127.0.0.1", lambda: True)
+    assert "supervisor.b has been silent for " in said
+    assert "start the host, or correct hosts.b.address" in said
+
+
+def test_the_command_tells_the_main_host_of_a_port_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = free_ports(8)
+    path, _ = write_two_hosts(tmp_path, (base, base + 4))
+    told: list[tuple[Topology, Path, str | None, str]] = []
+    monkeypatch.setattr("actors.runtime.refusal.tell_main_host", lambda *arguments: told.append(arguments))
+    with socket.create_server(("127.0.0.1", base + 4)), pytest.raises(Mistake):
+        topologies.sound_topology(path, (), "b")
+    ((_, folder, host, reason),) = told
+    assert (folder, host) == (tmp_path, "b")
+    assert f"another process listens at 127.0.0.1:{base + 4}" in reason
+
+
+@pytest.mark.parametrize("host", ["a", None, "nobody"])
+def test_the_main_host_itself_tells_nobody(tmp_path: Path, host: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = write_two_hosts(tmp_path, (5700, 5800))
+    monkeypatch.setattr(trio, "run", pytest.fail)
+    tell_main_host(load_topology(path), tmp_path, host, "whatever")
