@@ -50,6 +50,11 @@ class OtherHosts:
             self._ended[status.actor].set()
         return f"{status.actor}: {status.detail}" if status.state == "failed" and self.is_main else ""
 
+    def left(self, peer: str) -> None:
+        """A node said goodbye: a supervisor does when it has stopped. Its last status may be lost with it."""
+        if peer in self._ended:
+            self._ended[peer].set()
+
     def ending(self, exit_code: int, reason: str, *, finished: bool) -> None:
         """Tell the others that this host ends."""
         if self.is_main:

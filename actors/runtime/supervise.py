@@ -204,6 +204,7 @@ class Supervisor:
         if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
             (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
         if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host stopped in order
+            self._others.left(event.peer)
             self._silence.forget(event.peer)
             self._movement.forget(event.peer)
         self._greetings.link_event(event)
