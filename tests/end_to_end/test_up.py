@@ -35,6 +35,30 @@ IdentitiesOnly yes
 UserKnownHostsFile {folder}/known_hosts
 LogLevel ERROR
 """
+IDLE = "from actors.base import Actor\n\nclass Idle(Actor):\n    pass\n"
+TOPOLOGY = """\
+[run]
+name = "idle"
+directory = "run"
+[model.initialise]
+[[environments]]
+class = "arithmetic"
+[[stages]]
+kind = "sft"
+steps = 2
+[hosts.a]
+address = "{trainer}"
+[hosts.b]
+address = "{rollout}"
+[security]
+key_file = "cluster.key"
+[actors.learner]
+class = "idle_actors:Idle"
+host = "a"
+[actors.x]
+class = "idle_actors:Idle"
+host = "b"
+"""
 
 
 class Cluster:
@@ -70,6 +94,15 @@ class Cluster:
         text = text.replace('turns = "tool_executor", load', 'turns = "tool_executor", weights = "learner", load')
         (self.here / "two.toml").write_text(text)
         return self.here / "run"
+
+    def write_idle(self) -> None:
+        """Write a topology of actors that do nothing, and its module to both machines."""
+        self.there.mkdir()
+        for folder in (self.here, self.there):
+            (folder / "idle_actors.py").write_text(IDLE)
+        CurveKeys.generate().save(self.here / "cluster.key")
+        text = TOPOLOGY.format(trainer=self.trainer.address, rollout=self.rollout.address)
+        (self.here / "two.toml").write_text(text)
 
     def up(self) -> subprocess.Popen[str]:
         """Call ``up``."""
@@ -135,18 +168,20 @@ def test_all_hosts_start_stop_and_finish_together(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_no_host_outlives_the_process_that_started_it(cluster: Cluster) -> None:
     cluster.serve()
-    directory = cluster.write(steps=400)
+    cluster.write_idle()
     process = cluster.up()
-    wait_for(lambda: steps_trained(directory) >= 1 or process.poll() is not None, "a step")
+    for machine, actor in ((cluster.trainer, "learner.0"), (cluster.rollout, "x.0")):
+        wait_for(
+            lambda m=machine, a=actor: any(a in command for command in ours(m)) or process.poll() is not None, actor
+        )
     os.kill(process.pid, signal.SIGKILL)
     finish(process)
     cluster.assert_nothing_left()
-    assert audit(directory).balanced
 
 
 @pytest.mark.slow
 def test_a_host_that_cannot_be_reached_is_named_in_the_words_of_ssh(cluster: Cluster) -> None:
-    cluster.write(steps=400)
+    cluster.write_idle()
     code, out, err = finish(cluster.up())
     assert code == 2, out + err
     said = out + err
@@ -158,12 +193,10 @@ def test_a_host_that_cannot_be_reached_is_named_in_the_words_of_ssh(cluster: Clu
 @pytest.mark.slow
 def test_what_a_host_refuses_is_shown(cluster: Cluster) -> None:
     cluster.serve()
-    cluster.write(steps=400)
-    text = (cluster.here / "two.toml").read_text()
-    (cluster.here / "there_only.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
-    text = text.replace('class = "arithmetic"', 'class = "maths"\nsettings.files = ["there_only.jsonl"]')
-    (cluster.here / "two.toml").write_text(text)
+    cluster.write_idle()
+    (cluster.there / "idle_actors.py").unlink()
     code, out, err = finish(cluster.up())
     assert code == 2, out + err
-    assert re.search(r"b: two.toml:\d+: .*there_only.jsonl", out + err)
+    assert re.search(r"b: two.toml:\d+: actors.learner.class: .*idle_actors", out + err)
+    assert f"the host b ({cluster.rollout.address}) could not be started (exit code 2)" in out + err
     cluster.assert_nothing_left()

@@ -1,7 +1,6 @@
 """``agent-rl up``: what it sends where, and what it refuses before anything starts. Shells stand in for ssh and hosts."""
 
 import json
-import os
 import socket
 import stat
 from functools import partial
@@ -98,6 +97,7 @@ def started(monkeypatch, tmp_path, order):
     (tmp_path / "input").write_bytes(order)
     with (tmp_path / "input").open("rb") as file:
         monkeypatch.setattr("actors.cli.up.Orders", partial(Orders, file.fileno()))
+        monkeypatch.setattr(Orders, "follow", lambda _: None)  # the end of the input would stop this process
         return main(["up-host"])
 
 
@@ -117,7 +117,6 @@ def test_another_release_is_refused(monkeypatch, tmp_path, capsys):
 def test_a_host_has_its_files_before_it_checks_them(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("actors.cli.up._release", lambda: "1.0")
-    monkeypatch.setattr(os, "kill", lambda *_: None)  # the input is over
     assert started(monkeypatch, tmp_path, order_of("1.0", overrides=["run.directory=/proc/1/no"])) == 2
     assert "far/two.toml" in capsys.readouterr().err
     key = tmp_path / "far" / "cluster.key"
