@@ -1,0 +1,215 @@
+"""Random faults: runs whose processes, disk and clock fail at random moments, beside twins that are left alone.
+
+    agent-rl bench chaos --faults 200 --seed 0        # about 10 runs of the shortened quickstart
+    agent-rl bench chaos --faults 10 --short          # one run of a tiny model, without a twin
+    agent-rl bench chaos --each-once                  # SIGKILL to each process once, in turn, and the twin
+
+A seed decides the plan: which fault (SIGKILL, SIGSTOP, double kills, the supervisor, the whole host, a full disk, a
+jump of the clock), whom it hits, and at which moment (start, supervised training, evaluation, change of stage, weight
+transfer, checkpoint). The next fault comes only after the run went on. A full disk needs root. benchmarks/README.md
+explains the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.examples import EXAMPLES
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
+from agent_rl.observe.logs import log_directory
+from agent_rl.records.opening import read_journal
+from benchmarks.chaos.accounting import Ended, figures_of, read_accounts, seconds_lost
+from benchmarks.chaos.doing import Chaos
+from benchmarks.chaos.host import Host, run_command, small_disk
+from benchmarks.chaos.plan import NETWORK, Fault, Kind, each_once, in_order, make_plan
+from benchmarks.chaos.recording import Record, Turns, read_turns
+from benchmarks.chaos.sight import Sight
+from benchmarks.command import Overrides, WrongOptions
+from benchmarks.reporting import print_figures, print_table
+from benchmarks.runs import RUN_SECONDS, RunFailed
+
+EXAMPLE = EXAMPLES / "quickstart.toml"
+SHORTENED = (
+    "stages.0.steps=600",
+    "stages.1.problems=300",
+    "stages.2.steps=42",
+    "stages.3.problems=500",
+    "run.checkpoint_every=10",
+)
+TINY = (
+    "model.initialise.hidden_size=32",
+    "model.initialise.layers=1",
+    "model.initialise.heads=2",
+    "model.initialise.kv_heads=1",
+    "model.initialise.head_dim=16",
+    "model.initialise.mlp_size=32",
+    "algorithm.groups_per_step=2",
+    "algorithm.samples=4",
+    "algorithm.keep=2",
+    "stages.0.steps=100",
+    "stages.1.problems=20",
+    "stages.2.max_response_tokens=60",
+    "stages.3.problems=20",
+    "run.checkpoint_every=5",
+)
+STEPS_PER_FAULT = 12
+"""Steps of reinforcement learning that a tiny run has for each fault. Another run takes the faults that are left."""
+PER_RUN = 16
+"""Faults that a run of the shortened quickstart has room for."""
+RESTARTS = 1000
+"""Far more deaths come than the default of three in a minute allows."""
+DISK = "256M"
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options."""
+
+    faults: int = 20
+    """How many."""
+    seed: int = 0
+    """Of the plan; runs have the seeds from here on."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults, by name; all by default."""
+    each_once: bool = False
+    """In place of random faults: every actor is killed once during reinforcement learning, then the supervisor."""
+    full: bool = False
+    """The whole quickstart."""
+    short: bool = False
+    """A tiny model, and no twin."""
+    twins: int = 3
+    """How many of the runs are repeated without faults."""
+    plan: bool = False
+    """Print the plan alone."""
+    overrides: Overrides = ()
+    """As for agent-rl run."""
+
+
+def topology_overrides(options: Options) -> list[str]:
+    """Settings of every run."""
+    short = [*TINY, f"stages.2.steps={STEPS_PER_FAULT * options.faults}"]
+    roles = load_topology(EXAMPLE).actors
+    restarts = [f"actors.{role}.restarts={RESTARTS}" for role in roles]
+    return [*(() if options.full else short if options.short else SHORTENED), *restarts, *options.overrides]
+
+
+def kinds_of(options: Options) -> list[Kind]:
+    """The kinds that are asked for and possible here. Raises WrongOptions."""
+    names = {kind.value: kind for kind in Kind if kind not in NETWORK}
+    if unknown := [name for name in options.kinds if name not in names]:
+        raise WrongOptions(f"--kinds: no fault is named {', '.join(unknown)}; there are {', '.join(names)}")
+    kinds = [names[name] for name in options.kinds or names]
+    if Kind.DISK in kinds and os.geteuid() != 0:
+        print("full_disk is left out: a small file system needs root", flush=True)
+        kinds.remove(Kind.DISK)
+    return kinds
+
+
+def read_record(path: Path) -> Turns:
+    """The turns that a run's generators have recorded."""
+    return read_turns(path.read_text().splitlines() if path.exists() else ())
+
+
+async def run_once(
+    folder: Path, topology: Topology, overrides: Sequence[str], faults: Sequence[Fault]
+) -> tuple[Ended, Sequence[Fault]]:
+    """One run with as many of the faults as fit into it; what is known of it, and the faults that are left."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        disk = None
+        if any(fault.kind is Kind.DISK for fault in faults):
+            disk = stack.enter_context(small_disk(folder / "disk", DISK))
+        directory, record = (disk or folder) / "run", folder / "record"
+        generator = "benchmarks.chaos.recording:RecordingGenerator"
+        settings = (f"run.directory={directory}", f"actors.rollout_generator.class={generator}")
+        settings += (f"actors.rollout_generator.settings.record={record}",)
+        name = topology.main_host
+        host = Host(run_command(EXAMPLE, [*settings, *overrides]), folder)
+        logs = {name: log_directory(directory) / f"{supervisor_node(name)}.jsonl"}
+        sight = Sight(directory, [stage.kind for stage in topology.stages], logs)
+        chaos = Chaos({name: host}, sight, Record(record), disk)
+        await host.start()
+        try:
+            left = await chaos.go(faults)
+            host.everyone()
+            await chaos.finish(RUN_SECONDS)
+        finally:
+            if host.exit_code is None:
+                host.kill_all()
+        journal = read_journal(directory)
+        try:
+            accounts = read_accounts(journal, len(topology.stages))
+        finally:
+            journal.close()
+        summary = json.loads((directory / "summary.json").read_text())
+        behind = host.left_behind()
+        turns = read_record(record)
+    return Ended(chaos.done, accounts, turns, behind, summary, time.monotonic() - began), left
+
+
+async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[str]) -> list[Ended]:
+    """Run after run until no fault is left; the first of them with their twins."""
+    ended: list[Ended] = []
+    queue = list(plan)
+    per_run = options.faults if options.short else PER_RUN
+    while queue:
+        seeded = [*overrides, f"run.seed={options.seed + len(ended)}"]
+        topology = load_topology(EXAMPLE, seeded)
+        with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
+            folders = [Path(name) / "f", Path(name) / "t"]
+            for folder in folders:
+                folder.mkdir()
+            run, left = await run_once(folders[0], topology, seeded, in_order(queue[:per_run]))
+            queue = [*left, *queue[per_run:]]
+            if len(ended) < options.twins and not options.short:
+                twin, _ = await run_once(folders[1], topology, seeded, ())
+                run = replace(run, twin=twin.summary)
+            ended.append(run)
+    return ended
+
+
+def main(options: Options) -> int:
+    """Measure, and print what was measured."""
+    overrides = topology_overrides(options)
+    topology = load_topology(EXAMPLE, overrides)
+    homes = {actor: host for host in topology.hosts_in_use for actor, _ in actor_nodes(topology, host)}
+    per_run = options.faults if options.short else PER_RUN
+    if options.each_once:
+        plan = each_once(homes)
+    else:
+        plan = make_plan(options.seed, options.faults, homes, per_run=per_run, kinds=kinds_of(options))
+    if options.plan:
+        print(*plan, sep="\n")
+        return 0
+    try:
+        runs = trio.run(measure, options, plan, overrides)
+    except RunFailed as error:
+        again = ["agent-rl", "bench", "chaos", "--faults", str(options.faults), "--seed", str(options.seed)]
+        raise type(error)(f"{shlex.join([*again, *(['--short'] if options.short else [])])}: {error}") from error
+    done = [each for run in runs for each in run.done]
+    header = ("fault", "times", "median", "p95", "most", "of the median, until the process ran")
+    print_table("seconds until the work went on", header, seconds_lost(done))
+    print_table("where they came", ("stage", "faults"), sorted(Counter(each.hit for each in done).items()))
+    turns = Counter[str](), Counter[str]()
+    for run in runs:
+        turns[0].update(run.turns.again)
+        turns[1].update(run.turns.in_flight)
+        for line in (*run.accounts.lost, *run.accounts.repeated, *run.left):
+            print(f"FAULT {line}")
+    rows = [(kind, turns[0][kind], turns[1][kind]) for kind in sorted(turns[0].keys() | turns[1].keys())]
+    print_table("turns", ("after", "generated again", "under way where a process ended"), rows)
+    print_figures(figures_of(runs))
+    return 0

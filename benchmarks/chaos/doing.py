@@ -1,0 +1,189 @@
+"""Carries out one fault after the other on a run, and waits after each until the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from benchmarks.chaos.host import Host, fill
+from benchmarks.chaos.plan import ENDS_RUN, Fault, Kind, Moment
+from benchmarks.chaos.recording import FAULT, Record
+from benchmarks.chaos.sight import Sight, work_seen
+from benchmarks.runs import RunFailed
+
+LOOK_SECONDS = 0.05
+CLOSE_LOOK_SECONDS = 0.002
+"""Writing a small checkpoint takes some milliseconds."""
+RECOVERY_SECONDS = 120.0
+DISK_FULL_EXIT = 2
+
+
+class NotRecovered(RunFailed):
+    """A fault after which the run did not go on."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A fault that was carried out."""
+
+    fault: Fault
+    hit: str
+    """The kind of stage in which it came, or ``start``."""
+    lost: float
+    """Seconds from the fault, or from its end where it lasts, until the victims' work goes on."""
+    starting: float | None = None
+    """Seconds from the end of a victim's process until the next one ran, the longest of the victims."""
+
+
+class Chaos:
+    """One run and its faults. The hosts were started; the first is the main host, on whose ``disk`` the run is."""
+
+    def __init__(self, hosts: Mapping[str, Host], sight: Sight, record: Record, disk: Path | None) -> None:
+        self._hosts = hosts
+        self._main = next(iter(hosts.values()))
+        self._sight = sight
+        self._record = record
+        self._disk = disk
+        self.done: list[Done] = []
+
+    async def go(self, faults: Sequence[Fault]) -> Sequence[Fault]:
+        """Carry out the faults. Returns those for which the run was not long enough. Raises NotRecovered."""
+        for index, fault in enumerate(faults):
+            if not await self._moment(fault):
+                return faults[index:]
+            done = await self._carry_out(fault)
+            self.done.append(done)
+            print(f"{fault} (in {done.hit}): {done.lost:.1f} s", flush=True)
+        return ()
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for the run's orderly end. Raises RunFailed."""
+        for host in self._hosts.values():
+            if code := await host.ended(seconds):
+                raise RunFailed(f"the run ended with {code}\n{host.output[-3000:]}")
+        self._look()
+
+    def _look(self) -> None:
+        self._sight.look(time.monotonic())
+
+    @property
+    def _over(self) -> bool:
+        """Whether the run has ended in order. Raises NotRecovered when a host ended otherwise."""
+        for name, host in self._hosts.items():
+            if host.exit_code:
+                after = f"after {self.done[-1].fault}, " if self.done else ""
+                raise NotRecovered(f"{after}{name} ended with {host.exit_code}\n{host.output[-3000:]}")
+        return self._main.exit_code == 0
+
+    async def _moment(self, fault: Fault) -> bool:
+        """Wait for the fault's moment; False when the run ends before it."""
+        self._look()
+        since = copy.copy(self._sight)
+        close = fault.moment is Moment.CHECKPOINT
+        while not self._sight.shows(fault.moment, since):
+            if self._over:
+                return False
+            await trio.sleep(CLOSE_LOOK_SECONDS if close else LOOK_SECONDS)
+            if not close:
+                self._look()
+        await trio.sleep(fault.delay)
+        self._look()
+        while not all(victim in self._sight.processes for victim in fault.victims if supervised(victim) is None):
+            if self._over:
+                return False
+            await trio.sleep(LOOK_SECONDS)
+            self._look()
+        return not self._over and self._sight.phase != "end"
+
+    async def _carry_out(self, fault: Fault) -> Done:
+        for host in self._hosts.values():
+            host.everyone()
+        self._record.add(FAULT, fault.kind.value)
+        hit, starts, began = self._sight.phase, len(self._sight.starts), time.monotonic()
+        first = fault.victims[0]
+        host = self._hosts[supervised(first) or next(iter(self._hosts))]
+        match fault.kind:
+            case Kind.STOP:
+                pid = self._process(first)
+                os.kill(pid, signal.SIGSTOP)
+                await trio.sleep(fault.seconds)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            case Kind.KILL:
+                self._kill(first)
+            case Kind.DOUBLE:
+                self._kill(first)
+                await trio.sleep(fault.seconds)
+                self._look()
+                self._kill(fault.victims[1])
+            case Kind.CLOCK:
+                host.jump(fault.seconds)
+            case Kind.SUPERVISOR:
+                os.kill(host.pid, signal.SIGKILL)
+            case Kind.HOST:
+                host.kill_all()
+            case Kind.DISK:
+                await self._full_disk(fault)
+            case _:
+                raise NotImplementedError(fault.kind)
+        over = time.monotonic()
+        if fault.kind in ENDS_RUN:
+            await host.ended()
+            self._sight.started(time.monotonic(), fault.victims)
+            await host.start()
+        lost = await self._recovered(fault, began, over)
+        starting = [seconds for actor, seconds in self._sight.starts[starts:] if actor in fault.victims]
+        return Done(fault, hit, lost, max(starting, default=None))
+
+    async def _full_disk(self, fault: Fault) -> None:
+        """Fill the disk until the run has ended, which must say why; then make room."""
+        assert self._disk is not None
+        filler = fill(self._disk)
+        try:
+            code = await self._main.ended()
+        finally:
+            filler.unlink()
+        if code not in {0, DISK_FULL_EXIT}:
+            raise NotRecovered(f"{fault}: the run ended with {code}\n{self._main.output[-3000:]}")
+
+    def _process(self, victim: str) -> int:
+        name = supervised(victim)
+        return self._sight.processes[victim] if name is None else self._hosts[name].pid
+
+    def _kill(self, victim: str) -> None:
+        if victim in self._sight.processes:  # of a double kill's second, nothing may be there between two processes
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._sight.processes[victim], signal.SIGKILL)
+
+    async def _recovered(self, fault: Fault, began: float, over: float) -> float:
+        """Wait until the work of all victims has gone on since; the seconds that it took."""
+        back: dict[str, float] = {}
+        while time.monotonic() < over + RECOVERY_SECONDS:
+            self._look()
+            for victim in set(fault.victims) - back.keys():
+                at = work_seen(self._sight.rows, victim, began, over)
+                if at is not None:
+                    back[victim] = at
+            if len(back) == len(set(fault.victims)):
+                return max(back.values()) - over
+            if self._over:
+                return time.monotonic() - over
+            await trio.sleep(LOOK_SECONDS)
+        raise NotRecovered(
+            f"{fault}: no progress in {RECOVERY_SECONDS:.0f} s; it came in {self._sight.phase}, and the run was at "
+            f"{self._sight.frontier}\n{self._main.output[-3000:]}"
+        )
+
+
+def supervised(victim: str) -> str | None:
+    """The host of a supervisor; None for an actor."""
+    name, _, host = victim.partition(".")
+    return host if name == "supervisor" else None
