@@ -25,19 +25,18 @@ from pathlib import Path
 
 import trio
 
-from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
-from agent_rl.config.topology import Topology
-from agent_rl.observe.logs import log_directory
 from agent_rl.records.opening import read_journal
 from benchmarks.chaos.accounting import Ended, figures_of, read_accounts, seconds_lost
+from benchmarks.chaos.cluster import cluster_overrides, one_host, three_hosts
 from benchmarks.chaos.doing import Chaos
-from benchmarks.chaos.host import Host, run_command, small_disk
 from benchmarks.chaos.plan import NETWORK, Fault, Kind, each_once, in_order, make_plan
-from benchmarks.chaos.recording import Record, Turns, read_turns
+from benchmarks.chaos.recording import Record, read_turns
 from benchmarks.chaos.sight import Sight
 from benchmarks.command import Overrides, WrongOptions
+from benchmarks.machines import unavailable
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 
@@ -71,7 +70,6 @@ PER_RUN = 16
 """Faults that a run of the shortened quickstart has room for."""
 RESTARTS = 1000
 """Far more deaths come than the default of three in a minute allows."""
-DISK = "256M"
 
 
 @dataclass(kw_only=True)
@@ -90,6 +88,8 @@ class Options:
     """The whole quickstart."""
     short: bool = False
     """A tiny model, and no twin."""
+    hosts: bool = False
+    """Three hosts with networks and disks of their own, in namespaces. Needs root, ``ip``, ``tc`` and ``nsenter``."""
     twins: int = 3
     """How many of the runs are repeated without faults."""
     plan: bool = False
@@ -108,7 +108,7 @@ def topology_overrides(options: Options) -> list[str]:
 
 def kinds_of(options: Options) -> list[Kind]:
     """The kinds that are asked for and possible here. Raises WrongOptions."""
-    names = {kind.value: kind for kind in Kind if kind not in NETWORK}
+    names = {kind.value: kind for kind in Kind if options.hosts or kind not in NETWORK}
     if unknown := [name for name in options.kinds if name not in names]:
         raise WrongOptions(f"--kinds: no fault is named {', '.join(unknown)}; there are {', '.join(names)}")
     kinds = [names[name] for name in options.kinds or names]
@@ -118,45 +118,42 @@ def kinds_of(options: Options) -> list[Kind]:
     return kinds
 
 
-def read_record(path: Path) -> Turns:
-    """The turns that a run's generators have recorded."""
-    return read_turns(path.read_text().splitlines() if path.exists() else ())
-
-
 async def run_once(
-    folder: Path, topology: Topology, overrides: Sequence[str], faults: Sequence[Fault]
+    options: Options, folder: Path, overrides: Sequence[str], faults: Sequence[Fault]
 ) -> tuple[Ended, Sequence[Fault]]:
     """One run with as many of the faults as fit into it; what is known of it, and the faults that are left."""
     began = time.monotonic()
+    record = folder / "record"
+    generator = "benchmarks.chaos.recording:RecordingGenerator"
+    settings = [*overrides, f"actors.rollout_generator.class={generator}"]
+    settings.append(f"actors.rollout_generator.settings.record={record}")
+    stages = load_topology(EXAMPLE, overrides).stages
+    small = any(fault.kind is Kind.DISK for fault in faults)
     with ExitStack() as stack:
-        disk = None
-        if any(fault.kind is Kind.DISK for fault in faults):
-            disk = stack.enter_context(small_disk(folder / "disk", DISK))
-        directory, record = (disk or folder) / "run", folder / "record"
-        generator = "benchmarks.chaos.recording:RecordingGenerator"
-        settings = (f"run.directory={directory}", f"actors.rollout_generator.class={generator}")
-        settings += (f"actors.rollout_generator.settings.record={record}",)
-        name = topology.main_host
-        host = Host(run_command(EXAMPLE, [*settings, *overrides]), folder)
-        logs = {name: log_directory(directory) / f"{supervisor_node(name)}.jsonl"}
-        sight = Sight(directory, [stage.kind for stage in topology.stages], logs)
-        chaos = Chaos({name: host}, sight, Record(record), disk)
-        await host.start()
+        if options.hosts:
+            cluster = stack.enter_context(three_hosts(EXAMPLE, folder, settings, small=small))
+        else:
+            cluster = stack.enter_context(one_host(EXAMPLE, "local", folder, settings, small=small))
+        sight = Sight(cluster.directory, [stage.kind for stage in stages], cluster.logs)
+        chaos = Chaos(cluster, sight, Record(record))
         try:
+            for host in cluster.hosts.values():
+                await host.start()
             left = await chaos.go(faults)
-            host.everyone()
+            for host in cluster.hosts.values():
+                host.everyone()
             await chaos.finish(RUN_SECONDS)
         finally:
-            if host.exit_code is None:
-                host.kill_all()
-        journal = read_journal(directory)
+            for host in cluster.hosts.values():
+                host.end()
+        journal = read_journal(cluster.directory)
         try:
-            accounts = read_accounts(journal, len(topology.stages))
+            accounts = read_accounts(journal, len(stages))
         finally:
             journal.close()
-        summary = json.loads((directory / "summary.json").read_text())
-        behind = host.left_behind()
-        turns = read_record(record)
+        summary = json.loads((cluster.directory / "summary.json").read_text())
+        behind = [line for host in cluster.hosts.values() for line in host.left_behind()]
+        turns = read_turns(record.read_text().splitlines() if record.exists() else ())
     return Ended(chaos.done, accounts, turns, behind, summary, time.monotonic() - began), left
 
 
@@ -167,15 +164,14 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
     per_run = options.faults if options.short else PER_RUN
     while queue:
         seeded = [*overrides, f"run.seed={options.seed + len(ended)}"]
-        topology = load_topology(EXAMPLE, seeded)
         with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
             folders = [Path(name) / "f", Path(name) / "t"]
             for folder in folders:
                 folder.mkdir()
-            run, left = await run_once(folders[0], topology, seeded, in_order(queue[:per_run]))
+            run, left = await run_once(options, folders[0], seeded, in_order(queue[:per_run]))
             queue = [*left, *queue[per_run:]]
             if len(ended) < options.twins and not options.short:
-                twin, _ = await run_once(folders[1], topology, seeded, ())
+                twin, _ = await run_once(options, folders[1], seeded, ())
                 run = replace(run, twin=twin.summary)
             ended.append(run)
     return ended
@@ -184,7 +180,9 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     overrides = topology_overrides(options)
-    topology = load_topology(EXAMPLE, overrides)
+    if options.hosts and (why := unavailable("tc")):
+        raise WrongOptions(f"--hosts: {why}")
+    topology = load_topology(EXAMPLE, [*overrides, *(cluster_overrides(Path()) if options.hosts else ())])
     homes = {actor: host for host in topology.hosts_in_use for actor, _ in actor_nodes(topology, host)}
     per_run = options.faults if options.short else PER_RUN
     if options.each_once:

@@ -7,13 +7,13 @@ import copy
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
-from benchmarks.chaos.host import Host, fill
+from benchmarks.chaos.cluster import Cluster, network_fault
+from benchmarks.chaos.host import fill
 from benchmarks.chaos.plan import ENDS_RUN, Fault, Kind, Moment
 from benchmarks.chaos.recording import FAULT, Record
 from benchmarks.chaos.sight import Sight, work_seen
@@ -44,14 +44,14 @@ class Done:
 
 
 class Chaos:
-    """One run and its faults. The hosts were started; the first is the main host, on whose ``disk`` the run is."""
+    """One run and its faults. The hosts were started."""
 
-    def __init__(self, hosts: Mapping[str, Host], sight: Sight, record: Record, disk: Path | None) -> None:
-        self._hosts = hosts
-        self._main = next(iter(hosts.values()))
+    def __init__(self, cluster: Cluster, sight: Sight, record: Record) -> None:
+        self._cluster = cluster
+        self._hosts = cluster.hosts
+        self._main = next(iter(cluster.hosts.values()))
         self._sight = sight
         self._record = record
-        self._disk = disk
         self.done: list[Done] = []
 
     async def go(self, faults: Sequence[Fault]) -> Sequence[Fault]:
@@ -132,8 +132,8 @@ class Chaos:
                 host.kill_all()
             case Kind.DISK:
                 await self._full_disk(fault)
-            case _:
-                raise NotImplementedError(fault.kind)
+            case Kind.LINK | Kind.SLOW | Kind.PARTITION:
+                await self._network(fault)
         over = time.monotonic()
         if fault.kind in ENDS_RUN:
             await host.ended()
@@ -145,14 +145,23 @@ class Chaos:
 
     async def _full_disk(self, fault: Fault) -> None:
         """Fill the disk until the run has ended, which must say why; then make room."""
-        assert self._disk is not None
-        filler = fill(self._disk)
+        assert self._cluster.disk is not None
+        filler = fill(self._cluster.disk)
         try:
             code = await self._main.ended()
         finally:
             filler.unlink()
         if code not in {0, DISK_FULL_EXIT}:
             raise NotRecovered(f"{fault}: the run ended with {code}\n{self._main.output[-3000:]}")
+
+    async def _network(self, fault: Fault) -> None:
+        hit = [self._cluster.machines[host] for victim in fault.victims if (host := supervised(victim))]
+        commands = network_fault(fault.kind, hit)
+        for machine, begin, _ in commands:
+            machine.run(*begin)
+        await trio.sleep(fault.seconds)
+        for machine, _, end in commands:
+            machine.run(*end)
 
     def _process(self, victim: str) -> int:
         name = supervised(victim)

@@ -122,7 +122,7 @@ def make_plan(seed: int, faults: int, homes: Mapping[str, str], *, per_run: int,
 
 def each_once(homes: Mapping[str, str]) -> list[Fault]:
     """Every actor is killed once during reinforcement learning, then every supervisor."""
-    kills = [(Kind.KILL, (actor,)) for actor in homes]
+    kills: list[tuple[Kind, tuple[str, ...]]] = [(Kind.KILL, (actor,)) for actor in homes]
     kills += [(Kind.SUPERVISOR, whole_host(host, homes)) for host in dict.fromkeys(homes.values())]
     return [Fault(number, kind, Moment.STEP, 1.0, victims) for number, (kind, victims) in enumerate(kills, 1)]
 

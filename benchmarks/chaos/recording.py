@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from actors.generation.settings import RolloutGeneratorSettings
 from actors.rollout_generator import RolloutGenerator
@@ -55,7 +55,7 @@ class RecordingEngine:
 class RecordingGenerator(RolloutGenerator):
     """Records the turns that its engine begins, and the rollouts whose trajectory is acknowledged."""
 
-    Settings = RecordingSettings
+    Settings: ClassVar[type[RolloutGeneratorSettings]] = RecordingSettings
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         assert isinstance(settings, RecordingSettings)
@@ -96,7 +96,7 @@ def read_turns(lines: Iterable[str]) -> Turns:
             continue
         actor, rollout = name.partition("#")[0], rest[0]
         processes = under_way.setdefault(actor, {})
-        if name not in processes:
+        if name not in processes and processes:
             turns.in_flight[kind] += sum(map(len, processes.values()))
             processes.clear()
         if word == ACKNOWLEDGED:

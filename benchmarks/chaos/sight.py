@@ -149,7 +149,7 @@ class Sight:
             case Moment.TRANSFER:
                 return since is not None and self.steps_done > since.steps_done
             case Moment.CHECKPOINT:
-                return any((self.directory / "checkpoints").glob(".*.partial"))
+                return self.shows(Moment.STEP) and any((self.directory / "checkpoints").glob(".*.partial"))
 
 
 def work_seen(rows: Sequence[Row], victim: str, fault_at: float, over_at: float) -> float | None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import struct
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import trio
 
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.records.memory import MemoryJournal
 from benchmarks.chaos.accounting import SHARES, Ended, figures_of, intervals_meet, percentile, read_accounts
 from benchmarks.chaos.accounting import within_noise as agree
+from benchmarks.chaos.cluster import network_fault
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host
 from benchmarks.chaos.plan import IN_RL, NETWORK, Fault, Kind, Moment, each_once, in_order, make_plan
@@ -129,11 +133,26 @@ def test_a_sight_knows_processes_phases_and_moments(tmp_path: Path) -> None:
     before = Sight(tmp_path, [], {})
     assert sight.shows(Moment.STAGE_CHANGE, before)
     assert not sight.shows(Moment.STAGE_CHANGE, sight)
+    (logs / "learner.0.jsonl").write_text('{"event": "stage", "stage": 0}\n{"event": "stage", "stage": 2}\n')
+    sight.look(2.0)
     assert not sight.shows(Moment.CHECKPOINT)
     (tmp_path / "checkpoints" / ".version-1.partial").mkdir()
     assert sight.shows(Moment.CHECKPOINT)
-    sight.started(2.0, ["learner.0"])
+    sight.started(3.0, ["learner.0"])
     assert (sight.processes, sight.phase, sight.frontier) == ({}, "start", Frontier())
+
+
+def test_faults_of_the_network_are_begun_and_ended_where_they_are() -> None:
+    a, b = SimpleNamespace(address="10.0.0.1"), SimpleNamespace(address="10.0.0.2")
+    ((machine, down, up),) = network_fault(Kind.LINK, [a])
+    assert (machine, down[-1], up[-1]) == (a, "down", "up")
+    ((_, slow, fast),) = network_fault(Kind.SLOW, [a])
+    assert ("20mbit" in slow, slow[2], fast[2]) == (True, "add", "del")
+    ways = network_fault(Kind.PARTITION, [a, b])
+    assert [(machine, begin[-1], end[2]) for machine, begin, end in ways] == [
+        (a, "10.0.0.2/32", "del"),
+        (b, "10.0.0.1/32", "del"),
+    ]
 
 
 # Accounts -------------------------------------------------------------------------------------------------------------
@@ -246,20 +265,22 @@ def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path: Path) -> 
     assert monotonic == pytest.approx(time.monotonic(), abs=120)
 
 
-async def test_what_a_host_leaves_is_found(tmp_path: Path) -> None:
-    code = "import os, subprocess; subprocess.Popen(['sleep', '60']); open(os.environ['TMPDIR'] + '/x', 'w'); input()"
-    host = Host([sys.executable, "-c", f"import time; {code.replace('input()', 'time.sleep(60)')}"], tmp_path)
-    await host.start()
-    wait_for(lambda: len(host.everyone()) == 2, "the process below")
-    left_pid = host.everyone()[1]
-    os.kill(host.pid, 9)
-    await host.ended()
-    try:
-        left = host.left_behind()
-    finally:
-        os.kill(left_pid, 9)
-    assert left[0] == f"process {left_pid}: sleep 60"
-    assert left[1:] == [str(tmp_path / "t" / "x")]
+def test_what_a_host_leaves_is_found(tmp_path: Path) -> None:
+    start = "import os, subprocess, time; subprocess.Popen(['sleep', '60'])"
+    host = Host([sys.executable, "-c", f"{start}; open(os.environ['TMPDIR'] + '/x', 'w'); time.sleep(60)"], tmp_path)
+
+    async def lose_power() -> None:
+        await host.start()
+        left_file = tmp_path / "t" / "x"
+        wait_for(lambda: left_file.exists() and len(host.everyone()) == 2, "the process below and its file")
+        os.kill(host.pid, signal.SIGKILL)
+        await host.ended()
+
+    trio.run(lose_power)
+    left = host.left_behind()
+    (below,) = (int(line.split()[1].rstrip(":")) for line in left if line.startswith("process"))
+    os.kill(below, signal.SIGKILL)
+    assert left == [f"process {below}: sleep 60", str(tmp_path / "t" / "x")]
 
 
 def test_each_process_once_ends_with_the_supervisor() -> None:
