@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from actors.generation.settings import RolloutGeneratorSettings
 from actors.rollout_generator import RolloutGenerator
+from agent_rl.messages import RolloutRequest
 
 if TYPE_CHECKING:
     from actors.engines.base import Engine, TurnRequest, TurnResult
@@ -64,9 +65,20 @@ class RecordingGenerator(RolloutGenerator):
         engine: Any = RecordingEngine(super()._make_engine(directory, settings), self._record, self._process)
         return engine  # type: ignore[no-any-return]
 
-    def _acknowledge(self, rollout: str) -> None:
-        super()._acknowledge(rollout)
-        self._record.add(ACKNOWLEDGED, self._process, rollout)
+    async def handle(self, message: Any) -> Any:
+        """Remember whose request is being taken in: `defer_ack` is called before anything is awaited."""
+        self._taken_in = message.rollout if isinstance(message, RolloutRequest) else ""
+        return await super().handle(message)
+
+    def defer_ack(self) -> Callable[[], None]:
+        """Record the rollout when its request is acknowledged, which is when its trajectory is."""
+        acknowledge, rollout = super().defer_ack(), self._taken_in
+
+        def record() -> None:
+            self._record.add(ACKNOWLEDGED, self._process, rollout)
+            acknowledge()
+
+        return record
 
 
 @dataclass
