@@ -93,6 +93,10 @@ class Greetings:
         """Whether the supervisor has the release and the settings of this host. A host that joined was asked then."""
         return supervisor in self._admitted or supervisor not in self._others
 
+    def is_refused(self, supervisor: str) -> bool:
+        """Whether the supervisor was found to have another release or other settings."""
+        return (supervisor, "release") in self._mistakes or (supervisor, "settings") in self._mistakes
+
     def told(self, supervisor: str, incarnations: Incarnations) -> None:
         """A supervisor tells of its actors: passed on once the supervisor is admitted."""
         self._told[supervisor] = incarnations

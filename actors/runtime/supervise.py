@@ -230,7 +230,7 @@ class Supervisor:
         elif isinstance(message, ActorStatus) and message.actor == delivery.sender:  # an actor reports for itself only
             if is_supervisor(message.actor):
                 why = self._others.heard(message)
-                if why and self._greetings.is_admitted(delivery.sender):
+                if why and not self._greetings.is_refused(delivery.sender):
                     self._end(1, why)
             else:
                 self._hear_actor(message, delivery.inbound)

@@ -87,6 +87,8 @@ def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(
     assert f"at the end: {text}" in a.greetings.final_words
     assert b.refused[0].startswith("this host is refused: the main host a has another topology: algorithm.samples is 8")
     assert a.refused == a.admitted == b.admitted == []
+    assert a.greetings.is_refused("supervisor.b")
+    assert not Host("a", load_topology(path)).greetings.is_refused("supervisor.b")  # one that has not greeted yet
 
 
 def test_another_release_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
