@@ -50,6 +50,8 @@ COMMANDS = {
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
+        Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
+        Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost or trained twice."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),

@@ -5,12 +5,14 @@
     start --> (ends) --> budget left: restarting --> start
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
+    replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +54,40 @@ class Reports(Protocol):
         """End the run: it cannot continue."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the processes of a role are started with, apart from the topology file."""
+
+    entry: ActorEntry
+    drain_seconds: float
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, role: str, topology: Topology) -> Plan:
+        """The plan of a topology. Raises PluginError and ValidationError when class and settings do not fit."""
+        entry = topology.actors[role]
+        return cls(entry, drain_seconds(role, entry), actor_environment(entry, topology.run.directory))
+
+
+@dataclass
+class _Replacement:
+    """A process that is to take the place of another one."""
+
+    plan: Plan
+    former: Plan
+    left: trio.Event = field(default_factory=trio.Event)
+    """Set once the former process has ended."""
+    settled: trio.Event = field(default_factory=trio.Event)
+    """Set once the new process is ready, or does not run."""
+    fault: str = ""
+    """Why the new process does not run."""
+
+    def settle(self, fault: str = "") -> None:
+        self.fault = fault
+        self.left.set()
+        self.settled.set()
+
+
 class ActorProcess:
     """An actor of this host. ``path`` is the topology file; relative paths in the file start from the folder ``base``.
 
@@ -74,7 +110,6 @@ class ActorProcess:
     ) -> None:
         self.name = name
         self.role = role
-        self.entry: ActorEntry = topology.actors[role]
         self.child: ActorChild | None = None
         self.stopping = False
         self.ended = trio.Event()
@@ -86,15 +121,19 @@ class ActorProcess:
         self._died_at: float | None = None
         self._ready_at: float | None = None
         """When the present process first reported that it had started."""
-        self.drain_seconds = drain_seconds(role, self.entry)
         self.incarnation = incarnation
         self._reports = reports
-        self._environment = actor_environment(self.entry, topology.run.directory)
-        self._budget = RestartBudget(self.entry.restarts, self.entry.restart_window_seconds)
+        self._replacement: _Replacement | None = None
+        self._use(Plan.of(role, topology))
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
         self._arguments = ["--topology", str(path), "--base", str(base), "--actor", name]
         self._arguments += ["--started-at", repr(started_at), "--epoch", repr(epoch)]
+
+    def _use(self, plan: Plan) -> None:
+        self._plan = plan
+        self.entry, self.drain_seconds = plan.entry, plan.drain_seconds
+        self._budget = RestartBudget(plan.entry.restarts, plan.entry.restart_window_seconds)
 
     async def keep(self, janitor: Janitor, log: Callable[..., object]) -> None:
         """Start the actor and restart it when it dies, until the run ends or the restart budget is spent."""
@@ -110,14 +149,56 @@ class ActorProcess:
             if self.stopping:
                 if status == USER_MISTAKE:
                     self._reports.fail(f"{self.name}: {self._why(child)}", 2)
-                elif status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
-                    ended = f"{self.name} {describe_exit(status)} while stopping"
-                    self._reports.say("\n  ".join([ended, *child.last_words()]))
+                else:
+                    self._tell_stopped(child, status)
+            elif self._replacement is not None:
+                self._replace(self._replacement, child, status)
             elif not self._goes_on(child, status):
                 break
             state = "restarting"
+        if self._replacement is not None:
+            self._replacement.settle("the run ended meanwhile")
         self._reports.process(self, "stopped")
         self.ended.set()
+
+    def _tell_stopped(self, child: ActorChild, status: int) -> None:
+        """Say how a process ended that was asked to, unless it did so in order."""
+        if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
+            ended = f"{self.name} {describe_exit(status)} while stopping"
+            self._reports.say("\n  ".join([ended, *child.last_words()]))
+
+    async def replaced(self, plan: Plan) -> str:
+        """Stop the process in order, and start one by this plan in its place.
+
+        Returns why the new one does not run, or an empty text. Unless the run ends, a process of the former plan is
+        then started again.
+        """
+        if self.stopping or self.child is None:
+            return "the run is ending"
+        self._replacement = replacement = _Replacement(plan, self._plan)
+        self._reports.process(self, "stopping")
+        self.child.terminate()
+        with trio.move_on_after(self.drain_seconds):
+            await replacement.left.wait()
+        if not replacement.left.is_set():
+            self._reports.say(f"{self.name} did not stop in time and is killed")
+            self.kill()
+        await replacement.settled.wait()
+        return replacement.fault
+
+    def _replace(self, replacement: _Replacement, child: ActorChild, status: int) -> None:
+        """The former process has ended, or the new one before it was ready: the other plan has its turn."""
+        self.incarnation += 1
+        self._blocked, self._died_at = 0, None
+        if not replacement.left.is_set():
+            self._tell_stopped(child, status)
+            self._use(replacement.plan)
+            replacement.left.set()
+            return
+        self._use(replacement.former)
+        self._replacement = None
+        why = self._why(child) if status == USER_MISTAKE else self.failure or child.message or self._why(child)
+        replacement.settle(f"{self.name} {describe_exit(status)} before it was ready: {why}")
 
     def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether to restart a process that died. If not, report why the run fails."""
@@ -160,7 +241,7 @@ class ActorProcess:
         self.child = start_child(
             self._entry_module,
             [*self._arguments, "--incarnation", str(self.incarnation)],
-            environment=self._environment,
+            environment=self._plan.environment,
             stderr=self._stderr,
         )
         self.tell(self._reports.incarnations())
@@ -179,6 +260,9 @@ class ActorProcess:
             self.failure = status.detail
         elif status.state != "starting" and self._ready_at is None:
             self._ready_at = trio.current_time()
+            if self._replacement is not None and self._replacement.left.is_set():
+                self._replacement.settle()
+                self._replacement = None
         if self._ready_at is not None and self._died_at is not None:
             seconds = trio.current_time() - self._died_at
             self._died_at = None

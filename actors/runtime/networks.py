@@ -17,6 +17,15 @@ STARTING = "starting."
 """The first part of the name of a host that cannot start."""
 
 
+def with_whole_paths(topology: Topology, base: Path) -> Topology:
+    """The topology with the whole path of the key, for commands that read the resolved file alone."""
+    key_file = topology.security.key_file
+    if key_file is None:
+        return topology
+    whole = (base / key_file.expanduser()).absolute()
+    return topology.model_copy(update={"security": topology.security.model_copy(update={"key_file": whole})})
+
+
 def run_network(topology: Topology, base: Path, further: Mapping[str, str] | None = None) -> Network:
     """The network of a topology. ``base`` is the folder of the topology file. ``further`` nodes have these addresses.
 

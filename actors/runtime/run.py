@@ -12,10 +12,10 @@ import trio
 
 from actors.runtime.interrupts import stop_signals
 from actors.runtime.lifecycle import hosts_to_start
-from actors.runtime.networks import supervisor_network
+from actors.runtime.networks import supervisor_network, with_whole_paths
 from actors.runtime.supervise import MIB, Supervisor
 from agent_rl.checks.descriptors import raise_descriptor_limit
-from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
+from agent_rl.config.addresses import actor_nodes, addresses, control_address, runtime_directory, supervisor_node
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import sweep
@@ -26,6 +26,7 @@ from agent_rl.records.history import check_history
 from agent_rl.records.incarnations import next_start, read_epoch, run_clock
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_directory
+from agent_rl.records.swaps import forget_swaps
 from agent_rl.records.timeline import TimelineFile
 
 
@@ -83,7 +84,7 @@ async def run_topology(
         )
         supervisor = Supervisor(
             topology,
-            write_resolved(topology, directory, hosts[0], again),
+            write_resolved(with_whole_paths(topology, base), directory, hosts[0], again),
             base,
             hosts,
             view=view,
@@ -96,7 +97,12 @@ async def run_topology(
             again=again,
             stopped_exit_code=stopped_exit_code,
         )
-        return await supervisor.run(supervisor_network(topology, base), received)
+        network = supervisor_network(topology, base)
+        if topology.main_host in hosts:
+            network.extend(control_address(topology, runtime))
+            for line in forget_swaps(directory, topology):
+                supervisor.say(line)
+        return await supervisor.run(network, received)
 
 
 def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.runtime.actor_process import ActorProcess, stop_in_order
+from actors.runtime.changes import CALLS, Changes
 from actors.runtime.greetings import Greetings, Reports
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
@@ -37,7 +38,7 @@ from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
-from agent_rl.messages import ActorStatus, HostHello, Incarnations, RunState
+from agent_rl.messages import ActorStatus, Changed, DrainWanted, HostHello, Incarnations, RunState, SwapWanted
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.missing import Missing
@@ -131,6 +132,8 @@ class Supervisor:
             for name, role in actor_nodes(topology, host)
         }
         self._roster.tell_actors = self._tell_actors
+        place = (topology, path, base / path.name, hosts)
+        self._changes = Changes(*place, self._actors, again=again, reports=self, ending=self._ending, leave=self._end)
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
         """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code."""
@@ -139,6 +142,7 @@ class Supervisor:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, received)
+                self._changes.begin(nursery, janitor)
                 if listeners:
                     nursery.start_soon(serve_metrics, listeners, lambda: self._metrics.text(trio.current_time()))
                 await self._open_nodes(nursery, network)
@@ -194,7 +198,8 @@ class Supervisor:
             )
             self._others.link(node)
             self._roster.link(node)
-            await nursery.start(partial(node.run, self._hear, concurrency=1))
+            self._changes.link(node)
+            await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
             nursery.start_soon(self._greetings.run, node)
 
     def _link_event(self, event: LinkEvent) -> None:
@@ -207,6 +212,7 @@ class Supervisor:
             self._others.left(event.peer)
             self._silence.forget(event.peer)
             self._movement.forget(event.peer)
+            self._changes.left(event.peer)
         self._greetings.link_event(event)
 
     def _say_of_host(self, text: str) -> None:
@@ -217,12 +223,15 @@ class Supervisor:
         """The main host has another key, release or topology."""
         self._end(2, reason)
 
-    async def _hear(self, delivery: Delivery) -> HostHello | None:
-        """Take in an announcement of an actor or another supervisor; answer a greeting."""
+    async def _hear(self, delivery: Delivery) -> HostHello | Changed | None:
+        """Take in an announcement of an actor or another supervisor; answer a greeting; carry out a change."""
         message = delivery.message
         if isinstance(message, HostHello):
             return self._greetings.heard(delivery.sender, message)
+        if isinstance(message, SwapWanted | DrainWanted):
+            return await self._changes.asked(delivery.sender, message)
         if isinstance(message, Incarnations):
+            self._changes.back(delivery.sender)
             self._greetings.told(delivery.sender, message)
         elif isinstance(message, RunState):
             if message.ending and delivery.sender == supervisor_node(self._topology.main_host):
@@ -247,6 +256,8 @@ class Supervisor:
         actor = self._actors.get(status.actor)
         if actor is not None:
             actor.heard(status, sender.incarnation)
+        if actor is None or sender.incarnation == actor.incarnation:
+            self._changes.heard(status)
         if not sender.gone if actor is None else not actor.stopping:
             self._silence.heard(status)
             if not self._ending.is_set():
@@ -314,6 +325,7 @@ class Supervisor:
         self._view.process(actor.name, state)
         if state in {"starting", "restarting"}:
             self._roster.started(actor.name, actor.incarnation)
+            self._changes.starts(actor.name)
             self._silence.started(actor.name, actor.entry.silent_seconds)
         else:
             self._silence.forget(actor.name)
@@ -361,7 +373,8 @@ class Supervisor:
         for name in self._silence.silent:
             if name in self._actors:
                 self._end_silence(self._actors[name])
-        await stop_in_order(drain_order(self._topology), list(self._actors.values()), self, failed=self._exit_code != 0)
+        order = drain_order(self._changes.topology)
+        await stop_in_order(order, list(self._actors.values()), self, failed=self._exit_code != 0)
         patient = self._exit_code != KILLED
         unheard = await self._others.leave(self._exit_code, self._reason, patient=patient)
         if unheard:
@@ -378,7 +391,7 @@ class Supervisor:
     def _end_silence(self, actor: ActorProcess) -> None:
         """Kill a silent actor. If others still have messages for it, a new process takes its place to receive them."""
         text = self._silence.describe(actor.name)
-        if not self._exit_code and needed_to_drain(self._topology, actor.role):
+        if not self._exit_code and needed_to_drain(self._changes.topology, actor.role):
             actor.kill(f"{text}; it was killed, so that others can hand over to a new one")
         else:
             self.say(f"{text}; it is killed")

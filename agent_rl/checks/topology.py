@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
@@ -56,13 +57,19 @@ class CheckedActor:
 
 
 def check_topology(
-    topology: Topology, files: Files, overrides: Sequence[str] = (), *, host: str | None = None
+    topology: Topology,
+    files: Files,
+    overrides: Sequence[str] = (),
+    *,
+    host: str | None = None,
+    beside: Path | None = None,
 ) -> list[Fault]:
     """All that is wrong with a topology that could be loaded from ``files``; an empty list means it is sound.
 
-    Ports are looked at for the ``host`` that is to be started here, or for all.
+    Ports are looked at for the ``host`` that is to be started here, or for all. Relative paths start from the folder of
+    the file ``beside`` (default: the first file).
     """
-    source, path = Source(files, overrides), first_of(files)
+    source, path = Source(files, overrides), beside or first_of(files)
     faults: list[Fault] = []
     actors = {}
     for role in topology.actors:

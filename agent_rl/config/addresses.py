@@ -17,6 +17,9 @@ from pathlib import Path
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import PREFIX
 
+CONTROL = "control"
+"""The node of a command that changes a run under way. Only the supervisor of the learner's host knows it."""
+
 SOCKET_PATH_LIMIT = 107
 """Bytes a Unix socket's path may have on Linux (``sun_path`` less its terminator)."""
 
@@ -50,6 +53,11 @@ def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
         else:
             found |= {node: _socket(runtime_dir, node) for node in nodes}
     return found
+
+
+def control_address(topology: Topology, runtime_dir: Path) -> dict[str, str]:
+    """The address of the node `CONTROL`. Nobody connects to it, so that any free port will do."""
+    return {CONTROL: "tcp://127.0.0.1:0" if on_tcp(topology) else _socket(runtime_dir, CONTROL)}
 
 
 def on_tcp(topology: Topology) -> bool:

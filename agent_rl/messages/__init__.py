@@ -24,6 +24,8 @@ The flow, sender to receiver (kind of link in brackets)::
     supervisor         JoinedHosts [announce] --------------------> supervisors of other hosts
     a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host
     supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
+    agent-rl swap      SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
+    agent-rl drain     DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;
@@ -32,6 +34,7 @@ the codec checks the former on arrival.
 
 from __future__ import annotations
 
+from agent_rl.messages.changes import *
 from agent_rl.messages.rollouts import *
 from agent_rl.messages.status import *
 from agent_rl.messages.training import *

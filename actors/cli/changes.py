@@ -1,0 +1,59 @@
+"""``agent-rl swap`` and ``drain``: a run under way goes on with another class of an actor, or without a host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from actors.cli.output import Mistake
+from actors.cli.parameters import RunDirectory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def swap(
+    directory: RunDirectory,
+    actor: Annotated[str, Parameter(name="ACTOR", help="the actor, by its name in the topology: kv_scheduler")],
+    /,
+    *,
+    class_path: Annotated[
+        str, Parameter(name="--class", metavar="MODULE:CLASS", help="its new class; left out: the class stays")
+    ] = "",
+    settings: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", metavar="KEY=VALUE", help="a setting of the actor, in TOML; may be repeated"),
+    ] = (),
+    fresh: Annotated[bool, Parameter(help="begin without the settings that the actor has")] = False,
+) -> None:
+    """Give an actor of a run under way another class or other settings, on all hosts."""
+    from agent_rl.messages import SwapWanted
+
+    _change(directory, SwapWanted(actor, class_path, settings, fresh, only_check=False))
+
+
+def drain(
+    directory: RunDirectory,
+    host: Annotated[str, Parameter(name="HOST", help="a host of the topology, not the learner's")],
+    /,
+) -> None:
+    """Stop the actors of a host in order; the run goes on without them."""
+    from agent_rl.messages import DrainWanted
+
+    _change(directory, DrainWanted(host))
+
+
+def _change(directory: Path, wanted: object) -> None:
+    import trio
+
+    from actors.runtime.control import ask_run
+    from agent_rl.records.run_directory import RunRefused
+
+    try:
+        answer = trio.run(ask_run, directory, wanted)
+    except RunRefused as refusal:
+        raise Mistake(str(refusal)) from refusal
+    if answer.refused:
+        raise Mistake(lines=[f"agent-rl: {line}" for line in answer.refused])
+    print("\n".join(answer.done))

@@ -1,0 +1,121 @@
+"""The side of the command that changes a run under way: it finds the run, asks, and waits for the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from actors.runtime.changes import CHANGE_SECONDS
+from actors.runtime.networks import run_network
+from agent_rl import messages
+from agent_rl.config.addresses import CONTROL, control_address, on_tcp, runtime_directory, supervisor_node
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
+from agent_rl.config.topology import Topology
+from agent_rl.files.leftovers import Unsafe, claim
+from agent_rl.messages import Changed
+from agent_rl.records.run_directory import RunRefused, is_supervised
+from transport import (
+    CallFailed,
+    CallRefused,
+    CallTimeout,
+    Delivery,
+    Limits,
+    LinkEvent,
+    Node,
+    PeerLost,
+    PeerSilent,
+    Registry,
+    TransportError,
+)
+
+SILENT_SECONDS = 30.0
+"""How long the supervisor may be silent before the command gives up."""
+
+
+def topology_under_way(directory: Path) -> Topology:
+    """The topology that the actors of a run read. Raises RunRefused when no supervisor here holds the directory."""
+    for path in sorted(directory.glob("topology.*.toml")):
+        if is_supervised(directory, path.name.removeprefix("topology.").removesuffix(".toml")):
+            try:
+                return load_topology(path)
+            except TopologyError as error:
+                raise RunRefused(f"the topology of the run cannot be read: {error}") from error
+    raise RunRefused(
+        f"no run is under way in {directory}; name the run directory, on a machine that runs actors of the run"
+    )
+
+
+async def ask_run(directory: Path, wanted: object) -> Changed:
+    """Ask the run for a change, and wait for the answer. Raises RunRefused when it cannot be asked or does not answer.
+
+    Nothing is known about the change when the answer fails to come: the run carries out what it began.
+    """
+    topology = topology_under_way(directory)
+    main = supervisor_node(topology.main_host)
+    remedy = "look whether TMPDIR is that of the run"
+    if on_tcp(topology):
+        remedy = f"look at host {topology.main_host}, at the network, and whether the key here is the run's"
+    fault = f"{main} does not answer; {remedy}"
+    with _runtime_directory(topology):
+        network = run_network(topology, Path())
+        network.extend(control_address(topology, runtime_directory(topology)))
+        answers: list[Changed] = []
+        with trio.CancelScope() as silent:
+
+            def on_event(event: LinkEvent) -> None:
+                if isinstance(event, PeerSilent):
+                    silent.cancel()
+
+            # Every later command needs a higher incarnation. Two at once cannot both open the socket.
+            node = Node(
+                CONTROL,
+                network,
+                Registry.of(messages),
+                incarnation=time.time_ns() // 1000,
+                limits=Limits(silent_after=SILENT_SECONDS),
+                on_event=on_event,
+            )
+            link = node.call("change", [main], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed)
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(partial(node.run, _nothing_else))
+                    answers.append(await link(wanted))
+                    nursery.cancel_scope.cancel()
+            except* (CallFailed, CallTimeout, PeerLost) as group:
+                fault = f"{main}: {_first(group)}; {directory}/logs says what it did"
+            except* TransportError as group:
+                fault = str(_first(group))
+    if not answers:
+        raise RunRefused(fault)
+    return answers[0]
+
+
+@contextlib.contextmanager
+def _runtime_directory(topology: Topology) -> Iterator[None]:
+    """Hold the folder of the run's Unix sockets, which must be this user's alone. Raises RunRefused."""
+    if on_tcp(topology):
+        yield
+        return
+    try:
+        held = claim(runtime_directory(topology))
+    except Unsafe as error:
+        raise RunRefused(str(error)) from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+async def _nothing_else(delivery: Delivery) -> Any:
+    raise CallRefused(f"{CONTROL} answers nothing, and {delivery.sender} asked")
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

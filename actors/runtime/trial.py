@@ -1,0 +1,70 @@
+"""The trial of a changed topology, in a process of its own: ``python -m actors.runtime.trial --topology FILE ...``.
+
+User code that a swap names is imported and tried here first, so that it cannot harm the supervisor. Exit status 3 means
+that the change is refused; the message then has the reasons, one a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.runtime.actor_process import USER_MISTAKE
+from actors.runtime.children import leave_message
+from actors.weights.transfer import way_of
+from agent_rl.checks.contracts import declaration
+from agent_rl.checks.topology import check_topology
+from agent_rl.config.load import load_topology
+from agent_rl.config.plugins import resolve
+from agent_rl.config.source import TopologyError
+from agent_rl.config.topology import Topology
+from agent_rl.config.user_modules import look_beside
+
+
+def trial(path: Path, beside: Path, overrides: Sequence[str]) -> list[str]:
+    """Why a run of the topology at ``path`` cannot go on with these overrides, as lines; none: it can.
+
+    Relative paths start from the folder of the file ``beside``.
+    """
+    look_beside(beside)
+    try:
+        former, topology = load_topology(path), load_topology(path, overrides)
+        faults = check_topology(topology, path, overrides, beside=beside)
+    except TopologyError as error:
+        faults = error.faults
+    if faults:
+        return [fault.render(path) for fault in faults]
+    return shared_faults(former, topology)
+
+
+def shared_faults(former: Topology, topology: Topology) -> list[str]:
+    """Settings that several roles read at their start, and that therefore cannot change for one of them."""
+    faults = []
+    for role, entry in topology.actors.items():
+        before, after = (
+            declaration(resolve("actor", each.class_path), each.settings) for each in (former.actors[role], entry)
+        )
+        if before is not after:
+            faults.append(f"actors.{role}: episodes would have another format than those that the learner has read")
+    if way_of(former) != way_of(topology):
+        faults.append("weights_in: generators and learner must begin with the same way in which weights go")
+    return [f"{fault}; stop the run, change the file, and run it again" for fault in faults]
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="actors.runtime.trial", description="Try a change of a running topology.")
+    parser.add_argument("--topology", type=Path, required=True)
+    parser.add_argument("--beside", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--lifeline", type=int)
+    arguments = parser.parse_args()
+    faults = trial(arguments.topology, arguments.beside, arguments.set)
+    if faults:
+        leave_message("\n".join(faults))
+        raise SystemExit(USER_MISTAKE)
+
+
+if __name__ == "__main__":
+    main()

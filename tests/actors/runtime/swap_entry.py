@@ -1,0 +1,78 @@
+"""An actor's process that announces its status, writes its events to a file, and leaves when it is asked to."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import trio
+from pydantic import BaseModel, ConfigDict
+
+from actors.runtime.networks import run_network
+from agent_rl import messages
+from agent_rl.config.addresses import supervisor_node
+from agent_rl.config.load import load_topology
+from agent_rl.figures import ActorFigures
+from transport import Node, Registry
+
+
+class Plain:
+    class Settings(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        number: int = 0
+        dies: bool = False
+        waits: bool = False
+
+    receives = ()
+    links: ClassVar = {}
+    drain_seconds = 1.0
+
+
+class Other(Plain):
+    pass
+
+
+async def ignore(delivery):
+    pass
+
+
+async def run(options, topology, entry, tell):
+    network = run_network(topology, Path(options.base))
+    node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
+    role, replica = options.actor.rsplit(".", 1)
+    hosts = dict.fromkeys([topology.main_host, topology.homes(role)[int(replica)]])
+    link = node.announce("status", [supervisor_node(host) for host in hosts])
+    state = "starting" if entry.settings.get("waits") else "running"
+    async with trio.open_nursery() as nursery:
+        with trio.open_signal_receiver(signal.SIGTERM) as received:
+            await nursery.start(node.run, ignore)
+            link.set(messages.ActorStatus(options.actor, "x", state, "", ActorFigures(), "", 0, 0))
+            tell("up")
+            async for _ in received:
+                nursery.cancel_scope.cancel()
+    tell("left")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("--topology", "--base", "--actor", "--started-at", "--epoch"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--lifeline", type=int, required=True)
+    options = parser.parse_args()
+    topology = load_topology(Path(options.topology))
+    entry = topology.actors[options.actor.rsplit(".", 1)[0]]
+
+    def tell(event):
+        with (Path(options.base) / "events").open("a") as file:
+            file.write(f"{event} {options.actor} {entry.class_path} {entry.settings.get('number', 0)}\n")
+
+    if entry.settings.get("dies"):
+        sys.stderr.write("no such device\n")
+        sys.exit(7)
+    trio.run(run, options, topology, entry, tell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The supervisor of host b of the topology that is named."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from actors.runtime import changes
+from actors.runtime.run import run_topology
+from agent_rl.config.load import load_topology
+
+changes.TRIAL = "tests.actors.runtime.swap_trial"
+path = Path(sys.argv[1])
+sys.exit(
+    trio.run(partial(run_topology, load_topology(path), path, host="b", entry_module="tests.actors.runtime.swap_entry"))
+)

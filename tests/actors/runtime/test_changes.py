@@ -1,0 +1,350 @@
+"""Changes of a run under way: what is refused, and that a process is replaced by one of another class or settings."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from actors.runtime import changes
+from actors.runtime.changes import Changes, changed_keys, why_not
+from actors.runtime.control import ask_run
+from actors.runtime.run import run_topology
+from actors.runtime.trial import shared_faults
+from agent_rl.config.addresses import runtime_directory
+from agent_rl.config.load import load_topology
+from agent_rl.messages import Changed, DrainWanted, SwapWanted
+from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.swaps import forget_swaps, record_swap
+from tests.end_to_end.processes import port_blocks
+from tests.end_to_end.topologies import write_micro, write_two_hosts
+from transport import CallRefused, CurveKeys
+
+ENTRY = "tests.actors.runtime.swap_entry"
+PLAIN, OTHER = f"{ENTRY}:Plain", f"{ENTRY}:Other"
+
+
+def wanted(role, class_path="", *settings, fresh=False):
+    return SwapWanted(role, class_path, settings, fresh=fresh, only_check=False)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(changes, "TRIAL", "tests.actors.runtime.swap_trial")
+    return tmp_path
+
+
+def write(folder, settings="", replicas=1):
+    path = folder / "topology.toml"
+    text = f'[run]\nname = "demo"\ndirectory = "{folder / "run"}"\n[model]\npath = "x"\n'
+    text += '[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n[[stages]]\nkind = "sft"\nsteps = 1\n'
+    text += f'[actors.first]\nclass = "{PLAIN}"\n'
+    text += f'[actors.second]\nclass = "{PLAIN}"\nreplicas = {replicas}\nsettings = {{ {settings} }}\n'
+    path.write_text(text)
+    return path
+
+
+def events(folder):
+    file = folder / "events"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+async def until_events(folder, count):
+    while len(events(folder)) < count:  # noqa: ASYNC110 - other processes write the file
+        await trio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running(path, count, host=None):
+    """The run of the file, whose processes have sent so many events; it is stopped in order at the end."""
+    codes = []
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+
+            async def run():
+                codes.append(await run_topology(load_topology(path), path, host=host, entry_module=ENTRY))
+
+            nursery.start_soon(run)
+            await until_events(path.parent, count)
+            yield
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [0]
+
+
+async def swap(path, asked):
+    """Ask until the supervisor has heard of every actor that it is ready."""
+    while True:
+        answer = await ask_run(path.parent / "run", asked)
+        if not any("has not started yet" in line for line in answer.refused):
+            return answer
+        await trio.sleep(0.1)
+
+
+def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, capsys):
+    path = write(folder, settings="number = 1", replicas=2)
+
+    async def main():
+        async with running(path, 3):
+            before = events(folder)
+            answer = await swap(path, wanted("second", OTHER, "number=5"))
+            assert not answer.refused
+            assert [line.split(";")[0] for line in answer.done] == [
+                f"second.{number} is now {OTHER}" for number in range(2)
+            ]
+            assert events(folder)[len(before) :] == [
+                f"left second.0 {PLAIN} 1",
+                f"up second.0 {OTHER} 5",
+                f"left second.1 {PLAIN} 1",
+                f"up second.1 {OTHER} 5",
+            ]
+            again = await swap(path, wanted("second", fresh=True))
+            assert not again.refused
+            assert f"up second.0 {OTHER} 0" in events(folder)
+
+    trio.run(main)
+    (folder / "events").unlink()
+
+    async def next_start():
+        async with running(path, 3):
+            assert f"up second.0 {PLAIN} 1" in events(folder)
+
+    capsys.readouterr()
+    trio.run(next_start)
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"second was swapped in the last start, and now is what the file says: class {PLAIN}" in output
+    assert not list(runtime_directory(load_topology(path)).parent.glob(runtime_directory(load_topology(path)).name))
+
+
+def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(folder):
+    path = write(folder, settings="number = 1", replicas=2)
+
+    async def main():
+        async with running(path, 3):
+            before = events(folder)
+            answer = await swap(path, wanted("second", OTHER, "dies=true"))
+            assert not answer.done
+            assert "second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
+            assert "the former class and settings hold again" in answer.refused[0]
+            await until_events(folder, len(before) + 2)
+            assert events(folder)[len(before) :] == [
+                f"left second.0 {PLAIN} 1",
+                f"up second.0 {PLAIN} 1",
+            ]
+            assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
+
+    trio.run(main)
+    assert not (folder / "run" / "swaps.json").exists()
+
+
+def test_a_swap_that_is_refused_stops_nothing(folder):
+    path = write(folder)
+
+    async def main():
+        async with running(path, 2):
+            before = events(folder)
+            answer = await swap(path, wanted("second", "refused:Class"))
+            assert answer == Changed(("there is no module 'refused'", "mend it"), ())
+            answer = await swap(path, wanted("third", OTHER))
+            assert answer.refused == ("the run has no actor 'third'; there are first, second",)
+            assert events(folder) == before
+
+    trio.run(main)
+
+
+def write_hosts(folder, second):
+    """Two hosts; ``second`` says where the second actor runs."""
+    path = write(folder, settings="number = 1")
+    CurveKeys.generate().save(folder / "key")
+    ports = port_blocks(2)
+    hosts = "".join(f"[hosts.{name}]\nbase_port = {port}\n" for name, port in zip("ab", ports, strict=True))
+    text = path.read_text().replace(
+        "[actors.first]", f'{hosts}[security]\nkey_file = "key"\n[actors.first]\nhost = "a"'
+    )
+    path.write_text(text.replace("[actors.second]", f"[actors.second]\n{second}").replace("replicas = 1", ""))
+    return path
+
+
+def start_b(path):
+    command = [sys.executable, "-m", "tests.actors.runtime.swap_host", str(path)]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def test_a_host_is_drained_and_the_run_goes_on(folder):
+    path = write_hosts(folder, 'hosts = ["a", "b"]')
+    other = start_b(path)
+
+    async def main():
+        async with running(path, 3, host="a"):
+            answer = await swap(path, DrainWanted("b"))
+            assert answer == Changed((), ("host b leaves: its actors stop in order",))
+            assert await trio.to_thread.run_sync(other.wait, 60) == 0
+            assert events(folder)[3:] == [f"left second.1 {PLAIN} 1"]
+            answer = await swap(path, wanted("second", "", "number=2"))
+            assert [line.split(";")[0] for line in answer.done] == [f"second.0 is now {PLAIN}"]
+            answer = await swap(path, DrainWanted("b"))
+            assert answer.refused == ("host b has left already",)
+
+    try:
+        trio.run(main)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_host_of_the_same_process_is_drained(folder):
+    path = write_hosts(folder, 'hosts = ["a", "b"]')
+
+    async def main():
+        async with running(path, 3):
+            answer = await swap(path, DrainWanted("b"))
+            assert answer == Changed((), ("host b has left: second.1",))
+            assert events(folder)[3:] == [f"left second.1 {PLAIN} 1"]
+
+    trio.run(main)
+
+
+def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
+    """The hosts have run directories of their own, as on two machines."""
+    path = write_hosts(folder, 'host = "b"')
+    elsewhere = path.with_name("elsewhere.toml")
+    elsewhere.write_text(path.read_text().replace(str(folder / "run"), str(folder / "run_of_b")))
+    other = start_b(elsewhere)
+
+    async def main():
+        async with running(path, 2, host="a"):
+            answer = await swap(path, wanted("second", "refused:Class"))
+            assert answer.refused == ("there is no module 'refused'", "mend it")
+            answer = await swap(path, wanted("second", OTHER, "number=2"))
+            assert not answer.refused
+            assert [line.split(";")[0] for line in answer.done] == [f"second.0 is now {OTHER}"]
+            assert events(folder)[2:] == [f"left second.0 {PLAIN} 1", f"up second.0 {OTHER} 2"]
+            # From the other host's directory too, with the key.
+            answer = await ask_run(folder / "run_of_b", wanted("first", "", "number=3"))
+            assert not answer.refused
+            assert events(folder)[-1] == f"up first.0 {PLAIN} 3"
+            answer = await swap(path, DrainWanted("b"))
+            assert "no other host runs second" in answer.refused[0]
+
+    try:
+        trio.run(main)
+        assert other.wait(30) == 0
+    finally:
+        other.kill()
+        other.wait()
+    for host, directory in (("a", "run"), ("b", "run_of_b")):
+        resolved = load_topology(folder / directory / f"topology.{host}.toml")
+        assert resolved.actors["second"].class_path == OTHER
+        assert resolved.actors["first"].settings == {"number": 3}
+
+
+def test_a_swap_during_a_start_is_refused(folder):
+    path = write(folder, settings="waits = true")
+
+    async def main():
+        async with running(path, 2):
+            answer = await ask_run(path.parent / "run", wanted("first", OTHER))
+            assert "second.0" in answer.refused[0]
+            assert "has not started yet" in answer.refused[0]
+            assert not any(event.startswith("left") for event in events(folder))
+
+    trio.run(main)
+
+
+def test_without_a_run_the_command_says_so(tmp_path):
+    with pytest.raises(RunRefused, match="no run is under way"):
+        trio.run(ask_run, tmp_path, wanted("learner", "x:Y"))
+
+
+def test_an_actor_may_not_ask_for_a_swap(tmp_path):
+    path, _ = write_micro(tmp_path)
+    reports = SimpleNamespace(say=print)
+    run = Changes(
+        load_topology(path),
+        path,
+        path,
+        ["local"],
+        {},
+        again="",
+        reports=reports,
+        ending=trio.Event(),
+        leave=print,
+    )
+    with pytest.raises(CallRefused, match=r"rollout_generator\.0 may not change the run"):
+        trio.run(run.asked, "rollout_generator.0", wanted("learner", "x:Y"))
+
+
+def test_what_is_refused_before_anything_is_tried(tmp_path):
+    topology = load_topology(write_micro(tmp_path)[0])
+
+    def refusal(asked, *, starting=(), ending=False, busy=""):
+        return why_not(asked, topology, starting, ending=ending, busy=busy)
+
+    sound = wanted("learner", "x:Y")
+    assert refusal(sound) == ""
+    assert "the run is ending" in refusal(sound, ending=True)
+    assert "learner.0 has not started yet" in refusal(sound, starting=["learner.0"])
+    assert "another change is under way (swap of learner)" in refusal(sound, busy="swap of learner")
+    assert "there are kv_scheduler, rollout_generator" in refusal(wanted("lerner", "x:Y"))
+    assert "name rollout_generator" in refusal(wanted("rollout_generator.0", "x:Y"))
+    assert "nothing would change" in refusal(wanted("learner"))
+
+
+def test_what_host_may_be_drained(tmp_path):
+    path, _ = write_two_hosts(tmp_path, (7000, 7100))
+    entry = 'hosts = ["a", "b"]'
+    text = path.read_text()
+    for role in ("rollout_generator", "tool_executor"):
+        start = text.index('host = "b"', text.index(f"[actors.{role}]"))
+        text = text[:start] + entry + text[start + len('host = "b"') :]
+    path.write_text(text)
+    topology = load_topology(path)
+
+    def refusal(host, *, starting=(), left=()):
+        return why_not(DrainWanted(host), topology, starting, ending=False, busy="", left=left)
+
+    assert refusal("b") == ""
+    assert "the run has no host 'c'; there are a, b" in refusal("c")
+    assert "host b has left already" in refusal("b", left=["b"])
+    assert "host a runs the learner" in refusal("a")
+    assert "has not started yet" in refusal("b", starting=["tool_executor.1"])
+    one = load_topology(path, ['actors.rollout_generator.hosts=["b"]'])
+    assert "no other host runs rollout_generator" in why_not(DrainWanted("b"), one, (), ending=False, busy="")
+
+
+def test_a_swap_is_a_change_of_keys_and_no_other_key_can_be_reached():
+    assert changed_keys(wanted("a", "x:Y", "k=1", "table.k=2", fresh=True)) == [
+        'actors.a.class="x:Y"',
+        "actors.a.settings={}",
+        "actors.a.settings.k=1",
+        "actors.a.settings.table.k=2",
+    ]
+    assert changed_keys(wanted("a", "", "k=1")) == ["actors.a.settings.k=1"]
+
+
+def test_settings_that_several_roles_read_are_not_swapped_for_one(tmp_path):
+    path, _ = write_micro(tmp_path)
+    former = load_topology(path)
+    assert shared_faults(former, load_topology(path, ["actors.kv_scheduler.settings.request_window=2000"])) == []
+    [fault] = shared_faults(former, load_topology(path, ['actors.learner.settings.weights_in="gloo"']))
+    assert "generators and learner must begin with the same way" in fault
+
+
+def test_the_next_start_says_what_was_swapped(tmp_path):
+    path, _ = write_micro(tmp_path)
+    topology = load_topology(path)
+    swapped = load_topology(path, ["actors.kv_scheduler.settings.request_window=2000"])
+    assert forget_swaps(tmp_path, topology) == []
+    record_swap(tmp_path, "kv_scheduler", swapped)
+    record_swap(tmp_path, "learner", topology)
+    [line] = forget_swaps(tmp_path, topology)
+    assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
+    assert '"request_window": 2000' in line
+    assert forget_swaps(tmp_path, topology) == []
+    record_swap(tmp_path, "kv_scheduler", swapped)
+    assert forget_swaps(tmp_path, swapped) == []
+    (tmp_path / "swaps.json").write_text("[")
+    assert forget_swaps(tmp_path, topology) == []
