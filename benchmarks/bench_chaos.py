@@ -2,6 +2,7 @@
 
     agent-rl bench chaos --faults 200 --seed 0        # about 10 runs of the shortened quickstart
     agent-rl bench chaos --faults 10 --short          # one run of a tiny model, without a twin
+    agent-rl bench chaos --faults 200 --hosts         # over three hosts, whose links fail too
     agent-rl bench chaos --each-once                  # SIGKILL to each process once, in turn, and the twin
 
 A seed decides the plan: which fault (SIGKILL, SIGSTOP, double kills, the supervisor, the whole host, a full disk, a
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -143,6 +145,10 @@ async def run_once(
             for host in cluster.hosts.values():
                 host.everyone()
             await chaos.finish(RUN_SECONDS)
+        except RunFailed as error:
+            kept = Path(tempfile.mkdtemp(prefix="chaos-kept-")) / "run"
+            shutil.copytree(cluster.directory, kept, ignore=shutil.ignore_patterns("filler"))
+            raise type(error)(f"{error}\nthe main host's run directory is kept in {kept}") from error
         finally:
             for host in cluster.hosts.values():
                 host.end()
@@ -177,6 +183,14 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
     return ended
 
 
+def same_again(options: Options) -> str:
+    """The command that repeats the plan."""
+    words = ["agent-rl", "bench", "chaos", "--faults", str(options.faults), "--seed", str(options.seed)]
+    flags = {"short": options.short, "hosts": options.hosts, "full": options.full, "each-once": options.each_once}
+    words += [f"--{name}" for name, given in flags.items() if given]
+    return shlex.join([*words, *(["--kinds", *options.kinds] if options.kinds else [])])
+
+
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     overrides = topology_overrides(options)
@@ -195,8 +209,7 @@ def main(options: Options) -> int:
     try:
         runs = trio.run(measure, options, plan, overrides)
     except RunFailed as error:
-        again = ["agent-rl", "bench", "chaos", "--faults", str(options.faults), "--seed", str(options.seed)]
-        raise type(error)(f"{shlex.join([*again, *(['--short'] if options.short else [])])}: {error}") from error
+        raise type(error)(f"{same_again(options)}: {error}") from error
     done = [each for run in runs for each in run.done]
     header = ("fault", "times", "median", "p95", "most", "of the median, until the process ran")
     print_table("seconds until the work went on", header, seconds_lost(done))

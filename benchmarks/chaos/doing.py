@@ -175,10 +175,11 @@ class Chaos:
     async def _recovered(self, fault: Fault, began: float, over: float) -> float:
         """Wait until the work of all victims has gone on since; the seconds that it took."""
         back: dict[str, float] = {}
+        hit = over if fault.kind is Kind.DOUBLE else began  # the second signal came after some more work
         while time.monotonic() < over + RECOVERY_SECONDS:
             self._look()
             for victim in set(fault.victims) - back.keys():
-                at = work_seen(self._sight.rows, victim, began, over)
+                at = work_seen(self._sight.rows, victim, hit, over)
                 if at is not None:
                     back[victim] = at
             if len(back) == len(set(fault.victims)):

@@ -28,6 +28,7 @@ from benchmarks.chaos.plan import IN_RL, NETWORK, Fault, Kind, Moment, each_once
 from benchmarks.chaos.recording import Turns, read_turns
 from benchmarks.chaos.sight import Frontier, Lines, Row, Sight, work_seen
 from tests.end_to_end.processes import wait_for
+from tests.machines import skip_without
 
 ACTORS = ("kv_scheduler.0", "rollout_generator.0", "tool_executor.0", "roc_filter.0", "learner.0")
 SUPERVISOR = "supervisor.local"
@@ -320,6 +321,13 @@ def test_three_faults_cost_nothing_but_time() -> None:
 def test_ten_faults_of_every_kind_cost_nothing_but_time() -> None:
     figures = chaos("--short", "--faults", "10", "--seed", "1")
     assert figures["chaos.faults"] == 10
+
+
+@pytest.mark.slow
+def test_four_faults_over_three_hosts_cost_nothing_but_time() -> None:
+    skip_without("tc")
+    figures = chaos("--short", "--hosts", "--faults", "4", "--kinds", "link_down", "partition", "slow_link", "kill")
+    assert figures["chaos.faults"] == 4
 
 
 @pytest.mark.slow
