@@ -34,7 +34,7 @@ from agent_rl.records.opening import read_journal
 from benchmarks.chaos.accounting import Ended, figures_of, read_accounts, seconds_lost
 from benchmarks.chaos.cluster import cluster_overrides, one_host, three_hosts
 from benchmarks.chaos.doing import Chaos
-from benchmarks.chaos.plan import NETWORK, Fault, Kind, each_once, in_order, make_plan
+from benchmarks.chaos.plan import NETWORK, Fault, Kind, Moment, each_once, in_order, make_plan
 from benchmarks.chaos.recording import Record, read_turns
 from benchmarks.chaos.sight import Sight
 from benchmarks.command import Overrides, WrongOptions
@@ -175,6 +175,8 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
             for folder in folders:
                 folder.mkdir()
             run, left = await run_once(options, folders[0], seeded, in_order(queue[:per_run]))
+            if not run.done:  # their moments do not come
+                left = [replace(fault, moment=Moment.STEP) for fault in left]
             queue = [*left, *queue[per_run:]]
             if len(ended) < options.twins and not options.short:
                 twin, _ = await run_once(options, folders[1], seeded, ())

@@ -87,13 +87,14 @@ class Chaos:
         """Wait for the fault's moment; False when the run ends before it."""
         self._look()
         since = copy.copy(self._sight)
-        close = fault.moment is Moment.CHECKPOINT
         while not self._sight.shows(fault.moment, since):
             if self._over:
                 return False
+            close = fault.moment is Moment.CHECKPOINT and self._sight.phase == "rl"
             await trio.sleep(CLOSE_LOOK_SECONDS if close else LOOK_SECONDS)
             if not close:
                 self._look()
+                since = copy.copy(self._sight) if fault.moment is Moment.CHECKPOINT else since
         await trio.sleep(fault.delay)
         self._look()
         while not all(victim in self._sight.processes for victim in fault.victims if supervised(victim) is None):

@@ -86,6 +86,8 @@ class Sight:
     """The living process of each actor, of the present start."""
     starts: list[tuple[str, float]] = field(default_factory=list)
     """Actors that run again, and the seconds from the end of the process before."""
+    checkpoints: frozenset[str] = frozenset()
+    """What there is in their folder."""
     stages_begun: int = 0
     steps_done: int = 0
     frontier: Frontier = field(default_factory=Frontier)
@@ -107,6 +109,7 @@ class Sight:
 
     def look(self, now: float) -> None:
         """Read what is new."""
+        self.checkpoints = self._checkpoint_names()
         for line in (line for lines in self._supervisors for line in lines.new()):
             if line["event"] == "started":
                 self.processes[line["actor"]] = line["pid"]
@@ -124,6 +127,12 @@ class Sight:
             row = Row(now, line["actors"])
             self.rows.append(row)
             self.frontier = max(self.frontier, row.frontier or self.frontier)
+
+    def _checkpoint_names(self) -> frozenset[str]:
+        try:
+            return frozenset(path.name for path in (self.directory / "checkpoints").iterdir())
+        except FileNotFoundError:
+            return frozenset()
 
     @property
     def phase(self) -> str:
@@ -149,7 +158,10 @@ class Sight:
             case Moment.TRANSFER:
                 return since is not None and self.steps_done > since.steps_done
             case Moment.CHECKPOINT:
-                return self.shows(Moment.STEP) and any((self.directory / "checkpoints").glob(".*.partial"))
+                if since is None or not self.shows(Moment.STEP):
+                    return False
+                now = self._checkpoint_names()
+                return now != since.checkpoints or any(name.endswith(".partial") for name in now)
 
 
 def work_seen(rows: Sequence[Row], victim: str, fault_at: float, over_at: float) -> float | None:

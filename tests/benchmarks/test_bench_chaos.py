@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -136,9 +137,14 @@ def test_a_sight_knows_processes_phases_and_moments(tmp_path: Path) -> None:
     assert not sight.shows(Moment.STAGE_CHANGE, sight)
     (logs / "learner.0.jsonl").write_text('{"event": "stage", "stage": 0}\n{"event": "stage", "stage": 2}\n')
     sight.look(2.0)
-    assert not sight.shows(Moment.CHECKPOINT)
-    (tmp_path / "checkpoints" / ".version-1.partial").mkdir()
-    assert sight.shows(Moment.CHECKPOINT)
+    before = copy.copy(sight)
+    assert not sight.shows(Moment.CHECKPOINT, before)
+    (tmp_path / "checkpoints" / "version-1").mkdir()
+    assert sight.shows(Moment.CHECKPOINT, before)  # it was written between two looks
+    sight.look(2.5)
+    assert not sight.shows(Moment.CHECKPOINT, sight)
+    (tmp_path / "checkpoints" / ".version-2.partial").mkdir()
+    assert sight.shows(Moment.CHECKPOINT, sight)
     sight.started(3.0, ["learner.0"])
     assert (sight.processes, sight.phase, sight.frontier) == ({}, "start", Frontier())
 
