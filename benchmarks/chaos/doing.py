@@ -139,7 +139,8 @@ class Chaos:
         if fault.kind in ENDS_RUN:
             await host.ended()
             self._sight.started(time.monotonic(), fault.victims)
-            await host.start()
+            for each in self._hosts.values() if fault.kind is Kind.DISK else (host,):
+                await each.start()
         lost = await self._recovered(fault, began, over)
         starting = [seconds for actor, seconds in self._sight.starts[starts:] if actor in fault.victims]
         return Done(fault, hit, lost, max(starting, default=None))
@@ -149,11 +150,11 @@ class Chaos:
         assert self._cluster.disk is not None
         filler = fill(self._cluster.disk)
         try:
-            code = await self._main.ended()
+            codes = [await host.ended() for host in self._hosts.values()]
         finally:
             filler.unlink()
-        if code not in {0, DISK_FULL_EXIT}:
-            raise NotRecovered(f"{fault}: the run ended with {code}\n{self._main.output[-3000:]}")
+        if not {0, DISK_FULL_EXIT}.issuperset(codes):
+            raise NotRecovered(f"{fault}: the run ended with {codes}\n{self._main.output[-3000:]}")
 
     async def _network(self, fault: Fault) -> None:
         hit = [self._cluster.machines[host] for victim in fault.victims if (host := supervised(victim))]

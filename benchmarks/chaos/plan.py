@@ -39,7 +39,7 @@ class Kind(Enum):
 
 
 ENDS_RUN = frozenset({Kind.SUPERVISOR, Kind.HOST, Kind.DISK})
-"""After these the host's part of the run has to be started again."""
+"""After these the host's part of the run has to be started again; after a full disk, that of all hosts."""
 NETWORK = frozenset({Kind.LINK, Kind.SLOW, Kind.PARTITION})
 """These need several hosts."""
 LASTING = NETWORK | {Kind.STOP}
@@ -165,7 +165,7 @@ def _victims(
         case Kind.SUPERVISOR | Kind.HOST:
             return whole_host(host, homes), 0.0
         case Kind.DISK:
-            return whole_host(hosts[0], homes), 0.0
+            return tuple(node for each in hosts for node in whole_host(each, homes)), 0.0
         case Kind.LINK | Kind.SLOW:
             return (supervisor_node(host),), draw.uniform(*LASTING_SECONDS)
         case Kind.PARTITION:
