@@ -272,7 +272,8 @@ class DrawsProblemsByChance(KVScheduler):
 class ServesAnyEngine(KVScheduler):
     async def start(self) -> None:
         await super().start()
-        self._scheduler._eligible = lambda: list(self._scheduler._engines.values())  # type: ignore[method-assign]
+        members = self._scheduler._members
+        members.serving = lambda _: list(members.here())  # type: ignore[method-assign]
 
 
 SCHEDULERS = [
@@ -346,9 +347,9 @@ class NeverCancels(RolloutGenerator):
 
 
 class BlamesTheModel(RolloutGenerator):
-    async def _run(self, episode: Episode) -> None:
+    async def _run(self, episode: Episode, started: float) -> None:
         try:
-            await super()._run(episode)
+            await super()._run(episode, started)
         except ToolsUnavailableError:
             episode.ended = "finished"
 
