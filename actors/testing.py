@@ -30,7 +30,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
 from agent_rl.records.journal import Journal
 from agent_rl.records.opening import open_journal
-from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PushLink, Registry
+from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PeerLost, PushLink, Registry
 
 SUPERVISOR = "supervisor.local"
 RECEIVE_SECONDS = 60.0
@@ -210,6 +210,10 @@ async def running(
                 nursery.cancel_scope.cancel()
             else:
                 stopping.set()
+    except BaseExceptionGroup as group:
+        # A call that a failing actor left unanswered (PeerLost) only follows from the actor's failure.
+        failure = group.split(PeerLost)[1]
+        raise failure or group from None
     finally:
         for journal in journals:  # a process that ends leaves no transaction behind
             journal.abandon()

@@ -15,7 +15,6 @@ from actors.base import Actor, LinkKind
 from actors.testing import Stage, running
 from agent_rl.config.plugins import ALIASES, resolve
 from agent_rl.config.topology import Topology
-from transport import PeerLost
 
 PRODUCTION = ALIASES["actor"]
 """The classes whose links and messages the stand-ins have."""
@@ -95,9 +94,7 @@ class RoleContract:
             failed = next((leaf for leaf in leaves if isinstance(leaf, AssertionError)), None)
             if failed is not None:
                 raise failed from None
-            # An actor that fails ends its links too: a caller's PeerLost only follows from the failure.
-            cause = next((leaf for leaf in leaves if not isinstance(leaf, PeerLost)), leaves[0])
-            raise AssertionError(f"{self.actor.__name__}: {type(cause).__name__}: {cause}") from cause
+            raise AssertionError(f"{self.actor.__name__}: {type(leaves[0]).__name__}: {leaves[0]}") from leaves[0]
 
     def make_clock(self) -> MockClock | None:
         """A clock that jumps ahead as soon as all tasks wait."""
