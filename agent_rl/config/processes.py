@@ -76,7 +76,7 @@ class Host(Part):
     base_port: int = Field(default=5700, ge=1024, le=60000)
     """The first of its TCP ports: the supervisor has this one, and each actor one of the next."""
     joined: dict[str, tuple[NonNegativeInt, ...]] = {}
-    """Of a host that joined the run: the numbers of its replicas, by role. `agent-rl join` writes this key; leave it
+    """Of a host that joined the run: the numbers of its replicas, by role. The run writes this key; leave it
     out."""
 
 

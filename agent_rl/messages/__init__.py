@@ -24,8 +24,8 @@ The flow, sender to receiver (kind of link in brackets)::
     supervisor         JoinedHosts [announce] --------------------> supervisors of other hosts
     a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host
     supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
-    agent-rl swap      SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
-    agent-rl drain     DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's
+    a command: swap    SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
+    a command: drain   DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;
