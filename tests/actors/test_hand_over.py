@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from actors.contract.generator_bench import TALKATIVE
+from actors.engines.base import TurnRequest, TurnResult
 from actors.engines.scripted import LOGPROB, ScriptedEngine
 from actors.kv_scheduler import KVScheduler
 from actors.rollout_generator import RolloutGenerator
@@ -36,6 +37,7 @@ from agent_rl.messages import (
     UnfinishedGroup,
     UnfinishedGroups,
 )
+from agent_rl.scheduling.ids import rollout_id
 from tests import builders
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, simulate
 from tests.actors.topologies import micro
@@ -59,6 +61,19 @@ def run_cell(call: ToolCall) -> ToolResult:
         with contextlib.redirect_stdout(shown):
             exec(cell, variables)
     return ToolResult(call.call, "success", shown.getvalue(), "", "", 0.0, 0.001, json.dumps(cells).encode())
+
+
+class Gated(ScriptedEngine):
+    """No rollout begins a third turn before the gate is open."""
+
+    def __init__(self, *arguments: Any, gate: trio.Event, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._gate = gate
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        if self._turns.get(request.rollout, 0) == 2:
+            await self._gate.wait()
+        return await super().generate(request)
 
 
 class Run:
@@ -119,7 +134,7 @@ class Run:
 
 
 @asynccontextmanager
-async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, replicas: int = 1, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
+async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, replicas: int = 1, gate: trio.Event | None = None, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
     """Two rollouts of one group; their model writes the cells one after another, then an answer."""
 
     def cells(_: int, request: Any) -> str:
@@ -128,7 +143,9 @@ async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = N
 
     run = Run(folder)
     engine = {"script": run.writes(script or cells), "made": run.engines.append}
-    generator = {"engine": "actors.engines.scripted:ScriptedEngine", "engine_settings": engine}
+    generator: dict[str, Any] = {"engine": "actors.engines.scripted:ScriptedEngine", "engine_settings": engine}
+    if gate is not None:
+        generator = {"engine": "tests.actors.test_hand_over:Gated", "engine_settings": {**engine, "gate": gate}}
     roles = {
         "rollout_generator": {**generator, **settings.pop("generator", {})},
         "kv_scheduler": {"characters_per_token": 4.0, **settings},
@@ -223,7 +240,8 @@ def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) ->
 
 def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path: Path, model: Path) -> None:
     async def main() -> None:
-        async with a_run(tmp_path, model) as run, trio.open_nursery() as nursery:
+        gate = trio.Event()
+        async with a_run(tmp_path, model, gate=gate) as run, trio.open_nursery() as nursery:
             first, second, filter_ = trio.Event(), trio.Event(), run.stage["roc_filter"]
             await nursery.start(run.until, first, run.generator())
             async with run.scheduler():
@@ -232,15 +250,21 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
             missing = tuple(Retry(group.group, sample, 0, 0) for sample in range(2))
             open_ = GroupsUnfinished(0, 1, (UnfinishedGroup(group, missing),))
             filter_.reply = lambda asked: open_ if isinstance(asked, UnfinishedGroups) else None
-            async with run.scheduler(2):
-                await run.turn(3)
+            async with run.scheduler(2) as scheduler:
+                rollouts = [rollout_id(each.group, each.sample, each.attempt) for each in missing]
+                while not hasattr(scheduler, "_scheduler"):  # noqa: ASYNC110 - its start makes it
+                    await trio.sleep(0.1)
+                kept = scheduler._scheduler._kept
+                while [len(kept.of(each)) for each in rollouts] != [2, 2]:  # noqa: ASYNC110 - another task fills it
+                    await trio.sleep(0.1)
                 first.set()
                 run.publish(4)
                 await trio.sleep(1)  # the first process ends
+                gate.set()
                 await nursery.start(run.until, second, run.generator(2))
                 for made in await run.trajectories():
                     check(made, 4, 2)
-                assert run.turns == 2 * 4 + 2
+                assert run.turns == 2 * 4
             second.set()
 
     simulate(main)
