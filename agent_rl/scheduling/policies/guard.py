@@ -1,0 +1,228 @@
+"""The wrapper around every policy: a policy can be unwise, never unsafe.
+
+What is unsafe is contained, counted and named in `Guarded.faults`:
+
+=========================  =====================================================================================
+``engine_unknown``         a turn was placed on an engine that is not here, or is draining: another engine gets it
+``rollout_unknown``        a decision about a rollout that is not here, or is not where the decision needs it
+``need_not_finite``        a predicted need is NaN, infinite or negative: the rollout's limit counts instead
+``rollout_starved``        a turn was overtaken too often, or nothing runs and nothing was placed: the guard places it
+``engine_overfull``        an engine reports more KV cache than it has, or negative numbers: cut to what is possible
+``decisions_endless``      a policy returned more decisions at once than there are rollouts: the rest is ignored
+=========================  =====================================================================================
+
+A turn is starved when, since it began to wait, ``PATIENCE`` times as many rollouts were started as were open then.
+First come, first served starts at most as many. A policy that raises an exception stops the run with its file and line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import wraps
+from itertools import islice
+from typing import Concatenate, ParamSpec, TypeVar
+
+from agent_rl.config.plugins import ContractError, described
+from agent_rl.scheduling.policies.base import Decision, EngineFacts, Hold, Place, Policy, Setting, WaitingTurn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PATIENCE = 3
+"""A turn may be overtaken by at most this many times the rollouts open when it began to wait."""
+AT_LEAST = 64
+"""Fewer starts than this never starve anybody."""
+
+
+def _named(method: Callable[Concatenate[Guarded, P], R]) -> Callable[Concatenate[Guarded, P], R]:
+    """The method; an exception in it becomes a ContractError that names the policy and its file and line."""
+
+    @wraps(method)
+    def named(self: Guarded, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            name = f"{type(self.policy).__name__}.{method.__name__}"
+            raise ContractError(f"{name} fails with {described(error)}") from error
+
+    return named
+
+
+class Guarded:
+    """A policy behind the checks above. It has the events of `Policy`; `decide` returns decisions that are all safe."""
+
+    def __init__(self, policy: Policy, fault: Callable[[str, str], None] | None = None) -> None:
+        """``fault`` is called with name and description of each fault."""
+        self.policy = policy
+        self.faults: Counter[str] = Counter()
+        self._fault = fault
+        self._facts: dict[str, EngineFacts] = {}
+        self._load: dict[str, int] = {}
+        """Turns placed on each engine that may get more."""
+        self._waiting: dict[str, WaitingTurn] = {}
+        self._placed: dict[str, tuple[str, WaitingTurn]] = {}
+        self._in_tools: set[str] = set()
+        self._queue: deque[tuple[int, WaitingTurn]] = deque()
+        """Turns in the order in which they began to wait, each with the number of starts that starves it."""
+        self._starts = 0
+
+    @_named
+    def begin(self, setting: Setting) -> None:
+        """The run begins."""
+        self.policy.begin(setting)
+
+    # Engines
+
+    @_named
+    def engine_reported(self, facts: EngineFacts, now: float) -> None:
+        """An engine joins, or its facts changed."""
+        sizes = facts[1:6]
+        if min(sizes) < 0 or facts.kv_used > facts.kv_total:
+            self._record(
+                "engine_overfull", f"{facts.engine} reports {facts.kv_used} of {facts.kv_total} KV tokens used"
+            )
+            total, used, running, waiting, most = (max(0, size) for size in sizes)
+            facts = facts._replace(
+                kv_total=total, kv_used=min(used, total), running=running, waiting=waiting, max_rollouts=most
+            )
+        if facts.engine not in self._facts:
+            self._load[facts.engine] = 0
+        self._facts[facts.engine] = facts
+        self.policy.engine_reported(facts, now)
+
+    @_named
+    def engine_draining(self, engine: str, now: float) -> None:
+        """The engine gets no more turns."""
+        self._load.pop(engine, None)
+        self.policy.engine_draining(engine, now)
+
+    @_named
+    def engine_gone(self, engine: str, now: float) -> None:
+        """The engine is gone. The caller lets its turns wait again."""
+        self._load.pop(engine, None)
+        self._facts.pop(engine, None)
+        self.policy.engine_gone(engine, now)
+
+    @_named
+    def weights_updated(self, engine: str, version: int, now: float, *, kept: bool) -> None:
+        """The engine serves a newer policy."""
+        self.policy.weights_updated(engine, version, now, kept=kept)
+
+    # Rollouts
+
+    @_named
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        """A turn waits for an engine."""
+        self._leave(turn.rollout)
+        self._waiting[turn.rollout] = turn
+        opened = len(self._waiting) + len(self._placed) + len(self._in_tools)
+        self._queue.append((self._starts + PATIENCE * opened + AT_LEAST, turn))
+        self.policy.turn_waits(turn, now)
+
+    @_named
+    def turn_preempted(self, rollout: str, now: float) -> None:
+        """The engine computes the turn again later."""
+        self.policy.turn_preempted(rollout, now)
+
+    @_named
+    def turn_ended(self, rollout: str, context: int, now: float) -> None:
+        """A turn ended, and its tools run."""
+        self._leave(rollout)
+        self._in_tools.add(rollout)
+        self.policy.turn_ended(rollout, context, now)
+
+    @_named
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        """The rollout ended."""
+        self._leave(rollout)
+        self.policy.rollout_ended(rollout, context, now)
+
+    @_named
+    def rollout_dropped(self, rollout: str, now: float) -> None:
+        """The rollout is not wanted any more."""
+        self._leave(rollout)
+        self.policy.rollout_dropped(rollout, now)
+
+    # Decisions
+
+    @_named
+    def decide(self, now: float) -> list[Decision]:
+        """The policy's decisions, made safe, and those of the guard for rollouts that starve."""
+        most = 2 * (len(self._waiting) + len(self._placed) + len(self._in_tools)) + AT_LEAST
+        given = list(islice(self.policy.decide(now), most + 1))
+        if len(given) > most:
+            self._record("decisions_endless", f"{len(given)} decisions at once; at most {most} count")
+        decisions = [safe for decision in given[:most] if (safe := self._safe(decision, now)) is not None]
+        self._save_starved(decisions, now)
+        return decisions
+
+    def _safe(self, decision: Decision, now: float) -> Decision | None:
+        if isinstance(decision, Place):
+            turn = self._waiting.get(decision.rollout)
+            if turn is None:
+                self._record("rollout_unknown", f"{decision.rollout} is placed, but no turn of it waits")
+                return None
+            if not 0 <= decision.need < math.inf:
+                self._record("need_not_finite", f"a need of {decision.need} tokens for {decision.rollout}")
+                decision = decision._replace(need=float(turn.limit))
+            if decision.engine not in self._load:
+                here = ", ".join(islice(self._load, 8)) or "none"
+                self._record("engine_unknown", f"{decision.rollout} is placed on {decision.engine!r}; here: {here}")
+                return self._elsewhere(turn, decision.need, now)
+            return self._take(turn, decision)
+        where = self._placed if isinstance(decision, Hold) else self._in_tools
+        if decision.rollout not in where:
+            wrong = "is not under way" if isinstance(decision, Hold) else "runs no tools"
+            self._record("rollout_unknown", f"{type(decision).__name__} of {decision.rollout}, which {wrong}")
+            return None
+        return decision
+
+    def _take(self, turn: WaitingTurn, place: Place) -> Place:
+        del self._waiting[turn.rollout]
+        self._placed[turn.rollout] = (place.engine, turn)
+        self._load[place.engine] += 1
+        self._starts += turn.turn == 0
+        return place
+
+    def _elsewhere(self, turn: WaitingTurn, need: float, now: float) -> Place | None:
+        """The turn on the engine with the fewest turns, as the policy is told; None when no engine is here."""
+        if not self._load:
+            return None
+        engine = min(self._load, key=lambda name: (self._load[name], name))
+        place = self._take(turn, Place(turn.rollout, engine, need))
+        self.policy.turn_placed(turn.rollout, engine, now)
+        return place
+
+    def _save_starved(self, decisions: list[Decision], now: float) -> None:
+        queue = self._queue
+        while queue:
+            starved_at, turn = queue[0]
+            if self._waiting.get(turn.rollout) is not turn:
+                queue.popleft()  # it was placed, or dropped
+                continue
+            stuck = not decisions and not self._placed and not self._in_tools
+            if not self._load or not (stuck or self._starts > starved_at):
+                return
+            queue.popleft()
+            reason = "nothing runs, and nothing was placed" if stuck else f"{self._starts} rollouts were started"
+            self._record("rollout_starved", f"{turn.rollout} still waits: {reason}")
+            place = self._elsewhere(turn, float(turn.limit), now)
+            if place is not None:
+                decisions.append(place)
+
+    # Helpers
+
+    def _leave(self, rollout: str) -> None:
+        """The rollout is in none of its places any more."""
+        self._waiting.pop(rollout, None)
+        self._in_tools.discard(rollout)
+        engine, _ = self._placed.pop(rollout, ("", None))
+        if engine in self._load:
+            self._load[engine] -= 1
+
+    def _record(self, name: str, description: str) -> None:
+        self.faults[name] += 1
+        if self._fault is not None:
+            self._fault(name, f"{type(self.policy).__name__}: {description}")

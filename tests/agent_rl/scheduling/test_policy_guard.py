@@ -1,0 +1,165 @@
+"""A policy can be unwise, never unsafe: what the guard contains, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from agent_rl.config.plugins import ContractError
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.guard import AT_LEAST, Guarded
+
+
+class Scripted(Policy):
+    """Returns what a test puts into ``next``, and remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.next: list[Decision] = []
+        self.placed: list[tuple[str, str]] = []
+        self.facts: list[EngineFacts] = []
+
+    def engine_reported(self, facts: EngineFacts, now: float) -> None:
+        self.facts.append(facts)
+
+    def turn_placed(self, rollout: str, engine: str, now: float) -> None:
+        self.placed.append((rollout, engine))
+
+    def decide(self, now: float) -> Iterable[Decision]:
+        given, self.next = self.next, []
+        return given
+
+
+def turn(rollout: str = "r", **changes: Any) -> WaitingTurn:
+    return WaitingTurn(rollout, "g", "p", 0, 0, 10, 10, 100)._replace(**changes)
+
+
+def guarded(*engines: str) -> tuple[Guarded, Scripted]:
+    policy = Scripted()
+    guard = Guarded(policy)
+    for engine in engines:
+        guard.engine_reported(EngineFacts(engine, 1000, 0, 0, 0, 8), 0.0)
+    return guard, policy
+
+
+def test_a_sound_decision_passes_unchanged() -> None:
+    guard, policy = guarded("a", "b")
+    guard.turn_waits(turn(), 0.0)
+    policy.next = [Place("r", "b", 50.0)]
+    assert guard.decide(0.0) == [Place("r", "b", 50.0)]
+    policy.next = [Hold("r")]
+    assert guard.decide(0.0) == [Hold("r")]
+    guard.turn_ended("r", 60, 1.0)
+    policy.next = [Drop("r")]
+    assert guard.decide(1.0) == [Drop("r")]
+    assert not guard.faults
+
+
+@pytest.mark.parametrize("leaves", ["never here", "draining", "gone"])
+def test_a_turn_on_an_engine_that_is_not_here_goes_to_the_least_loaded(leaves: str) -> None:
+    guard, policy = guarded("a", "b", "c")
+    if leaves == "draining":
+        guard.engine_draining("c", 0.0)
+    elif leaves == "gone":
+        guard.engine_gone("c", 0.0)
+    guard.turn_waits(turn("first"), 0.0)
+    guard.turn_waits(turn("r"), 0.0)
+    policy.next = [Place("first", "a"), Place("r", "c" if leaves != "never here" else "nowhere")]
+    assert guard.decide(0.0) == [Place("first", "a"), Place("r", "b")]
+    assert guard.faults == {"engine_unknown": 1}
+    assert policy.placed == [("r", "b")]
+
+
+@pytest.mark.parametrize("need", [math.nan, math.inf, -1.0])
+def test_a_need_that_is_no_number_becomes_the_limit(need: float) -> None:
+    guard, policy = guarded("a")
+    guard.turn_waits(turn(), 0.0)
+    policy.next = [Place("r", "a", need)]
+    assert guard.decide(0.0) == [Place("r", "a", 100.0)]
+    assert guard.faults == {"need_not_finite": 1}
+
+
+def test_decisions_about_rollouts_that_are_not_there_are_left_out() -> None:
+    guard, policy = guarded("a")
+    guard.turn_waits(turn(), 0.0)
+    policy.next = [Place("other", "a"), Hold("r"), Drop("r"), Place("r", "a"), Place("r", "a")]
+    assert guard.decide(0.0) == [Place("r", "a", 0.0)]
+    assert guard.faults == {"rollout_unknown": 4}
+
+
+def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
+    class Endless(Policy):
+        def decide(self, now: float) -> Iterable[Decision]:
+            while True:
+                yield Hold("r")
+
+    guard = Guarded(Endless())
+    guard.turn_waits(turn(), 0.0)
+    assert guard.decide(0.0) == []
+    assert guard.faults["decisions_endless"] == 1
+
+
+def test_a_policy_that_places_nothing_starves_nobody() -> None:
+    guard, policy = guarded("a", "b")
+    guard.turn_waits(turn("r"), 0.0)
+    guard.turn_waits(turn("s"), 0.0)
+    assert guard.decide(0.0) == [Place("r", "a", 100.0)]
+    assert guard.faults == {"rollout_starved": 1}
+    assert policy.placed == [("r", "a")]
+
+
+def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
+    guard, policy = guarded("a", "b")
+    guard.turn_waits(turn("old"), 0.0)
+    overtaken = 0
+    while True:
+        guard.turn_waits(turn(f"new {overtaken}"), 0.0)
+        policy.next = [Place(f"new {overtaken}", "a")]
+        decisions = guard.decide(0.0)
+        if len(decisions) > 1:
+            break
+        overtaken += 1
+        guard.rollout_ended(f"new {overtaken - 1}", 20, 0.0)
+    assert decisions[1] == Place("old", "b", 100.0)
+    assert overtaken <= AT_LEAST + 4
+    assert guard.faults == {"rollout_starved": 1}
+
+
+def test_first_come_first_served_starves_nobody() -> None:
+    guard, policy = guarded("a")
+    for number in range(1000):
+        guard.turn_waits(turn(f"{number}"), 0.0)
+    for number in range(1000):
+        policy.next = [Place(f"{number}", "a")]
+        assert len(guard.decide(0.0)) == 1
+    assert not guard.faults
+
+
+def test_an_engine_that_reports_more_kv_than_it_has_is_cut_to_what_is_possible() -> None:
+    guard, policy = guarded("a")
+    guard.engine_reported(EngineFacts("a", 1000, 1500, -1, 0, 8), 1.0)
+    assert policy.facts[-1] == EngineFacts("a", 1000, 1000, 0, 0, 8)
+    assert guard.faults == {"engine_overfull": 1}
+
+
+def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
+    guard, policy = guarded()
+    guard.turn_waits(turn(), 0.0)
+    policy.next = [Place("r", "a")]
+    assert guard.decide(0.0) == []
+    guard.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 1.0)
+    assert guard.decide(1.0) == [Place("r", "a", 100.0)]
+
+
+def test_an_exception_of_a_policy_names_it_and_the_place() -> None:
+    class Broken(Policy):
+        def decide(self, now: float) -> Iterable[Decision]:
+            raise KeyError("lost")
+
+    guard = Guarded(Broken())
+    with pytest.raises(
+        ContractError, match=r"Broken\.decide fails with KeyError: 'lost' \(test_policy_guard\.py, line"
+    ):
+        guard.decide(0.0)
