@@ -40,7 +40,7 @@ def _named(method: Callable[Concatenate[Guarded, P], R]) -> Callable[Concatenate
     """The method; an exception in it becomes a ContractError that names the policy and its file and line."""
 
     @wraps(method)
-    def named(self: Guarded, *args: P.args, **kwargs: P.kwargs) -> R:
+    def named(self: Guarded, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
