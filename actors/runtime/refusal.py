@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from actors.runtime.networks import run_network, starting_node
 from agent_rl import messages
 from agent_rl.config.addresses import addresses, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.topology import Topology
+from agent_rl.files.leftovers import claimed_directory, sweep_one
 from agent_rl.messages import HostHello
 from agent_rl.records.run_directory import RunRefused
 
@@ -39,7 +39,8 @@ async def _tell(topology: Topology, base: Path, host: str, reason: str) -> None:
     main = supervisor_node(topology.main_host)
     if not await _listens(table[main]):
         return
-    with tempfile.TemporaryDirectory(prefix="agent-rl.", dir="/tmp") as folder:  # a short path
+    folder, held = claimed_directory("starting", Path("/tmp"))  # noqa: S108 - made with mode 0700; a short path
+    try:
         name = starting_node(host)
         try:
             network = run_network(topology, base, {name: f"ipc://{folder}/inbox"})
@@ -54,6 +55,9 @@ async def _tell(topology: Topology, base: Path, host: str, reason: str) -> None:
             with contextlib.suppress(CallFailed, CallTimeout, PeerLost):
                 await link(HostHello(release(), {}, time.time(), reason))
             nursery.cancel_scope.cancel()
+    finally:
+        held.release()
+        sweep_one(folder)
 
 
 async def _nothing(_: object) -> None:

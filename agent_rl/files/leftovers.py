@@ -68,10 +68,10 @@ def claim(directory: Path) -> Claim:
             return lock
 
 
-def claimed_directory(kind: str) -> tuple[Path, Claim]:
-    """A new directory for temporary files, which is stale once this process releases it."""
+def claimed_directory(kind: str, base: Path | None = None) -> tuple[Path, Claim]:
+    """A new directory in ``base`` (None: where temporary files go), which is stale once this process releases it."""
     while True:
-        directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
+        directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-", dir=base))
         lock = _hold(directory)
         if lock is not None:
             return directory, lock
