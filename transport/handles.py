@@ -11,9 +11,10 @@ import trio
 from transport.codec import Registry, encode
 from transport.errors import CallTimeout, CreditWait, UnknownPeer
 from transport.limits import Limits
-from transport.link import CallRouter, PushSender, Unsettled, WaitingLine
+from transport.link import CallRouter, PushSender, Unsettled
 from transport.outbound import Outbound, PendingCall
 from transport.schema import Buffer
+from transport.waiting import WaitingLine
 
 # A send that finds room yields to the scheduler only every so often, so that a loop of sends lets other tasks run.
 _SENDS_BETWEEN_CHECKPOINTS = 32
@@ -51,7 +52,7 @@ class PushLink:
         self.targets = dict(sorted({**self.targets, peer: outbound}.items()))
         self._senders = {name: self._senders.get(name, sender) for name in self.targets}
         outbound.pushes[self.name] = (sender, self)
-        self.moved()
+        self.moved(peer)
 
     def remove(self, peer: str) -> None:
         """Take a target away: other targets get what it has not acknowledged, unless that was sent to it alone."""
@@ -60,7 +61,8 @@ class PushLink:
         self.withdraw(peer)
         self._removed.add(peer)
         del self._senders[peer], self.targets.pop(peer).pushes[self.name]
-        self._waiting.extendleft(reversed(others))
+        for waiting in reversed(others):
+            self._waiting.add(waiting, None, first=True)
         self.moved()
 
     async def send(
@@ -94,10 +96,10 @@ class PushLink:
                 self._offer(target, unsettled)
                 return
         waiting = _WaitingSend(unsettled, to)
-        self._waiting.append(waiting)
+        self._waiting.add(waiting, to)
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            self._waiting.serve(self._serve)
+            self._waiting.serve(self._serve, to)
             if waiting.sent.is_set():  # the message was sent, so the cancellation comes too late
                 await trio.lowlevel.cancel_shielded_checkpoint()
             else:
@@ -112,11 +114,11 @@ class PushLink:
         were sent, and handle them. It gets no message that it has not got yet, also when it returns.
         """
         withdrawn = self._senders[to].withdraw()
-        for waiting in [waiting for waiting in self._waiting if waiting.to == to]:
-            self._waiting.remove(waiting)
+        for waiting in self._waiting.at(to):
+            self._waiting.discard(waiting)
             waiting.sent.set()
             withdrawn += 1
-        self.moved()
+        self.moved(to)
         return withdrawn
 
     def unacknowledged(self, to: str | None = None) -> int:
@@ -138,10 +140,12 @@ class PushLink:
         """Sends that wait for credit."""
         return len(self._waiting)
 
-    def moved(self) -> None:
-        """Credit or acknowledgements came back."""
-        if self._waiting:
-            self._waiting.serve(self._serve)
+    def moved(self, peer: str | None = None) -> None:
+        """Credit or acknowledgements came back from a target; None: there may be room at each of them."""
+        if self._waiting and peer is not None:
+            self._waiting.serve(self._serve, peer)
+        elif self._waiting:
+            self._waiting.serve_all(self._serve)
         if self._drained is not None and not self.unacknowledged():
             self._drained.set()
             self._drained = None
@@ -197,6 +201,8 @@ class CallLink:
         self.targets: dict[str, Outbound] = {}
         self._timeout = timeout
         self._waiting: WaitingLine[PendingCall] = WaitingLine()
+        """A call waits at the replica that its key is pinned to, or at any."""
+        self._waiting_by_key: dict[str, dict[PendingCall, None]] = {}
         self._reachable = trio.lowlevel.ParkingLot()
         for peer, outbound in targets.items():
             self.add(peer, outbound)
@@ -212,6 +218,7 @@ class CallLink:
         """Take away a replica that is not available, so that no call is left there."""
         self.targets.pop(peer).call_links.remove(self)
         self.router.remove(peer)
+        self._unpinned(peer)
 
     async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
         """Call the replica with the fewest calls outstanding; return its reply. Calls wait for room in order.
@@ -223,8 +230,7 @@ class CallLink:
         seconds = self._timeout if timeout is None else timeout
         call = PendingCall(self, encode(message, self._limits), key, trio.current_time() + seconds)
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._waiting.append(call)
-        self._waiting.serve(self._serve)
+        self._wait(call)
         try:
             with trio.move_on_at(call.deadline):
                 await call.done.wait()
@@ -245,6 +251,9 @@ class CallLink:
     def forget(self, key: str) -> None:
         """Unpin a key whose session has ended. An unknown key is ignored."""
         self.router.forget(key)
+        for call in self._waiting_by_key.get(key, ()):
+            self._waiting.move(call, None)
+        self._waiting.serve(self._begin, None)
 
     @property
     def waiting(self) -> int:
@@ -255,8 +264,7 @@ class CallLink:
         """A call has ended: there is room for the next."""
         if call.target is not None:
             self.router.end(call.target.peer)
-        if self._waiting:
-            self._waiting.serve(self._serve)
+            self._waiting.serve(self._begin, call.target.peer)
 
     @property
     def reachable(self) -> bool:
@@ -274,24 +282,53 @@ class CallLink:
         if call.target is not None:
             self.router.end(call.target.peer)
             call.target = None
-        self._waiting.append(call)
-        self._waiting.serve(self._serve)
+        self._wait(call)
+
+    def lost(self, peer: str) -> None:
+        """Unpin the keys of a replica: it lost its sessions, or is about to. Calls that waited for it go anywhere.
+
+        They do with the next event: the replica's calls may be about to end.
+        """
+        self.router.lost(peer)
+        self._unpinned(peer)
+
+    def _unpinned(self, peer: str) -> None:
+        for call in self._waiting.at(peer):
+            self._waiting.move(call, None)
 
     def available(self) -> None:
-        """A replica can be called again."""
+        """A replica can be called again, or calls that waited for one can go elsewhere."""
         self._reachable.unpark_all()
-        if self._waiting:
-            self._waiting.serve(self._serve)
+        self._waiting.serve_all(self._begin)
 
-    def _serve(self, call: PendingCall) -> bool:
+    def _wait(self, call: PendingCall) -> None:
+        place = self.router.pinned(call.key)
+        self._waiting.add(call, place)
+        if call.key is not None:
+            self._waiting_by_key.setdefault(call.key, {})[call] = None
+        self._waiting.serve(self._begin, place)
+
+    def _begin(self, call: PendingCall) -> bool:
+        pinned = self.router.pinned(call.key)
         target = self.router.begin(call.key, [peer for peer, each in self.targets.items() if not each.available])
         if target is None:
             return False
+        self._waits_no_longer(call)
+        if call.key is not None and pinned is None:
+            for other in self._waiting_by_key.get(call.key, ()):
+                self._waiting.move(other, target)
         self.targets[target].begin(call)
         return True
 
-    def _abandon(self, call: PendingCall) -> None:
+    def _waits_no_longer(self, call: PendingCall) -> None:
         self._waiting.discard(call)
+        if call.key is not None and (same := self._waiting_by_key.get(call.key)) is not None:
+            same.pop(call, None)
+            if not same:
+                del self._waiting_by_key[call.key]
+
+    def _abandon(self, call: PendingCall) -> None:
+        self._waits_no_longer(call)
         if call.target is not None:
             call.target.abandon(call)
             self.ended(call)

@@ -7,16 +7,12 @@ acknowledgement get new numbers, so that the successor receives a stream without
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeVar
 
 from transport.frames import StreamProgress, StreamState
 from transport.schema import Buffer
-
-T = TypeVar("T")
 
 
 class SequenceSet:
@@ -242,9 +238,13 @@ class CallRouter:
         """The number of calls begun and not ended, over all replicas."""
         return sum(self._outstanding.values())
 
+    def pinned(self, key: str | None) -> str | None:
+        """The replica to which a key is pinned."""
+        return None if key is None else self._pins.get(key)
+
     def begin(self, key: str | None, unavailable: Collection[str]) -> str | None:
         """Choose a replica and count the call; None when there is no room, or nobody is available. Ties go by name."""
-        pinned = None if key is None else self._pins.get(key)
+        pinned = self.pinned(key)
         candidates = self._outstanding if pinned is None else (pinned,)
         available = [name for name in candidates if name not in unavailable]
         if not available:
@@ -333,18 +333,3 @@ class AnnounceSender:
         """The peer has a new process: transmit all values again."""
         for value in self._values.values():
             value.acknowledged = value.transmitted = 0
-
-
-class WaitingLine(deque[T]):
-    """A first-in first-out queue. Items may also leave from the middle when they can be served."""
-
-    def discard(self, item: T) -> None:
-        """Remove an item; an unknown item is ignored."""
-        if item in self:
-            self.remove(item)
-
-    def serve(self, attempt: Callable[[T], bool]) -> None:
-        """Try each item, oldest first, and remove those for which ``attempt`` returns True."""
-        for item in tuple(self):
-            if attempt(item):
-                self.remove(item)

@@ -26,7 +26,7 @@ from transport.frames import (
     Withdrawn,
     pack,
 )
-from transport.link import AnnounceSender, CallRouter, PushSender, Unsettled
+from transport.link import AnnounceSender, PushSender, Unsettled
 from transport.schema import Buffer
 
 _TOGETHER = 64 << 10
@@ -38,7 +38,6 @@ class Calls(Protocol):
 
     name: str
     replies: Registry
-    router: CallRouter
 
     def ended(self, call: PendingCall, /) -> None:
         """The call's fate is known."""
@@ -46,14 +45,17 @@ class Calls(Protocol):
     def again(self, call: PendingCall, /) -> None:
         """The call was not sent: choose another replica."""
 
+    def lost(self, peer: str, /) -> None:
+        """The peer lost its sessions, or is about to: unpin its keys."""
+
     def available(self) -> None:
-        """The peer can be called again."""
+        """The peer can be called again, or calls that waited for it can go elsewhere."""
 
 
 class Pushes(Protocol):
     """The part of a push link that `Outbound` uses."""
 
-    def moved(self) -> None:
+    def moved(self, peer: str, /) -> None:
         """The peer has returned credit, or acknowledged."""
 
 
@@ -222,7 +224,7 @@ class Outbound:
     def lost(self) -> None:
         """The process was replaced, is silent or has left: fail the calls sent, pass the others on, unpin its keys."""
         for link in self.call_links:
-            link.router.lost(self.peer)
+            link.lost(self.peer)
         calls, self.calls = self.calls, {}
         for call in calls.values():
             if call.sent:
@@ -245,12 +247,13 @@ class Outbound:
         for link in self.call_links:
             link.available()
         for _, pushes in self.pushes.values():
-            pushes.moved()
+            pushes.moved(self.peer)
 
     def _drains(self) -> None:
         self.draining = True
         for link in self.call_links:
-            link.router.lost(self.peer)
+            link.lost(self.peer)
+            link.available()
         self._report(PeerDraining(self.peer))
 
     def receive(self, envelope: Envelope, message: Sequence[Buffer]) -> None:
@@ -330,4 +333,4 @@ class Outbound:
         for reason in rejected:
             self._report(MessageRejected(self.peer, link, reason))
         self.send_pushes(link)
-        self.pushes[link][1].moved()
+        self.pushes[link][1].moved(self.peer)

@@ -80,7 +80,6 @@ class PublishedWeights:
         self._write = write
         self._fetched = fetched
         sweep_partial(directory)
-        self._served: dict[str, Policy] = {}
 
     def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
         """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``."""
@@ -92,17 +91,8 @@ class PublishedWeights:
         """The path of the policy's weight file."""
         return self._directory / weights_name(policy)
 
-    def served(self, generator: str, policy: Policy) -> None:
-        """An engine reports which policy it serves. The engine no longer needs older files."""
-        self._served[generator] = policy
-
-    def gone(self, generator: str) -> None:
-        """An engine is lost, or has left."""
-        self._served.pop(generator, None)
-
-    def clean(self, newest: Policy) -> None:
-        """Delete files older than ``newest`` and every engine's policy. Engines only load newer policies."""
-        oldest = min([newest, *self._served.values()])
+    def clean(self, oldest: Policy) -> None:
+        """Delete files older than ``oldest``, the oldest policy that an engine serves. Engines only load newer ones."""
         keep = self.path(oldest).name
         for path in self._directory.glob("policy-*.safetensors"):
             if path.name < keep:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.weights.files import PublishedWeights
+from actors.weights.served import ServedPolicies
 from actors.weights.transfer import KeptWeights
 from agent_rl.figures import PublishFigures
 from agent_rl.messages import Policy, PolicyPublished
@@ -50,7 +51,7 @@ class Publisher:
         self._newest: Policy | None = None
         self._ended: dict[Policy, float] = {}
         """When the step of a policy ended, for policies that not every engine serves yet."""
-        self._served: dict[str, Policy] = {}
+        self._served = ServedPolicies()
         self._figures = PublishFigures()
 
     def knows(self, policy: Policy) -> bool:
@@ -88,7 +89,7 @@ class Publisher:
             self._figures = replace(self._figures, write_seconds=self._context.now() - began)
         uri, size, checksum = self._kept
         self._context.link("policy").set(PolicyPublished(policy, uri, offer.stage, offer.stage_version, size, checksum))
-        self._store.clean(policy)
+        self._store.clean(min(policy, self._served.oldest or policy))
 
     async def settled(self) -> None:
         """Wait until every offered policy is announced."""
@@ -96,19 +97,17 @@ class Publisher:
 
     def served(self, generator: str, policy: Policy) -> None:
         """An engine reports what it serves."""
-        self._store.served(generator, policy)
-        self._served[generator] = policy
-        self._measure()
+        if self._served.served(generator, policy):
+            self._measure()
 
     def gone(self, generator: str) -> None:
         """An engine is lost, or has left. When it returns, it reports what it serves."""
-        self._store.gone(generator)
-        if self._served.pop(generator, None) is not None and self._served:
+        if self._served.gone(generator):
             self._measure()
 
     def _measure(self) -> None:
-        oldest = min(self._served.values())
-        for done in sorted(each for each in self._ended if each <= oldest):
+        oldest = self._served.oldest
+        for done in sorted(each for each in self._ended if oldest is not None and each <= oldest):
             seconds = self._context.now() - self._ended.pop(done)
             self._figures = replace(self._figures, update_version=done.version, update_seconds=seconds)
             self._log.info("policy served", version=done.version, epoch=done.epoch, update_seconds=seconds)

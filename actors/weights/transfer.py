@@ -90,13 +90,7 @@ class KeptWeights:
         self._kept = policy, weights
         return f"{self._backend}:{weights_name(policy)}", 0, 0
 
-    def served(self, generator: str, policy: Policy) -> None:
-        """Nothing to do: an engine that asks is sent the newest policy."""
-
-    def gone(self, generator: str) -> None:
-        """Nothing to do, for the same reason."""
-
-    def clean(self, newest: Policy) -> None:
+    def clean(self, oldest: Policy) -> None:
         """Nothing to do: only one policy is kept."""
 
     def remove(self) -> None:

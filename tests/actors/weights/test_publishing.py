@@ -134,7 +134,8 @@ def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path)
             bench.publisher.take_figures()
             bench.publisher.gone("rollout_generator.1")
             assert bench.publisher.take_figures().update_version == 2
-            bench.weights.clean(Policy(1, 2))
+            bench.publisher.offer(Policy(1, 2), None, 1, 0)
+            await bench.publisher.settled()
             assert files() == ["policy-0001-00000002.safetensors"]
             bench.publisher.gone("rollout_generator.0")
             bench.publisher.served("rollout_generator.1", Policy(1, 1))  # it is back, and has to catch up
