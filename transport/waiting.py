@@ -1,4 +1,4 @@
-"""The line in which sends and calls wait for room. Pure; whoever leaves the line costs the same in a line of any length.
+"""The line in which sends and calls wait for room. Pure; leaving the line costs the same, however long it is.
 
 ::
 

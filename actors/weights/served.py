@@ -1,4 +1,4 @@
-"""Which policies the engines serve, and the oldest of them. A report costs what changed, however many engines there are.
+"""Which policies the engines serve, and the oldest of them. A report costs what changed, not what there is.
 
 Pure.
 """

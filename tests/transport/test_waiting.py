@@ -15,7 +15,6 @@ from transport.handles import CallLink, PushLink
 from transport.limits import Limits
 from transport.waiting import WaitingLine
 
-
 MESSAGE = Item(0)
 
 
@@ -116,7 +115,7 @@ def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that
     for item in range(10, 10_000):  # calls that run into their deadline while nobody has room
         line.add(item, None)
         line.discard(item)
-    assert sum(map(len, line._heaps.values())) < 200  # noqa: SLF001 - what is kept is what is tested
+    assert sum(map(len, line._heaps.values())) < 200
 
 
 @pytest.mark.parametrize("key", [None, "pinned"])
@@ -212,14 +211,14 @@ async def test_sends_that_wait_cost_what_is_sent_and_not_what_waits() -> None:
         targets: Any = {name: Replica(name) for name in ("a", "b")}
         link = PushLink("pushes", targets, 1, Limits())
         attempts, sent = 0, {"a": 0, "b": 0}
-        offer = link._serve  # noqa: SLF001 - operations are counted where they happen
+        offer = link._serve
 
         def counting(waiting: Any) -> bool:
             nonlocal attempts
             attempts += 1
             return offer(waiting)
 
-        link._serve = counting  # type: ignore[method-assign]  # noqa: SLF001
+        link._serve = counting  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             for number in range(count):
                 nursery.start_soon(partial(link.send, MESSAGE, to=to if number % 2 else None))
