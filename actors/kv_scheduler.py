@@ -34,6 +34,9 @@ from agent_rl.scheduling.placement import Placement, try_placement
 from agent_rl.scheduling.scheduler import GroupScheduler
 from transport import LinkEvent, PeerBack, PeerDraining, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
+REPORT_SECONDS = 3.0
+"""How long a restarted scheduler waits for reports of what generators run. A connection is made anew within 2 s."""
+
 
 class KVSchedulerSettings(Settings):
     """How to estimate prompt lengths before tokenization, and how many requests a generator may have pending."""
@@ -132,8 +135,15 @@ class KVScheduler(Actor):
             ),
             placement=self.placement(),
             kept=KeptTurns(settings.kept_turns_mib * 2**20),
+            awaited=() if self.context.first else self.context.link("requests").targets.keys(),
         )
         self._queues: dict[str, trio.MemorySendChannel[Instruction]] = {}
+        if not self.context.first:
+            self.context.nursery.start_soon(self._await_reports)
+
+    async def _await_reports(self) -> None:
+        await trio.sleep(REPORT_SECONDS)
+        self._do(self._scheduler.awaits_no_longer())
 
     def problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
         """The problem of the stage's group ``number``. A pure function: a restarted scheduler gets the same problem."""
@@ -203,8 +213,8 @@ class KVScheduler(Actor):
                     await self.context.link("groups").send(opened, on_ack=self._later(recorded))
                 case Place(request, generator) if self._scheduler.current(instruction):
                     done = partial(self._scheduler.rollout_done, request.rollout)
-                    now = partial(self._scheduler.with_turns, request)
-                    await self.context.link("requests").send(now(), to=generator, on_ack=self._later(done), again=now)
+                    asked = self._scheduler.with_turns(request)
+                    await self.context.link("requests").send(asked, to=generator, on_ack=self._later(done))
                 case AskUnfinished(stage):
                     timeout = self.context.settings.unfinished_timeout_seconds
                     answer = await ask(

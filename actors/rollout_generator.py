@@ -62,7 +62,7 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.rollout.template import made_format
-from transport import LinkEvent, PeerLeft, PeerSilent
+from transport import LinkEvent, PeerLeft, PeerReplaced, PeerSilent
 
 LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
@@ -295,7 +295,13 @@ class RolloutGenerator(Actor):
         await self.context.link("trajectories").send(trajectory, on_ack=partial(self._running.end, running))
 
     def peer_changed(self, event: LinkEvent) -> None:
-        """When nobody who requests rollouts is there any more, a generator that stops need not finish any."""
+        """Tell a new process of the scheduler what runs here.
+
+        When nobody who requests rollouts is there any more, a generator that stops need not finish any.
+        """
+        if isinstance(event, PeerReplaced) and event.peer in self.context.link(LINK).targets:
+            self._running.orphaned()
+            self._announce_load()  # before it can place these rollouts elsewhere
         if isinstance(event, PeerSilent | PeerLeft):
             self._asking.discard(event.peer)
             if not self._asking:
@@ -363,6 +369,7 @@ class RolloutGenerator(Actor):
                 waiting=figures.waiting,
                 preempted=figures.preempted,
                 generated_tokens=figures.generated_tokens,
+                orphans=dict(self._running.orphans),
             )
         )
 

@@ -57,7 +57,7 @@ class PushLink:
     def remove(self, peer: str) -> None:
         """Take a target away: other targets get what it has not acknowledged, unless that was sent to it alone."""
         sender = self._senders[peer]
-        others = [_WaitingSend(message.for_successor(), None) for message in sender.unsettled if not message.bound]
+        others = [_WaitingSend(message, None) for message in sender.unsettled if not message.bound]
         self.withdraw(peer)
         self._removed.add(peer)
         del self._senders[peer], self.targets.pop(peer).pushes[self.name]
@@ -71,23 +71,20 @@ class PushLink:
         *,
         to: str | None = None,
         on_ack: Callable[[], None] | None = None,
-        again: Callable[[], Any] | None = None,
     ) -> None:
         """Wait for credit and send, by default to the target with the most credit (ties by name).
 
         Silent and leaving targets are used only when all are. Returns before the message has arrived: ``on_ack`` is
         called once the receiver has acknowledged it, unless the message is withdrawn. Do not change the message's
-        arrays before. A new process of the target gets the message again; where ``again`` is given, the process gets
-        what that returns. A message to a target that was removed is withdrawn at once. Raises EncodeError, and
-        UnknownPeer when ``to`` is not a target of this link.
+        arrays before. A new process of the target gets the message again. A message to a target that was removed is
+        withdrawn at once. Raises EncodeError, and UnknownPeer when ``to`` is not a target of this link.
         """
         if to in self._removed:
             await trio.lowlevel.checkpoint()
             return
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
-        encoded_again = None if again is None else lambda: encode(again(), self._limits)
-        unsettled = Unsettled(encode(message, self._limits), on_ack, encoded_again, to is not None)
+        unsettled = Unsettled(encode(message, self._limits), on_ack, to is not None)
         self._sends += 1
         if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
             await trio.lowlevel.checkpoint_if_cancelled()

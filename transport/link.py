@@ -8,7 +8,7 @@ acknowledgement get new numbers, so that the successor receives a stream without
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from transport.frames import StreamProgress, StreamState
@@ -40,17 +40,12 @@ class SequenceSet:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A message, sent or waiting, without acknowledgement. ``again`` makes its frames for a successor's process."""
+    """A message, sent or waiting, without acknowledgement."""
 
     frames: Sequence[Buffer]
     on_ack: Callable[[], None] | None
-    again: Callable[[], Sequence[Buffer]] | None = None
     bound: bool = False
     """Whether it was sent to this receiver alone, rather than to any target."""
-
-    def for_successor(self) -> Unsettled:
-        """The message as a new process of the receiver gets it."""
-        return self if self.again is None else replace(self, frames=self.again())
 
 
 class PushSender:
@@ -157,8 +152,7 @@ class PushSender:
 
     def replaced(self) -> None:
         """The receiver has a new process: renumber the messages without acknowledgement, and transmit them again."""
-        messages = (message.for_successor() for message in self._unsettled.values())
-        self._unsettled = dict(enumerate(messages, start=1))
+        self._unsettled = dict(enumerate(self._unsettled.values(), start=1))
         self._withdrawn.clear()
         self._accepted = len(self._unsettled)
         self._transmitted = self._taken = self._received = self._transmitted_at_heartbeat = self._stalled = 0

@@ -130,7 +130,8 @@ class SchedulerContract(RoleContract):
     @asynccontextmanager
     async def alive(self, folder: Path, **changes: Any) -> AsyncIterator[Peers]:
         """The peers, and the actor under test running among them."""
-        async with self.among_peers(folder, **changes) as (topology, peers), self.running(topology, peers.stage):
+        among = self.among_peers(folder, **changes)
+        async with among as (topology, peers), self.running(topology, peers.stage, incarnation=0):
             yield peers
 
     # Promises
@@ -140,7 +141,7 @@ class SchedulerContract(RoleContract):
         """A scheduler that was restarted must not open a group a second time."""
         async with self.among_peers(tmp_path) as (topology, peers):
             peers.answering = trio.Event()
-            async with self.running(topology, peers.stage):
+            async with self.running(topology, peers.stage, incarnation=0):
                 peers.publish()
                 peers.load(ENGINES[0])
                 await self.settled()
@@ -155,7 +156,7 @@ class SchedulerContract(RoleContract):
         """GroupOpened is acknowledged first: no rollout may come back for a group the journal does not know."""
         async with self.among_peers(tmp_path) as (topology, peers):
             peers.recording = trio.Event()
-            async with self.running(topology, peers.stage):
+            async with self.running(topology, peers.stage, incarnation=0):
                 peers.publish()
                 peers.load(ENGINES[0])
                 await self.settled()
@@ -276,7 +277,8 @@ class SchedulerContract(RoleContract):
             peers.recorded.add(known[1].group)
             async with self.running(topology, peers.stage, incarnation=2):
                 peers.publish(0)
-                peers.load(ENGINES[0])
+                for name in ENGINES:
+                    peers.load(name)
                 await self.settled()
                 fresh = {group.group for group in peers.opened}
                 asked = [(r.group, r.sample, r.attempt) for r in peers.requests if r.group not in fresh]

@@ -4,7 +4,8 @@
 
     begin --> running --(ended: its trajectory is acknowledged)--> requests acknowledged
                  |--(cancel: its group was dropped)--> a trajectory that says so
-                 `--(abandon: another generator has it)--> requests acknowledged, nothing is sent
+                 |--(abandon: another generator has it)--> requests acknowledged, nothing is sent
+                 `--(orphaned: the scheduler has a new process)--> running: the new process hears of it, and asks for it
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class RunningRollouts:
 
     def __init__(self) -> None:
         self._running: dict[str, Running] = {}
+        self.orphans: dict[str, int] = {}
+        """Rollouts for which the present process of the scheduler has not asked, each with its move."""
+        self._ended_orphans: set[str] = set()
         self._none = trio.Event()
 
     def __contains__(self, rollout: str) -> bool:
@@ -48,10 +52,16 @@ class RunningRollouts:
         return sum(not each.sampled for each in self._running.values())
 
     async def begin(self, request: RolloutRequest, ack: Callable[[], None]) -> Running | None:
-        """A request has come. None: the rollout runs already, and answers this request too.
+        """A request has come. None: the rollout runs already, and answers this request too, or it has just ended.
 
         A restarted scheduler repeats requests, and a rollout may return to a generator that was lost for a while.
         """
+        self.orphans.pop(request.rollout, None)
+        if request.rollout in self._ended_orphans:  # its trajectory was acknowledged after the scheduler had looked
+            self._ended_orphans.discard(request.rollout)
+            ack()
+            await trio.lowlevel.checkpoint()
+            return None
         while (running := self._running.get(request.rollout)) is not None:
             if not running.abandoned:
                 running.acks.append(ack)
@@ -64,12 +74,19 @@ class RunningRollouts:
     def end(self, running: Running) -> None:
         """The rollout's trajectory is acknowledged, or the rollout was abandoned: acknowledge its requests."""
         del self._running[running.rollout]
+        if self.orphans.pop(running.rollout, None) is not None and not running.abandoned:
+            self._ended_orphans.add(running.rollout)
         for ack in running.acks:
             ack()
         running.ended.set()
         if not self._running:
             self._none.set()
             self._none = trio.Event()
+
+    def orphaned(self) -> None:
+        """The scheduler has a new process, which does not know what runs here."""
+        self.orphans = {each.rollout: each.move for each in self._running.values() if not each.abandoned}
+        self._ended_orphans.clear()
 
     def cancel(self, groups: Collection[str]) -> None:
         """These groups were dropped."""

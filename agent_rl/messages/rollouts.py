@@ -288,7 +288,9 @@ class Trajectory:
 class EngineLoad:
     """The current load of an engine, in tokens of KV cache and numbers of rollouts.
 
-    The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``.
+    The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``. ``orphans`` are the
+    rollouts that it runs for a former process of the scheduler, each with its move, until the present process asks for
+    them or they end.
     """
 
     generator: str
@@ -301,6 +303,7 @@ class EngineLoad:
     waiting: int
     preempted: int
     generated_tokens: int
+    orphans: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

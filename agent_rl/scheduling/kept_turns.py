@@ -7,6 +7,8 @@ scheduler and generator are lost at once; such a rollout starts again from its b
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from agent_rl.messages import CompletedTurn, TurnsCompleted
 
 OVERHEAD_BYTES = 1024
@@ -53,6 +55,11 @@ class KeptTurns:
     def forget(self, rollout: str) -> None:
         """The rollout is done, or will not be asked for again."""
         self._drop(self._chains.pop(rollout, []), 0)
+
+    def retain(self, rollouts: AbstractSet[str]) -> None:
+        """Forget all other rollouts."""
+        for rollout in self._chains.keys() - rollouts:
+            self.forget(rollout)
 
     def _drop(self, chain: list[CompletedTurn], place: int) -> None:
         self.bytes -= sum(size_of(turn) for turn in chain[place:])

@@ -20,7 +20,7 @@ same or another engine, with the same id. An engine gets no rollout of a group t
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import TypeAlias
@@ -74,8 +74,16 @@ class GroupScheduler:
         prompt_tokens: Callable[[Problem], int],
         placement: Placement | None = None,
         kept: KeptTurns | None = None,
+        awaited: Collection[str] = (),
     ) -> None:
-        """``kept`` keeps the completed turns of rollouts in flight; None: they are not kept."""
+        """``kept`` keeps the completed turns of rollouts in flight; None: they are not kept.
+
+        ``awaited`` are generators that may run rollouts for a former process of the scheduler. The filter is asked
+        what is unfinished once each has reported, or after `awaits_no_longer`.
+        """
+        self._awaited = set(awaited)
+        self._running_at: dict[str, tuple[str, int]] = {}
+        """Before the answer of the filter: where the rollouts of a former process run, and their moves."""
         self._kept = KeptTurns(0) if kept is None else kept
         self._seed = seed
         self._stages = stages
@@ -97,7 +105,6 @@ class GroupScheduler:
         self._published: PolicyPublished | None = None
         self._oldest = Policy(0, 0)
         """The newest policy under which a group of the stage was opened; at first that of the stage's start."""
-        self._asked: tuple[int, int] | None = None
         self._ready = False
         self._opened = 0
         self._interim_opened: Counter[int] = Counter()
@@ -120,9 +127,8 @@ class GroupScheduler:
             self._retried.clear()
             self._recording.clear()
             self._oldest = Policy(published.policy.epoch, published.stage_version)
-            self._asked = entered
             if self._stage is not None:
-                return [*self._unwanted(), AskUnfinished(published.stage)]
+                return [*self._unwanted(), *self._ask()]
         return self._decide()
 
     def unfinished(self, answer: GroupsUnfinished) -> list[Instruction]:
@@ -140,11 +146,19 @@ class GroupScheduler:
                 self._retried.add(missing)
                 if rollout_id(missing.group, missing.sample, missing.attempt) not in self._in_flight:
                     self._enqueue(group.opened, missing.sample, missing.attempt)
-        return self._decide()
+        self._kept.retain({*self._in_flight, *(item.request.rollout for item in self._pending)})
+        return [*self._rejoin(), *self._decide()]
 
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
         """An engine reported its load. A new engine joins, and a new process has lost what its predecessor had."""
-        return self._lost(load.generator, self._members.report(load))
+        instructions = self._lost(load.generator, self._members.report(load))
+        if not self._ready:
+            self._running_at.update({rollout: (load.generator, move) for rollout, move in load.orphans.items()})
+        return [*instructions, *self._awaits_less({load.generator})] if self._awaited else instructions
+
+    def awaits_no_longer(self) -> list[Instruction]:
+        """Generators that have not reported by now run nothing, or cannot be heard."""
+        return self._awaits_less(self._awaited)
 
     def engine_replaced(self, generator: str, incarnation: int) -> list[Instruction]:
         """The generator has a new process, which reports its load when it can serve."""
@@ -180,7 +194,8 @@ class GroupScheduler:
     def turns_completed(self, completed: TurnsCompleted) -> None:
         """A generator completed turns of a rollout. Those of a rollout that is placed elsewhere are left out."""
         place = self._in_flight.get(completed.rollout)
-        if place is not None and place.generator == completed.generator:
+        runs_at = self._running_at.get(completed.rollout, ("", 0))[0] if place is None else place.generator
+        if runs_at == completed.generator:
             self._kept.add(completed)
 
     def with_turns(self, request: RolloutRequest) -> RolloutRequest:
@@ -242,6 +257,8 @@ class GroupScheduler:
             return PolicyPublished, "a policy"
         if self._stage is None:
             return PolicyPublished, "the next stage"
+        if self._awaited:
+            return EngineLoad, f"the rollouts that {', '.join(sorted(self._awaited))} may run"
         if not self._ready:
             return UnfinishedGroups, "the unfinished groups"
         if absent := self._members.absent:
@@ -280,11 +297,9 @@ class GroupScheduler:
                 if generator is None:
                     break
                 del self._pending[position]
-                self._members[generator].take(item.request.rollout, item.need)
-                place = self._in_flight[item.request.rollout] = Place(item.request, generator)
+                instructions.append(self._place(item.request, item.need, generator))
                 if item.last not in {"", generator}:
                     self._moved[item.request.rollout] = item.request.move
-                instructions.append(place)
             opened = None if self._pending else self._next_group()
             if opened is None:
                 return
@@ -299,6 +314,35 @@ class GroupScheduler:
             self._recording[opened.group] = opened
             self._oldest = max(self._oldest, opened.policy)
             instructions.append(OpenGroup(opened))
+
+    def _place(self, request: RolloutRequest, need: int, generator: str) -> Place:
+        self._members[generator].take(request.rollout, need)
+        place = self._in_flight[request.rollout] = Place(request, generator)
+        return place
+
+    def _rejoin(self) -> list[Instruction]:
+        """Place what generators run for a former process of the scheduler where it runs, whatever their room."""
+        running_at, self._running_at = self._running_at, {}
+        here = {engine.load.generator for engine in self._members.here()}
+        pending, self._pending = self._pending, deque()
+        placed: list[Instruction] = []
+        for item in pending:
+            generator, move = running_at.get(item.request.rollout, ("", 0))
+            if generator in here:
+                placed.append(self._place(replace(item.request, move=move), item.need, generator))
+            else:
+                self._pending.append(item)
+        return placed
+
+    def _awaits_less(self, reported: Collection[str]) -> list[Instruction]:
+        before, self._awaited = self._awaited, self._awaited - set(reported)
+        return self._ask() if before and not self._awaited and not self._ready else []
+
+    def _ask(self) -> list[Instruction]:
+        """Ask the filter what is unfinished, once it is known what runs."""
+        if self._awaited or self._published is None or self._stage is None:
+            return []
+        return [AskUnfinished(self._published.stage)]
 
     def _next_group(self) -> GroupOpened | None:
         """The next group to open, if any may be opened. Groups to train and groups of a due evaluation take turns."""

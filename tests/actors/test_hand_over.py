@@ -127,6 +127,15 @@ class Run:
         assert len(everything) == 2, "a rollout came twice"
         return made
 
+    def unfinished(self) -> list[str]:
+        """The filter says from now on that both rollouts of the group are missing. Returns their ids."""
+        filter_ = self.stage["roc_filter"]
+        (group,) = (each for each in filter_.log if isinstance(each, GroupOpened))
+        missing = tuple(Retry(group.group, sample, 0, 0) for sample in range(2))
+        answer = GroupsUnfinished(0, 1, (UnfinishedGroup(group, missing),))
+        filter_.reply = lambda asked: answer if isinstance(asked, UnfinishedGroups) else None
+        return [rollout_id(each.group, each.sample, each.attempt) for each in missing]
+
     @property
     def turns(self) -> int:
         """Turns that were begun, by all engines."""
@@ -242,16 +251,12 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
     async def main() -> None:
         gate = trio.Event()
         async with a_run(tmp_path, model, gate=gate) as run, trio.open_nursery() as nursery:
-            first, second, filter_ = trio.Event(), trio.Event(), run.stage["roc_filter"]
+            first, second = trio.Event(), trio.Event()
             await nursery.start(run.until, first, run.generator())
             async with run.scheduler():
                 await run.turn(2)
-            (group,) = (each for each in filter_.log if isinstance(each, GroupOpened))
-            missing = tuple(Retry(group.group, sample, 0, 0) for sample in range(2))
-            open_ = GroupsUnfinished(0, 1, (UnfinishedGroup(group, missing),))
-            filter_.reply = lambda asked: open_ if isinstance(asked, UnfinishedGroups) else None
+            rollouts = run.unfinished()
             async with run.scheduler(2) as scheduler:
-                rollouts = [rollout_id(each.group, each.sample, each.attempt) for each in missing]
                 while not hasattr(scheduler, "_scheduler"):  # noqa: ASYNC110 - its start makes it
                     await trio.sleep(0.1)
                 kept = scheduler._scheduler._kept
@@ -266,6 +271,30 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
                     check(made, 4, 2)
                 assert run.turns == 2 * 4
             second.set()
+
+    simulate(main)
+
+
+def test_a_restarted_scheduler_leaves_rollouts_where_they_run(tmp_path: Path, model: Path) -> None:
+    """Though another generator has more room for them, and is heard as early."""
+
+    async def main() -> None:
+        gate = trio.Event()
+        async with a_run(tmp_path, model, replicas=2, gate=gate) as run, trio.open_nursery() as nursery:
+            over = trio.Event()
+            await nursery.start(run.until, over, run.generator(replica=1))
+            async with run.scheduler(0):
+                await run.turn(2)
+            await nursery.start(run.until, over, run.generator(replica=0))
+            run.unfinished()
+            async with run.scheduler(1):
+                await trio.sleep(10)
+                gate.set()
+                for made in await run.trajectories():
+                    check(made, 4, 4)
+                    assert made.generator == "rollout_generator.1"
+            assert run.turns == 2 * 4
+            over.set()
 
     simulate(main)
 

@@ -156,38 +156,6 @@ class PushContract(ContractBase):
 
         self.run(main)
 
-    def test_a_restarted_receiver_gets_what_the_sender_says_instead(self) -> None:
-        """``again`` is called once a new process is known, and the acknowledgement of its message counts."""
-
-        async def main() -> None:
-            async with self.world("a", "b") as world:
-
-                async def keep(delivery: Delivery) -> None:
-                    await trio.lowlevel.checkpoint()
-                    delivery.defer()
-
-                first, second, third = Recorder(answers=keep), Recorder(answers=keep), Recorder()
-                a = await world.start("a")
-                acknowledged: list[int] = []
-                turns = iter(range(100, 120))
-                link = a.node.push("items", ["b"], window=4)
-                for incarnation, recorder in enumerate((first, second, third)):
-                    b = await world.start("b", recorder, incarnation=incarnation)
-                    if not incarnation:
-                        await link.send(Item(0), on_ack=appending(acknowledged, 0), again=lambda: Item(next(turns)))
-                        await link.send(Item(1), on_ack=appending(acknowledged, 1))
-                    await recorder.count(2)
-                    await self.heartbeats(2)
-                    if recorder is not third:
-                        assert acknowledged == []
-                        await b.stop()
-                assert (first.numbers, second.numbers, third.numbers) == ([0, 1], [100, 1], [101, 1])
-                with trio.fail_after(PATIENCE):
-                    await link.drained()
-                assert acknowledged == [0, 1]
-
-        self.run(main)
-
     def test_a_restarted_sender_starts_anew(self) -> None:
         """Its numbers begin at 1 again and are no duplicates of its predecessor's."""
 
