@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeGuard, TypeVar
 
@@ -15,35 +15,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.figures import ActorFigures, LearnerFigures, numbers
+from agent_rl.figures import ActorFigures, LearnerFigures
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.charts.scales import clock
-from agent_rl.observe.live_layout import ActorRow, actor_lines, figure_lines
+from agent_rl.observe.live_layout import actor_lines, figure_lines
+from agent_rl.observe.replicas import DASH, Replica, number, rows, unusual
 
 T = TypeVar("T")
 
-DASH = "-"
 LATE_SECONDS = 3.0
 """Actors report twice a second. An actor without a report for this long is shown as late."""
-
-OWN_FIGURES = (
-    ("queue", "queue"),
-    ("running", "running"),
-    ("waiting", "waiting"),
-    ("groups_open", "open groups"),
-    ("tokens_per_s", "tokens/s"),
-    ("rollouts_per_s", "rollouts/s"),
-    ("calls_per_s", "calls/s"),
-    ("children", "children"),
-    ("sessions", "sessions"),
-    ("sessions_evicted", "evicted"),
-    ("sessions_rebuilt", "rebuilt"),
-    ("groups_trained", "trained"),
-    ("rollouts_in_flight", "rollouts in flight"),
-    ("seconds_per_step", "s/step"),
-    ("rejected_frames", "rejected frames"),
-)
-"""The figures in an actor's line: the name in `agent_rl.figures`, and the label."""
 
 
 @dataclass
@@ -89,7 +70,7 @@ class LiveView:
     def line(self, now: float) -> str:
         """The whole run in one line."""
         figures = "  ".join(f"{label} {value}" for label, value in self.figures())
-        actors = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
+        actors = ", ".join(f"{actor} {state}" for actor, state in self.unusual(now))
         return f"[{clock(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
 
     def figures(self) -> list[tuple[str, str]]:
@@ -115,9 +96,9 @@ class LiveView:
                 else []
             ),
             ("tokens/s", _count(_sum(each.tokens_per_s for each in generators))),
-            ("tool calls/s", _number(_sum(each.calls_per_s for each in executors))),
+            ("tool calls/s", number(_sum(each.calls_per_s for each in executors))),
             ("KV in use", _percent(used / total) if total else DASH),
-            ("staleness", f"{_number(learner.staleness_mean)} (max {_count(learner.staleness_max)})"),
+            ("staleness", f"{number(learner.staleness_mean)} (max {_count(learner.staleness_max)})"),
             *([("KL", f"{learner.kl:.2g}")] if _known(learner.kl) else []),
             ("queued", _count(_sum(queued))),
             ("groups open", _count(filters[0].groups_open if filters else None)),
@@ -126,28 +107,30 @@ class LiveView:
         ]
 
     def render(self, now: float, width: int) -> RenderableType:
-        """The live table, at most ``width`` wide: the run above, one or two lines for each actor below."""
+        """The live table, at most ``width`` wide: the run above, some lines for each actor or role below."""
         title = f"{self.name}, {clock(now - self.started)}"
-        rows = [self._row(actor, line, now) for actor, line in self._actors.items()]
-        return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *actor_lines(rows, width)])
+        lines = actor_lines(rows(self._replicas(now)), width)
+        return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *lines])
 
-    def _row(self, actor: str, line: _ActorLine, now: float) -> ActorRow:
-        state = self.silences.get(actor) or _state(line)
-        word, mark, explanation = state.partition("; " if actor in self.silences else ": ")
-        known = numbers(line.figures)
-        own = {name: name.replace("_", " ") for name in line.figures.extra} | dict(OWN_FIGURES)
-        figures = [f"{label} {_number(known[name])}" for name, label in own.items() if name in known]
-        if line.detail and line.state != "failed":  # for a failed actor the state shows the detail
-            figures.insert(0, line.detail)
-        ago = None if line.heard_at is None else now - line.heard_at
-        heard = DASH if ago is None else f"{ago:.0f} s ago"
-        late = ago is not None and ago >= LATE_SECONDS
-        return ActorRow(actor, word, explanation if mark else "", heard, line.restarts, figures or [DASH], late=late)
+    def _replicas(self, now: float) -> Iterator[Replica]:
+        for actor, line in self._actors.items():
+            state = self.silences.get(actor) or _state(line)
+            word, _, explanation = state.partition("; " if actor in self.silences else ": ")
+            ago = None if line.heard_at is None else now - line.heard_at
+            yield Replica(
+                actor,
+                word,
+                explanation,
+                ago,
+                late=ago is not None and ago >= LATE_SECONDS,
+                restarts=line.restarts,
+                detail=line.detail if line.state != "failed" else "",  # for a failed actor the state shows the detail
+                figures=line.figures,
+            )
 
-    def unusual(self) -> list[tuple[str, str]]:
-        """Actors in another state than running."""
-        states = [(actor, self.silences.get(actor) or _state(line)) for actor, line in self._actors.items()]
-        return [(actor, state) for actor, state in states if state != "running"]
+    def unusual(self, now: float) -> list[tuple[str, str]]:
+        """Actors in another state than running, or one entry for many of a role."""
+        return list(unusual(self._replicas(now)))
 
     def progress(self) -> tuple[int | None, int | None]:
         """Steps done and steps of the stage; for an evaluate stage, rollouts judged and all rollouts."""
@@ -292,12 +275,6 @@ def _known(value: float | None) -> TypeGuard[float]:
 
 def _count(value: float | None) -> str:
     return DASH if not _known(value) else f"{value:,.0f}"
-
-
-def _number(value: float | None) -> str:
-    return (
-        DASH if not _known(value) else f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
-    )
 
 
 def _percent(value: float | None) -> str:

@@ -26,7 +26,7 @@ class EvaluationView(LiveView):
         done, total = self.progress()
         text = "starting" if done is None or total is None else f"{done:,.0f} of {total:,.0f} rollouts judged"
         left = self._left(now)
-        unusual = ", ".join(f"{actor} {state}" for actor, state in self.unusual())
+        unusual = ", ".join(f"{actor} {state}" for actor, state in self.unusual(now))
         return (
             f"[{clock(now - self.started)}] {text}"
             + (f", {clock(left)} left" if left is not None else "")
