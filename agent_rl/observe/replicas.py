@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import groupby
 from statistics import median
+from typing import Any, cast
 
 from agent_rl.figures import ActorFigures
 from agent_rl.observe.live_layout import ActorRow
@@ -113,7 +114,7 @@ def shown_figures(figures: ActorFigures) -> dict[str, float]:
     parts = (figures.learner, figures.scheduler, of_filter, of_filter.fates if of_filter else None)
     for part in (*parts, figures.generator, figures.executor, figures):
         if part is not None:
-            found |= {name: getattr(part, name) for name in _shown_fields(type(part))}
+            found |= {name: getattr(part, name) for name in _shown_fields(cast("Hashable", type(part)))}
     own = {name: found[name] for name in figures.extra} | {name: found[name] for name in OWN_FIGURES if name in found}
     return {name: value for name, value in own.items() if isinstance(value, int | float) and math.isfinite(value)}
 
@@ -126,8 +127,8 @@ def number(value: float | None) -> str:
 
 
 @cache
-def _shown_fields(part: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(part) if each.name in OWN_FIGURES)
+def _shown_fields(part: Hashable) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(cast("Any", part)) if each.name in OWN_FIGURES)
 
 
 def _words(replica: Replica) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from actors.cli.output import table_console
 from agent_rl.evaluation.results import GROUPINGS, ProblemResult
 from agent_rl.groups.measures import PairedComparison
-from agent_rl.observe.live import DASH
+from agent_rl.observe.replicas import DASH
 
 
 def print_results(name: str, found: Mapping[str, Any], problems: Sequence[ProblemResult]) -> None:
