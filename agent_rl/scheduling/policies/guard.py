@@ -154,6 +154,8 @@ class Guarded:
         given = list(islice(self.policy.decide(now), most + 1))
         if len(given) > most:
             self._record("decisions_endless", f"{len(given)} decisions at once; at most {most} count")
+        if not given and not self._queue:
+            return []
         decisions = [safe for decision in given[:most] if (safe := self._safe(decision, now)) is not None]
         self._save_starved(decisions, now)
         return decisions

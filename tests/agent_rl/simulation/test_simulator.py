@@ -1,0 +1,174 @@
+"""The simulator keeps its own rules, on random small traces, under every policy; and no policy beats the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.scheduling.policies.base import Hold, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.least_requests import LeastRequests
+from agent_rl.scheduling.policies.registry import POLICIES
+from agent_rl.simulation.bound import lower_bound
+from agent_rl.simulation.engine import ModelledEngine
+from agent_rl.simulation.outcome import Outcome
+from agent_rl.simulation.rollout import Rollout
+from agent_rl.simulation.simulator import Simulator
+from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
+
+MODEL = EngineModel(400, 6, 0.01, 1e-3, 1e-5, 1e-3, 1e-7, page=4)
+
+
+class Checked(ModelledEngine):
+    """Looks at the KV cache after everything that happens."""
+
+    def _evict(self) -> None:
+        super()._evict()
+        assert self.used + self.cached_tokens <= self.model.kv_total
+        assert self.cached_tokens == sum(self.cached.values())
+        written = sum(r.context + self.rows_since(r) for r in self.rows)
+        assert written == self.context
+
+
+@st.composite
+def shapes(draw: st.DrawFn, prompt: int) -> Shape:
+    written = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    tools = [(draw(st.floats(0, 2)), draw(st.integers(0, 10))) for _ in written[1:]]
+    return Shape(prompt, tuple(written), tuple(s for s, _ in tools), tuple(t for _, t in tools))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    samples, per_step, steps = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    prompts = draw(st.lists(st.integers(1, 40), min_size=per_step * steps, max_size=per_step * steps))
+    groups = tuple(tuple(draw(shapes(prompt)) for _ in range(samples)) for prompt in prompts)
+    other = EngineModel(300, 3, 0.02, 0.0, 2e-5, 5e-4, 0.0, page=1)
+    engines = [EngineLife("a", MODEL), EngineLife("b", draw(st.sampled_from([MODEL, other])))]
+    for name, when in (("c", "lost"), ("d", "drains")):
+        if draw(st.booleans()):
+            joins = draw(st.floats(0, 1))
+            engines.append(EngineLife(name, MODEL, joins=joins, **{when: joins + draw(st.floats(0.1, 3))}))
+    learner = LearnerModel(draw(st.floats(50, 5000)), publish_s=draw(st.floats(0, 1)), kv_kept=draw(st.booleans()))
+    staleness = draw(st.integers(0, 2))
+    return check(Trace("random", 0, "", samples, per_step, steps, staleness, 250, tuple(engines), learner, groups))
+
+
+def run(trace: Trace, name: str) -> Outcome:
+    spec = POLICIES[name]
+    simulator = Simulator(trace, spec.make(), evicts_half=spec.evicts_half)
+    simulator.engines = [Checked(e.name, e.model, evicts_half=spec.evicts_half) for e in simulator.engines]
+    return simulator.run()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=6, deadline=None)
+@given(trace=traces())
+def test_a_policy_finishes_within_the_rules_and_never_beats_the_bound(name: str, trace: Trace) -> None:
+    outcome = run(trace, name)  # raises when a token is lost or written twice
+    assert outcome.makespan_s >= lower_bound(trace) * (1 - 1e-9)
+    assert 0 <= outcome.hit_rate <= 1
+    assert max(outcome.staleness) <= trace.max_staleness
+    assert not outcome.faults
+    again = run(trace, name)
+    assert (again.makespan_s, again.preempted, again.placed) == (outcome.makespan_s, outcome.preempted, outcome.placed)
+
+
+def alone(written: tuple[int, ...], **changes: float) -> Trace:
+    group = (Shape(10, written, (1.0,) * (len(written) - 1), (5,) * (len(written) - 1)),)
+    model = replace(MODEL, **changes)
+    learner = LearnerModel(1000.0, publish_s=0.0)
+    return check(Trace("alone", 0, "", 1, 1, 1, 1, 250, (EngineLife("a", model),), learner, (group,)))
+
+
+def test_a_rollout_alone_takes_what_the_formulas_say() -> None:
+    outcome = Simulator(alone((20, 10)), LeastRequests()).run()
+    decode = sum(0.01 + 1e-3 + 1e-5 * (10 + n) for n in range(20)) + sum(
+        0.01 + 1e-3 + 1e-5 * (35 + n) for n in range(10)
+    )
+    prefill = 10 * (1e-3 + 1e-7 * 10 / 2) + 5 * (1e-3 + 1e-7 * (30 + 35) / 2)
+    assert outcome.makespan_s == pytest.approx(decode + prefill + 1.0 + 45 * 0.5 / 1000)
+    assert outcome.hit_rate == 30 / 45
+
+
+def test_the_bound_is_reached_by_a_rollout_alone_without_prefill() -> None:
+    trace = alone((20, 10), prefill_s=0.0, prefill_context_s=0.0)
+    assert Simulator(trace, LeastRequests()).run().makespan_s == pytest.approx(lower_bound(trace))
+
+
+def test_a_full_cache_preempts_the_newest_and_computes_it_again() -> None:
+    group = tuple(Shape(10, (200,)) for _ in range(2))
+    learner = LearnerModel(1000.0)
+    engines = (EngineLife("a", replace(MODEL, kv_total=300)),)
+    trace = check(Trace("full", 0, "", 2, 1, 1, 1, 250, engines, learner, (group,)))
+    outcome = Simulator(trace, LeastRequests()).run()
+    assert outcome.preempted == 1
+    assert outcome.preempted_tokens == 10 + 137  # 2 * (10 + 137 + 3) fill the 300 tokens
+    assert outcome.written_tokens == 400
+
+
+class Restless(Policy):
+    """Holds every turn once and lets it go on elsewhere, forwards and backwards."""
+
+    def __init__(self) -> None:
+        self.waiting: list[WaitingTurn] = []
+        self.held: set[str] = set()
+        self.number = 0
+        self.running: list[str] = []
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self.waiting.append(turn)
+
+    def turn_ended(self, rollout: str, context: int, now: float) -> None:
+        self.running.remove(rollout)
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        self.running.remove(rollout)
+        if self.running and self.running[0] not in self.held:
+            self.held.add(self.running[0])
+
+    def decide(self, now: float) -> list[Place | Hold]:
+        decisions: list[Place | Hold] = []
+        for name in [name for name in self.running if name in self.held and self.number < 1000]:
+            self.running.remove(name)
+            self.number += 1000
+            decisions.append(Hold(name))
+        for turn in self.waiting:
+            self.number += 1
+            self.running.append(turn.rollout)
+            decisions.append(Place(turn.rollout, "ab"[self.number % 2]))
+        self.waiting = []
+        return decisions
+
+
+def test_a_turn_that_is_held_goes_on_elsewhere_with_its_tokens() -> None:
+    group = tuple(Shape(10, (20 * n, 5), (0.1,), (3,)) for n in range(1, 5))
+    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL))
+    trace = check(Trace("held", 0, "", 4, 1, 1, 1, 250, engines, LearnerModel(1000.0), (group,)))
+    outcome = Simulator(trace, Restless()).run()
+    assert outcome.holds == 1
+    assert outcome.moves >= 1
+    assert outcome.written_tokens == 220
+    assert not outcome.faults
+
+
+def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
+    engine = ModelledEngine("a", replace(MODEL, kv_total=100, page=1, watermark=0.0))
+    rollouts = [Rollout(f"{n}", n, n, 0, Shape(30, (5, 5), (1.0,), (0,))) for n in range(4)]
+    for rollout in rollouts[:2]:
+        engine.put(rollout)
+    engine.settle()
+    engine.advance(engine.next_event())
+    assert engine.ended() == rollouts[:2]
+    assert [engine.kept(r) for r in rollouts] == [35, 35, 0, 0]
+    engine.put(rollouts[2])
+    engine.settle()
+    engine.advance(engine.next_event())
+    assert [engine.kept(r) for r in rollouts] == [30, 35, 0, 0]
+
+
+def test_the_share_of_rollouts_that_starts_late_is_measured() -> None:
+    figures: Callable[[str], Outcome] = lambda name: run(alone((20, 10)), name)  # noqa: E731
+    assert figures("round_robin").start_spread == 1.0
