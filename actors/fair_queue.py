@@ -18,10 +18,17 @@ class FairQueue:
     """
 
     def __init__(self, places: int) -> None:
-        self._free = places
+        self._places = self._free = places
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[trio.lowlevel.Task]] = {}  # in the order of their turns
         self.waiting = 0
+
+    def resize(self, places: int) -> None:
+        """Have so many places. Holders keep theirs when there are fewer."""
+        if places != self._places:
+            self._free += places - self._places
+            self._places = places
+            self._pass_on()
 
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[None]:
@@ -63,7 +70,7 @@ class FairQueue:
 
     def _pass_on(self) -> None:
         """Free places go to the first who wait under the names whose turn it is; these go to the end of the line."""
-        while self._free:  # with no place free, nobody may take one, and a look at all names would be in vain
+        while self._free > 0:  # with no place free, nobody may take one, and a look at all names would be in vain
             name = next((name for name in self._waiting if self._may_take(name)), None)
             if name is None:
                 return

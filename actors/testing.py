@@ -23,7 +23,8 @@ import trio
 from trio.testing import MockClock
 
 from actors.base import Actor, ActorContext
-from actors.runtime.process import make_links, serve
+from actors.runtime.links import make_links
+from actors.runtime.process import serve
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import Topology

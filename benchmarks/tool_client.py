@@ -23,8 +23,9 @@ import trio
 from actors.base import ActorContext
 from actors.generation.tool_calls import ToolCaller
 from actors.rollout_generator import RolloutGenerator
+from actors.runtime.links import make_links
 from actors.runtime.networks import run_network
-from actors.runtime.process import make_links, received
+from actors.runtime.process import received
 from agent_rl import messages
 from agent_rl.config.load import load_topology
 from agent_rl.environments.load import Environments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -79,9 +79,9 @@ class Links:
             raise ValueError(f"link {link} leads nowhere")
         return {peer: self._connect(peer) for peer in targets}
 
-    def targets(self, link: str) -> Sequence[str]:
-        """The targets of a link, by name."""
-        return sorted(self._links[link].targets)
+    def targets(self, link: str) -> Collection[str]:
+        """The names of a link's targets."""
+        return self._links[link].targets.keys()
 
     def set_targets(self, targets: Mapping[str, Sequence[str]]) -> None:
         """Give links other targets, each by its name. Connections that no link needs any more are closed.
@@ -126,7 +126,6 @@ class Links:
         """Close the connection to a peer. What comes back of it afterwards is lost."""
         self._sending.pop(self._outbound.pop(peer), None)
         self._port.disconnect(peer)
-        self._liveness.forget(peer)
 
     def _will_send(self, outbound: Outbound) -> None:
         self._sending[outbound] = None

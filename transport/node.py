@@ -65,8 +65,12 @@ class Node(Links):
         limits: Limits | None = None,
         on_event: Callable[[LinkEvent], None] = log_event,
         only_expected: bool = False,
+        guests: str = "",
     ) -> None:
-        """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called."""
+        """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called.
+
+        ``guests``: take processes whose names begin so, which the network need not know.
+        """
         limits = limits or Limits()
         super().__init__(name, network.attach(name, incarnation, limits), registry, incarnation, limits, on_event)
         self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
@@ -75,10 +79,16 @@ class Node(Links):
         self._inbound: dict[bytes, Inbound] = {}
         self._inbound_by_name: dict[str, Inbound] = {}
         self._only_expected = only_expected
+        self._guests = guests
         self.faults = Faults(self._report)
         """Of other processes, also those that the port finds."""
         self._changed: dict[Inbound, None] = {}
         self._dispatcher = Dispatcher(self._send_back, self._limits)
+
+    def _disconnect(self, peer: str) -> None:
+        super()._disconnect(peer)
+        if peer not in self._inbound_by_name:
+            self._liveness.forget(peer)
 
     def drain(self) -> None:
         """Tell the peers that this process is about to leave: they send calls elsewhere, and get PeerDraining."""
@@ -242,7 +252,8 @@ class Node(Links):
 
     def _admit(self, identity: bytes) -> Inbound | None:
         who = read_identity(identity)
-        if who is None or not self._port.knows(who[0]):
+        guest = who is not None and bool(self._guests) and who[0].startswith(self._guests)
+        if who is None or not (guest or self._port.knows(who[0])):
             # All strangers are counted under one name, so that they cannot fill the node's memory.
             self.faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
             return None

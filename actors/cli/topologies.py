@@ -78,24 +78,30 @@ def run_files(
     ``begins`` is called when nothing was found wrong. It returns whether to show the results at the end.
     """
     topology = sound_topology(files, overrides, host)
-    from agent_rl.models.hub import HubError, is_hub_name, model_files
     from agent_rl.observe.live import LiveView
     from agent_rl.records.run_directory import summary_file
 
     shows = begins(topology)
     before = summary_file(topology.run.directory)
-    kl = topology.algorithm.kl
-    for name in (topology.model.path, None if kl is None else kl.reference):
-        if name is not None and is_hub_name(name):  # before actors with deadlines wait for it
-            try:
-                model_files(name, complain)
-            except HubError as error:
-                raise Mistake(str(error)) from error
+    fetch_models(topology)
     options = {"display_class": display_class, "again": again, "stopped_exit_code": stopped_exit_code}
     exit_code = supervise(topology, files, overrides, host, LiveView, **options)
     if shows:
         _show_results(topology, host, before, 0 if exit_code == stopped_exit_code else exit_code)
     return exit_code
+
+
+def fetch_models(topology: Topology) -> None:
+    """Fetch models of the hub before actors with deadlines wait for them. Raises Mistake."""
+    from agent_rl.models.hub import HubError, is_hub_name, model_files
+
+    kl = topology.algorithm.kl
+    for name in (topology.model.path, None if kl is None else kl.reference):
+        if name is not None and is_hub_name(name):
+            try:
+                model_files(name, complain)
+            except HubError as error:
+                raise Mistake(str(error)) from error
 
 
 def sound_topology(files: Files, overrides: Sequence[str], host: str | None = None) -> Topology:

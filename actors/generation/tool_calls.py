@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,10 @@ class ToolCaller:
     """The calls of all rollouts of a generator, over its link ``tools``."""
 
     def __init__(self, context: ActorContext, tally: RolloutTally, toolboxes: Toolboxes) -> None:
-        topology = context.topology
-        executors = sum(len(topology.homes(role)) for role in topology.actors[context.role].targets("tools"))
         self._context = context
         self._tally = tally
         self._toolboxes = toolboxes
-        self._places = FairQueue(context.settings.tool_calls_outstanding * executors)
+        self._places = FairQueue(0)
 
     @property
     def waiting(self) -> int:
@@ -85,7 +84,7 @@ class ToolCaller:
             seed=request.seed,
             state=states.setdefault(call.name, b"") if stateful else b"",
         )
-        async with self._places.place(rollout):
+        async with self._place(rollout):
             result: ToolResult = await self._ask("tools", message, message.call, rollout if stateful else None)
         if stateful and result.state is not None:
             states[call.name] = result.state
@@ -97,10 +96,16 @@ class ToolCaller:
 
     async def observe(self, turn: ObserveTurn) -> TurnObserved:
         """The environment's answer to a turn, from any executor. Raises ToolsUnavailableError."""
-        async with self._places.place(turn.rollout):
+        async with self._place(turn.rollout):
             what = f"turn {len(turn.transcript.texts)} of {turn.rollout}"
             answer: TurnObserved = await self._ask("turns", turn, what, None)
         return answer
+
+    def _place(self, rollout: str) -> AbstractAsyncContextManager[None]:
+        """A place in turn. Their number follows that of the executors: hosts with executors may join and leave."""
+        executors = len(self._context.node.targets("tools"))
+        self._places.resize(self._context.settings.tool_calls_outstanding * executors)
+        return self._places.place(rollout)
 
     def end(self, request: RolloutRequest, states: Mapping[str, bytes]) -> None:
         """The rollout has ended: where it called tools with state, tell the executor that has its sessions."""

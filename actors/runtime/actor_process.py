@@ -20,7 +20,6 @@ import trio
 
 from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
-from actors.runtime.roster import written
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Janitor
@@ -44,8 +43,8 @@ class Reports(Protocol):
     def process(self, actor: ActorProcess, state: str) -> None:
         """The process is starting, restarting, stopping or stopped."""
 
-    def incarnations(self) -> Mapping[str, int]:
-        """The known incarnations of all nodes. A new process gets them first."""
+    def lines(self) -> bytes:
+        """The lines about other nodes that a new process gets first."""
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
@@ -244,12 +243,12 @@ class ActorProcess:
             environment=self._plan.environment,
             stderr=self._stderr,
         )
-        self.tell(self._reports.incarnations())
+        self.tell(self._reports.lines())
         return self.child
 
-    def tell(self, incarnations: Mapping[str, int]) -> None:
-        """Send the incarnations of nodes to the process, which needs them to recognise its peers."""
-        if self.child is not None and not self.child.tell(written(incarnations)):
+    def tell(self, lines: bytes) -> None:
+        """Send lines about other nodes to the process, which needs them to find and recognise its peers."""
+        if self.child is not None and not self.child.tell(lines):
             self.kill(f"{self.name} did not read the messages of its supervisor")
 
     def heard(self, status: ActorStatus, incarnation: int) -> None:

@@ -30,6 +30,7 @@ from actors.runtime.actor_process import USER_MISTAKE, ActorProcess, Plan, Repor
 from actors.runtime.children import start_child
 from actors.runtime.lifecycle import describe_exit, drain_order
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
+from agent_rl.config.joining import joined_hosts, may_have_more, with_joined
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.source import TopologyError
@@ -110,6 +111,19 @@ def _about_swap(wanted: SwapWanted, topology: Topology) -> str:
     return ""
 
 
+def _several_by_joining(topology: Topology, role: str) -> str:
+    """Why the class of a role does not fit the hosts that joined; empty: it does. The trial knows the file alone."""
+    hosts = [name for name, host in joined_hosts(topology).items() if role in host.joined]
+    if not hosts or may_have_more(topology, role):
+        return ""
+    what = f"{topology.actors[role].class_path} keeps state of the whole run, so there is exactly one"
+    return f"{what}, and {', '.join(hosts)} joined with {role}; drain what joined first"
+
+
+def _link(supervisor: str) -> str:
+    return f"changes of {supervisor}"
+
+
 class Changes:
     """The changes of the actors that one supervisor's process keeps."""
 
@@ -138,8 +152,9 @@ class Changes:
         self._hosts = tuple(hosts)
         self._is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
-        self._remote = [supervisor_node(host) for host in topology.hosts_in_use if host not in hosts]
-        self._links: list[tuple[str, CallLink]] = []
+        self._node: Node | None = None
+        self._links: dict[str, CallLink] = {}
+        """By supervisor. A supervisor that joined and left keeps a link, which leads nowhere until it joins again."""
         self._actors = actors
         self._again = again
         self._reports = reports
@@ -148,8 +163,7 @@ class Changes:
         self._left: set[str] = set()
         """Hosts whose actors have stopped in order."""
         self._ending = ending
-        watched = [None] if self._is_main else hosts
-        self._starting = dict.fromkeys(name for host in watched for name, _ in actor_nodes(topology, host))
+        self._starting = dict.fromkeys(self._watched)
         self._busy = ""
         self._nursery: trio.Nursery | None = None
         self._janitor: Janitor | None = None
@@ -161,10 +175,38 @@ class Changes:
     def link(self, node: Node) -> None:
         """Open the links to the other supervisors, from the main host's node."""
         if self._is_main and node.name == self._main:
-            self._links = [
-                (name, node.call(f"changes of {name}", [name], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed))
-                for name in self._remote
-            ]
+            self._node = node
+            self._lead_links()
+
+    @property
+    def _remote(self) -> list[str]:
+        """The supervisors of the other processes."""
+        return [supervisor_node(host) for host in self.topology.hosts_in_use if host not in self._hosts]
+
+    @property
+    def _watched(self) -> list[str]:
+        """The actors whose starts count: those of all hosts at the main host, else those of this process."""
+        hosts = self.topology.hosts_in_use if self._is_main else self._hosts
+        return [name for host in hosts for name, _ in actor_nodes(self.topology, host)]
+
+    def _lead_links(self) -> None:
+        assert self._node is not None
+        for name in self._remote:
+            if name not in self._links:
+                self._links[name] = self._node.call(
+                    _link(name), [name], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed
+                )
+        self._node.set_targets({_link(name): [name] if name in self._remote else [] for name in self._links})
+
+    def follow(self, topology: Topology) -> None:
+        """Hosts have joined or left."""
+        before = self._watched
+        self.topology = with_joined(self.topology, joined_hosts(topology))
+        self._starting |= dict.fromkeys(name for name in self._watched if name not in before)
+        for name in set(before) - set(self._watched):
+            self._starting.pop(name, None)
+        if self._node is not None:
+            self._lead_links()
 
     def left(self, node: str) -> None:
         """A node has stopped in order: no change waits for the supervisor of another host that did."""
@@ -234,11 +276,13 @@ class Changes:
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())
         try:
-            topology = load_topology(self._path, keys)
+            topology = with_joined(load_topology(self._path, keys), joined_hosts(self.topology))
             plan = Plan.of(wanted.role, topology)
         except (TopologyError, PluginError, ValidationError) as error:  # the trial read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
+        if joined := _several_by_joining(topology, wanted.role):
+            return Changed((joined,), ())
         done, fault = await self._replace(wanted.role, topology, plan)
         if fault:
             return Changed((fault,), ())
@@ -278,12 +322,12 @@ class Changes:
         from transport import CallFailed, CallTimeout, PeerLost
 
         done: list[str] = []
-        for name, link in self._links:
+        for name in self._remote:
             host = name.removeprefix(supervisor_node(""))
-            if host in self._left or (hosts and host not in hosts):
+            if name not in self._remote or host in self._left or (hosts and host not in hosts):
                 continue
             try:
-                answer: Changed = await link(wanted)
+                answer: Changed = await self._links[name](wanted)
             except (CallFailed, CallTimeout, PeerLost) as error:
                 return [f"{name} did not answer: {error}"], done
             if answer.refused:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from agent_rl.config.addresses import supervisor_node
+from agent_rl.config.addresses import on_tcp, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, RunState
@@ -27,22 +27,38 @@ class OtherHosts:
         self.is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
         self._name = supervisor_node(hosts[0])
-        remote = [supervisor_node(name) for name in topology.hosts_in_use if name not in hosts]
-        self._ended = {name: trio.Event() for name in remote}
+        self._hosts = hosts
+        self._tells = on_tcp(topology)
+        self._ended: dict[str, trio.Event] = {}
+        self._up: set[str] = set()
+        self._node: Node | None = None
         self._tell: list[Callable[[object], None]] = []
+        self.follow(topology)
 
     def __bool__(self) -> bool:
         """Whether the topology has other hosts."""
         return bool(self._ended)
 
+    def follow(self, topology: Topology) -> None:
+        """Hosts have joined or left."""
+        remote = [supervisor_node(name) for name in topology.hosts_in_use if name not in self._hosts]
+        self._ended = {name: self._ended[name] if name in self._ended else trio.Event() for name in remote}
+        if self._node is not None:
+            self._node.set_targets({"run": remote})
+
+    def up(self, supervisor: str) -> None:
+        """A supervisor is heard: the end of the run waits until it has stopped too."""
+        self._up.add(supervisor)
+
     def link(self, node: Node) -> None:
         """Open the announcements: from the main host to all others, from each other host to the main host."""
-        if not self._ended:
+        if not self._tells:
             return
         if not self.is_main:
             self._tell.append(node.announce("status", [self._main]).set)
         elif node.name == self._main:
-            self._tell.append(node.announce("run", list(self._ended)).set)
+            self._node = node
+            self._tell.append(node.announce("run", list(self._ended), growing=True).set)
 
     def heard(self, status: ActorStatus) -> str:
         """Take in another supervisor's status. Returns why the run must end, where that is decided; else empty."""
@@ -72,9 +88,9 @@ class OtherHosts:
             await trio.lowlevel.checkpoint()
             return []
         with trio.move_on_after(TELL_SECONDS if patient else 0):
-            for ended in self._ended.values():
-                await ended.wait()
-        return [name for name, ended in self._ended.items() if not ended.is_set()]
+            for name in self._up & self._ended.keys():
+                await self._ended[name].wait()
+        return [name for name, ended in self._ended.items() if name in self._up and not ended.is_set()]
 
     def _announce(self, message: object) -> None:
         for tell in self._tell:

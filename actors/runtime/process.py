@@ -11,7 +11,6 @@ import argparse
 import os
 import random
 import signal
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,12 @@ from typing import Any
 import structlog
 import trio
 
-from actors.base import Actor, ActorContext, Announce, Call, LinkKind, Push
+from actors.base import Actor, ActorContext
 from actors.engines.base import EngineRefusedError
 from actors.execution.blocking import Watchdog
 from actors.runtime.children import leave_message, message_file
+from actors.runtime.joined_hosts import WORD
+from actors.runtime.links import JoinedTargets, make_links
 from actors.runtime.networks import run_network
 from actors.runtime.roster import read
 from actors.runtime.vacancy import NobodyLeftError, Vacancy
@@ -31,7 +32,8 @@ from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
 from agent_rl.checks.descriptors import raise_descriptor_limit
-from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.addresses import supervisor_node
+from agent_rl.config.joining import read as read_joined
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.source import TopologyError
@@ -83,40 +85,10 @@ MISTAKES = (
     NobodyLeftError,
 )
 STATUS_LINK = "status"
-DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
-    Push: {"window": 256},
-    Call: {"outstanding": 64, "timeout": 60.0},
-    Announce: {},
-}
 
 
 class SupervisorGoneError(Exception):
     """The lifeline closed: the supervisor has ended."""
-
-
-def make_links(node: Node, topology: Topology, role: str, cls: type[Actor], settings: Any) -> dict[str, Any]:
-    """Make the links that the class declares, to the nodes that the topology names."""
-    nodes: dict[str, list[str]] = {}
-    for name, its_role in actor_nodes(topology):
-        nodes.setdefault(its_role, []).append(name)
-    links: dict[str, Any] = {}
-    for name, kind in cls.links.items():
-        if name not in topology.actors[role].links:
-            continue  # an optional link
-        targets = [target for to in topology.actors[role].targets(name) for target in nodes[to]]
-        options = DEFAULT_LINK_OPTIONS[type(kind)] | cls.link_options(name, settings)
-        links[name] = _make_link(node, name, kind, targets, options)
-    return links
-
-
-def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], options: dict[str, Any]) -> Any:
-    match kind:
-        case Push():
-            return node.push(name, targets, **options)
-        case Call():
-            return node.call(name, targets, reply=kind.reply, **options)
-        case Announce():
-            return node.announce(name, targets)
 
 
 def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
@@ -226,9 +198,10 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
     entry = topology.actors[role]
     cls: type[Actor] = resolve("actor", entry.class_path)
     settings = cls.Settings.model_validate(entry.settings)
+    network = run_network(topology, base)
     node = Node(
         arguments.actor,
-        run_network(topology, base),
+        network,
         Registry.of(messages),
         incarnation=arguments.incarnation,
         limits=Limits(lost_after=topology.run.lost_after_seconds),
@@ -246,7 +219,8 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
             await nursery.start(_obey_signals, stopping)
             nursery.start_soon(Watchdog(entry.silent_seconds, message_file()).run)
             if arguments.lifeline is not None:
-                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, log)
+                targets = JoinedTargets(node, network, topology, role, cls)
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, targets, log)
             context = ActorContext(
                 name=arguments.actor,
                 role=role,
@@ -286,8 +260,10 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
                 stopping.set()
 
 
-async def _watch_lifeline(descriptor: int, node: Node, log: structlog.typing.FilteringBoundLogger) -> None:
-    """Read the incarnations of nodes from the lifeline. The lifeline closes when the supervisor ends."""
+async def _watch_lifeline(
+    descriptor: int, node: Node, targets: JoinedTargets, log: structlog.typing.FilteringBoundLogger
+) -> None:
+    """Read joined hosts and incarnations of nodes from the lifeline. The lifeline closes when the supervisor ends."""
     rest = b""
     while True:
         await trio.lowlevel.wait_readable(descriptor)
@@ -296,7 +272,10 @@ async def _watch_lifeline(descriptor: int, node: Node, log: structlog.typing.Fil
             break
         *lines, rest = (rest + some).split(b"\n")
         for line in lines:
-            node.expect(*read(line))
+            if line.startswith(WORD):
+                targets.follow(read_joined(line.removeprefix(WORD).decode()))
+            else:
+                node.expect(*read(line))
     log.error("the supervisor is gone")
     raise SupervisorGoneError
 

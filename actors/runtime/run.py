@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from actors.runtime.interrupts import stop_signals
+from actors.runtime.joined_hosts import with_kept
 from actors.runtime.lifecycle import hosts_to_start
 from actors.runtime.networks import supervisor_network, with_whole_paths
 from actors.runtime.supervise import MIB, Supervisor
@@ -50,6 +51,8 @@ async def run_topology(
     when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
+    if topology.main_host in hosts:
+        topology = with_kept(topology, topology.run.directory)
     base = first_of(files).absolute().parent
     again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None)
     raise_descriptor_limit()

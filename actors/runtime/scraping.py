@@ -13,6 +13,9 @@ from http import HTTPStatus
 import h11
 import trio
 
+from agent_rl.config.topology import Topology
+from agent_rl.records.run_directory import RunRefused
+
 SECONDS = 5.0
 """Seconds a client may take to send its request, and again to read the answer."""
 HEAD_BYTES = 8192
@@ -80,3 +83,14 @@ def _answer(request: h11.Request, text: Callable[[], str]) -> tuple[int, str]:
     if request.target.partition(b"?")[0] != b"/metrics":
         return 404, "there is /metrics\n"
     return (200, text()) if request.method in {b"GET", b"HEAD"} else (405, "only GET and HEAD\n")
+
+
+async def listeners_of(topology: Topology, hosts: Sequence[str]) -> list[trio.SocketListener]:
+    """The listeners for metrics; none unless one of ``hosts`` is the main host, which hears all actors."""
+    run = topology.run
+    if run.metrics_port is None or topology.main_host not in hosts:
+        return []
+    try:
+        return await listen(run.metrics_address, run.metrics_port)
+    except OSError as error:
+        raise RunRefused(f"run.metrics_port: {error.strerror}; choose another port or address") from error

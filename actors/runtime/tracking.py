@@ -21,7 +21,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -258,3 +258,9 @@ async def _end(process: trio.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+def writes_rows(topology: Topology, hosts: Sequence[str]) -> bool:
+    """Whether the filter runs on these hosts and the topology names trackers."""
+    entry = topology.actors.get("roc_filter")
+    return bool(topology.run.trackers) and entry is not None and entry.homes[0] in hosts

@@ -36,10 +36,10 @@ SUMMARY_KEYS = {
 }
 
 
-def start(path: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "actors.cli", "run", str(path), *arguments]
+def start(path: Path, *arguments: str, command: str = "run", **environment: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "actors.cli", command, str(path), *arguments]
     return subprocess.Popen(
-        command,
+        words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

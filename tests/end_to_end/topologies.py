@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from transport import CurveKeys
@@ -121,4 +122,13 @@ def write_two_hosts(folder: Path, ports: tuple[int, int], *, steps: int = 3) -> 
     CurveKeys.generate().save(folder / "cluster.key")
     hosts += '[security]\nkey_file = "cluster.key"\n'
     path.write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts, a="a", b="b"))
+    return path, directory
+
+
+def write_three_hosts(folder: Path, ports: Sequence[int], *, steps: int) -> tuple[Path, Path]:
+    """A generator and an executor on each of the hosts b and c, everything else on a, over loopback TCP with a key."""
+    path, directory = write_two_hosts(folder, (ports[0], ports[1]), steps=steps)
+    c = f'[hosts.c]\naddress = "127.0.0.1"\nbase_port = {ports[2]}\n[security]'
+    text = path.read_text().replace("[security]", c).replace('host = "b"', 'hosts = ["b", "c"]')
+    path.write_text(text)
     return path, directory

@@ -1,0 +1,228 @@
+"""What a supervisor exchanges with the supervisors of other hosts, with hosts that ask to join, and with commands.
+
+::
+
+    HostHello, Incarnations ---> Greetings --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
+    JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
+    SwapWanted, DrainWanted ---> Changes --> processes of actors
+    RunState, status of a supervisor ---> OtherHosts --> Supervision.end
+    status of an actor --------------------------------> Supervision.hear_actor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from actors.runtime import actor_process
+from actors.runtime.actor_process import ActorProcess
+from actors.runtime.changes import CALLS, Changes
+from actors.runtime.greetings import Greetings, Reports
+from actors.runtime.joined_hosts import GUEST, Joined
+from actors.runtime.other_hosts import OtherHosts, is_supervisor
+from actors.runtime.roster import Roster, written
+from agent_rl import messages
+from agent_rl.config.addresses import supervisor_node
+from agent_rl.config.topology import Topology
+from agent_rl.messages import (
+    ActorStatus,
+    Changed,
+    DrainWanted,
+    HostHello,
+    Incarnations,
+    JoinAnswer,
+    JoinedHosts,
+    JoinWanted,
+    RunState,
+    SwapWanted,
+)
+
+if TYPE_CHECKING:
+    import structlog
+
+    from transport import Delivery, LinkEvent, Network
+    from transport.inbound import Inbound
+
+
+class Supervision(actor_process.Reports, Protocol):
+    """The supervisor to which these parts report."""
+
+    def end(self, exit_code: int, reason: str, *, finished: bool = False) -> None:
+        """Begin to end the run on the hosts of this process."""
+
+    def hear_actor(self, status: ActorStatus, sender: Inbound) -> None:
+        """An actor tells its status."""
+
+    def left(self, node: str) -> None:
+        """A node of another process has stopped in order."""
+
+
+class Peers:
+    """The nodes of the supervisor of ``hosts``, and the parts that handle their messages.
+
+    ``path`` is the resolved topology, ``beside`` the file from whose folder relative paths start; ``incarnation`` is
+    that of this process's nodes.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        path: Path,
+        beside: Path,
+        hosts: Sequence[str],
+        actors: Mapping[str, ActorProcess],
+        supervision: Supervision,
+        *,
+        again: str,
+        incarnation: int,
+        ending: trio.Event,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._main = supervisor_node(topology.main_host)
+        self._hosts = tuple(hosts)
+        self._actors = actors
+        self._supervision = supervision
+        self._incarnation = incarnation
+        self._ending = ending
+        self._log = log
+        self.others = OtherHosts(topology, hosts)
+        self._roster = Roster(topology, hosts, incarnation)
+        self._roster.tell_actors = self._tell_actors
+        self._greetings = Greetings(topology, hosts, Reports(self._say_of_host, self._refused, self._roster.heard))
+        self._joined = Joined(topology, hosts, follow=self._follow, say=supervision.say)
+        self.changes = Changes(
+            topology,
+            path,
+            beside,
+            hosts,
+            actors,
+            again=again,
+            reports=supervision,
+            ending=ending,
+            leave=supervision.end,
+        )
+
+    async def open(self, nursery: trio.Nursery, network: Network) -> None:
+        """Listen as the supervisor of each host that this process serves."""
+        from transport import Node, Registry
+
+        registry = Registry.of(messages)
+        for host in self._hosts:
+            node = Node(
+                supervisor_node(host),
+                network,
+                registry,
+                incarnation=self._incarnation,
+                on_event=self._link_event,
+                guests=GUEST,
+            )
+            self.others.link(node)
+            self._joined.link(node, network)
+            self._roster.link(node)
+            self.changes.link(node)
+            await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
+            nursery.start_soon(self._greetings.run, node)
+
+    # What arrives.
+
+    async def _hear(self, delivery: Delivery) -> HostHello | JoinAnswer | Changed | None:
+        """Take in an announcement of an actor or another supervisor; answer a greeting; carry out a change."""
+        sender, message = delivery.sender, delivery.message
+        match message:
+            case HostHello():
+                return self._greetings.heard(sender, message)
+            case JoinWanted():
+                return self._joined.answer(sender, message)
+            case _ if sender.startswith(GUEST):
+                return None
+            case SwapWanted() | DrainWanted():
+                return await self.changes.asked(sender, message)
+            case Incarnations() if is_supervisor(sender):
+                self.others.up(sender)
+                self._joined.up(sender)
+                self.changes.back(sender)
+                self._greetings.told(sender, message)
+            case JoinedHosts() if sender == self._main:
+                self._joined.heard(message)
+            case RunState() if sender == self._main and message.ending:
+                self._supervision.end(message.exit_code, "the learner's host ends the run", finished=message.finished)
+            case ActorStatus() if message.actor == sender:  # an actor reports for itself only
+                if is_supervisor(sender):
+                    self._hear_supervisor(message)
+                else:
+                    self._supervision.hear_actor(message, delivery.inbound)
+        return None
+
+    def _hear_supervisor(self, status: ActorStatus) -> None:
+        why = self.others.heard(status)
+        if self._joined.has_joined(status.actor):
+            if not self._ending.is_set():
+                self._joined.says(status)
+        elif why and not self._greetings.is_refused(status.actor):
+            self._supervision.end(1, why)
+
+    def _link_event(self, event: LinkEvent) -> None:
+        from transport import KeyRefused, PeerLeft
+
+        left = isinstance(event, PeerLeft)
+        if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
+            (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
+        if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host stopped in order
+            self.others.left(event.peer)
+            self._supervision.left(event.peer)
+            self.changes.left(event.peer)
+            if not self._ending.is_set():
+                self._joined.left(event.peer)
+        self._greetings.link_event(event)
+
+    # What is told.
+
+    def starts(self, actor: str, incarnation: int) -> None:
+        """A process of an actor of this host starts."""
+        self._roster.started(actor, incarnation)
+        self.changes.starts(actor)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self._joined.tick(now)
+
+    def lines(self) -> bytes:
+        """The joined hosts, and the known incarnations of all nodes: what a new process is told first."""
+        return self._joined.line() + written(self._roster.incarnations)
+
+    def _tell_actors(self, changed: Mapping[str, int]) -> None:
+        for actor in self._actors.values():
+            actor.tell(written(changed))
+
+    def _follow(self, topology: Topology) -> None:
+        """Hosts have joined or left."""
+        self.others.follow(topology)
+        self._roster.follow(topology)
+        self.changes.follow(topology)
+        for actor in self._actors.values():
+            actor.tell(self._joined.line())
+
+    def _say_of_host(self, text: str) -> None:
+        if not self._ending.is_set():
+            self._supervision.say(text)
+
+    def _refused(self, reason: str) -> None:
+        """The main host has another key, release or topology."""
+        self._supervision.end(2, reason)
+
+    # How the run ends.
+
+    @property
+    def final_words(self) -> list[str]:
+        """What was wrong with other hosts to the end."""
+        return self._greetings.final_words
+
+    async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
+        """Wait until the other hosts know that the run ends. Returns the supervisors that did not confirm it."""
+        unheard = await self.others.leave(exit_code, reason, patient=patient)
+        self._joined.over()
+        return unheard
