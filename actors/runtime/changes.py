@@ -322,7 +322,7 @@ class Changes:
         from transport import CallFailed, CallTimeout, PeerLost
 
         done: list[str] = []
-        for name in self._remote:
+        for name in list(self._links):
             host = name.removeprefix(supervisor_node(""))
             if name not in self._remote or host in self._left or (hosts and host not in hosts):
                 continue
