@@ -50,6 +50,7 @@ CHANGE_SECONDS = 3600.0
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
 TRIAL = "actors.runtime.trial"
+ENDING = "the run is ending; start it again, and then ask again"
 
 
 def changed_keys(wanted: SwapWanted) -> list[str]:
@@ -74,10 +75,14 @@ def why_not(
     ``starting`` are the actors that are not ready, ``busy`` is the change under way, ``left`` are hosts that left.
     """
     if ending:
-        return "the run is ending; start it again, and then ask again"
+        return ENDING
     about = _about_swap(wanted, topology) if isinstance(wanted, SwapWanted) else _about_drain(wanted, topology, left)
     if about:
         return about
+    return _not_now(starting, busy)
+
+
+def _not_now(starting: Sequence[str], busy: str) -> str:
     if starting:
         return f"{', '.join(starting)} has not started yet; ask again when all actors run"
     if busy:
@@ -165,6 +170,8 @@ class Changes:
         self._ending = ending
         self._starting = dict.fromkeys(self._watched)
         self._busy = ""
+        self.keys: list[str] = []
+        """The swaps that were carried out, as ``KEY=VALUE`` of the topology."""
         self._nursery: trio.Nursery | None = None
         self._janitor: Janitor | None = None
 
@@ -216,6 +223,12 @@ class Changes:
     def back(self, node: str) -> None:
         """The supervisor of another host is heard."""
         self._left.discard(node.removeprefix(supervisor_node("")))
+
+    def obstacle(self) -> str:
+        """Why no host can join now, and the remedy; empty: one can. Other hosts may come up later."""
+        if self._ending.is_set():
+            return ENDING
+        return _not_now([name for name in self._starting if name in self._actors], self._busy)
 
     def starts(self, actor: str) -> None:
         """A process of this actor starts."""
@@ -286,6 +299,7 @@ class Changes:
         done, fault = await self._replace(wanted.role, topology, plan)
         if fault:
             return Changed((fault,), ())
+        self.keys += keys
         refused, done_there = await self._ask_others(wanted)
         if refused:
             kept = f"{wanted.role} was swapped on {self._host}, and the hosts named keep the former one; swap it again"

@@ -16,7 +16,7 @@ import importlib.metadata
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import trio
@@ -24,12 +24,12 @@ import trio
 from actors.runtime.networks import STARTING
 from agent_rl import messages
 from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
-from agent_rl.config.agreement import differences, settings_to_agree
+from agent_rl.config.agreement import differences
 from agent_rl.config.topology import Topology
 from agent_rl.messages import HostHello, Incarnations
 
 if TYPE_CHECKING:
-    from transport import LinkEvent, Node
+    from transport import CallLink, LinkEvent, Node
 
 Kind: TypeAlias = Literal["key", "release", "settings", "clock", "silent", "start"]
 CLOCK_SECONDS = 5.0
@@ -42,6 +42,10 @@ ANSWER_SECONDS = 30.0
 KEY_SECONDS = 3.0
 """After so long without an admitted connection, a host ends: the main host has another key."""
 PROBE_SECONDS = 2.0
+
+
+def _link(supervisor: str) -> str:
+    return f"hello {supervisor}"
 
 
 def release() -> str:
@@ -65,24 +69,62 @@ class Reports:
 
 
 class Greetings:
-    """The hosts that other supervisors of the run serve. ``wall``: the clock of this host."""
+    """The hosts that other supervisors of the run serve.
+
+    ``settings``: those that all hosts must have (`settings_to_agree`). ``wall``: the clock of this host.
+    """
 
     def __init__(
-        self, topology: Topology, hosts: Sequence[str], reports: Reports, *, wall: Callable[[], float] = time.time
+        self,
+        topology: Topology,
+        hosts: Sequence[str],
+        settings: dict[str, str],
+        reports: Reports,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        self._topology = topology
+        self._hosts = tuple(hosts)
         self._is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
-        self._others = {supervisor_node(host): host for host in topology.hosts_in_use if host not in hosts}
-        self._addresses = addresses(topology, runtime_directory(topology))
+        self._know(topology)
         self._reports = reports
         self._wall = wall
         self._release = release()
-        self._settings = settings_to_agree(topology)
+        self._settings = settings
         self._admitted: set[str] = set()
         self._told: dict[str, Incarnations] = {}
         self._mistakes: dict[tuple[str, Kind], str] = {}
         self._nursery: trio.Nursery | None = None
+        self._node: Node | None = None
+        self._greeted: dict[str, trio.CancelScope] = {}
+        """The tasks that greet a supervisor."""
+        self._links: dict[str, CallLink] = {}
+
+    def _know(self, topology: Topology) -> None:
+        self._topology = topology
+        self._others = {supervisor_node(host): host for host in topology.hosts_in_use if host not in self._hosts}
+        self._addresses = addresses(topology, runtime_directory(topology))
+
+    def follow(self, topology: Topology) -> None:
+        """Hosts have joined or left. A host that left is forgotten, with its mistakes."""
+        self._know(topology)
+        if self._nursery is not None and self._node is not None:
+            self._greet_all(self._nursery, self._node)
+
+    def _greet_all(self, nursery: trio.Nursery, node: Node) -> None:
+        """Greet all peers of this host that are not greeted yet."""
+        for peer in self._greeted.keys() - self._others.keys():
+            self._greeted.pop(peer).cancel()
+            node.set_targets({_link(peer): []})
+            self._admitted.discard(peer)
+            self._told.pop(peer, None)
+            for of, kind in list(self._mistakes):
+                if of == peer:
+                    self._right(peer, kind)
+        for peer in self._others if self._is_main else [self._main]:
+            if peer not in self._greeted:
+                scope = self._greeted[peer] = trio.CancelScope()
+                nursery.start_soon(self._greet, node, peer, scope)
 
     @property
     def final_words(self) -> list[str]:
@@ -90,8 +132,11 @@ class Greetings:
         return [f"at the end: {text}" for text in self._mistakes.values()]
 
     def is_admitted(self, supervisor: str) -> bool:
-        """Whether the supervisor has the release and the settings of this host. A host that joined was asked then."""
-        return supervisor in self._admitted or supervisor not in self._others
+        """Whether the supervisor has the release and the settings of this host.
+
+        Only the main host and the others greet each other: two others leave it to the main host to refuse either.
+        """
+        return supervisor in self._admitted or not (self._is_main or supervisor == self._main)
 
     def is_refused(self, supervisor: str) -> bool:
         """Whether the supervisor was found to have another release or other settings."""
@@ -110,14 +155,22 @@ class Greetings:
         if node.name != self._main and self._is_main:  # another host of the main host's process
             return
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            for peer in self._others if self._is_main else [self._main]:
-                nursery.start_soon(self._greet, node, peer)
+            self._nursery, self._node = nursery, node
+            self._greet_all(nursery, node)
+            await trio.sleep_forever()  # hosts may join
 
-    async def _greet(self, node: Node, peer: str) -> None:
+    async def _greet(self, node: Node, peer: str, scope: trio.CancelScope) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            link = node.call(_link(peer), [peer], outstanding=1, timeout=ANSWER_SECONDS, reply=HostHello)
+            self._links[peer] = link
+        node.set_targets({_link(peer): [peer]})
+        with scope:
+            await self._greet_over(link, peer)
+
+    async def _greet_over(self, link: CallLink, peer: str) -> None:
         from transport import CallFailed, CallTimeout, PeerLost
 
-        link = node.call(f"hello {peer}", [peer], outstanding=1, timeout=ANSWER_SECONDS, reply=HostHello)
         while True:
             sent = self._wall()
             try:
@@ -146,10 +199,15 @@ class Greetings:
         elif peer in self._others:
             self._right(peer, "start")
             self._compare(peer, theirs)
+        elif self._is_main:
+            return replace(self.hello(), refusal="this host is not one of the run any more; join the run again")
         return self.hello()
 
     def _compare(self, peer: str, theirs: HostHello) -> None:
         self._right(peer, "key")
+        if theirs.refusal:
+            self._reports.refuse(theirs.refusal)
+            return
         if theirs.release != self._release:
             self._other_release(peer, f"{self._release} here and {theirs.release} there")
             return

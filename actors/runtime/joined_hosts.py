@@ -4,7 +4,7 @@
 
     a host that joins --JoinWanted--> main host: refused, with the reason
                                         `-----> numbers for its replicas; kept in the run directory
-                      <--JoinAnswer--------'
+                      <--JoinAnswer--------'    and the swaps that are in force
     main host --JoinedHosts--> all supervisors --lifelines--> actors: their links lead to the new replicas too
 
 A host has left when its supervisor says that it has finished or failed, when it says goodbye, or when it never came.
@@ -17,11 +17,12 @@ import ipaddress
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from actors.runtime.links import joined_addresses
+from actors.runtime.networks import starting_addresses
 from agent_rl.config.addresses import actor_nodes, is_loopback, supervisor_node
 from agent_rl.config.joining import joined_hosts, next_numbers, read, refusal, with_joined, written
 from agent_rl.config.processes import Host
@@ -55,21 +56,36 @@ def as_hosts(told: Sequence[JoinedHost]) -> dict[str, Host]:
     return {each.name: Host(address=each.address, base_port=each.base_port, joined=each.replicas) for each in told}
 
 
+class InForce(Protocol):
+    """The changes of a run under way, as far as a host that joins needs them."""
+
+    topology: Topology
+    """The topology with the swaps."""
+    keys: list[str]
+    """The swaps, as ``KEY=VALUE`` of the topology."""
+
+    def obstacle(self) -> str:
+        """Why no host can join now, and the remedy; empty: one can."""
+
+
 class Joined:
     """The topology with the hosts that joined. The main host's supervisor decides, and tells the others.
 
-    ``follow`` gets each new topology; ``say`` shows a line to the user.
+    ``follow`` gets each new topology; ``say`` shows a line to the user. ``changes`` say what is in force, and why no
+    host can join now.
     """
 
     def __init__(
         self,
         topology: Topology,
         hosts: Sequence[str],
+        changes: InForce,
         *,
         follow: Callable[[Topology], None],
         say: Callable[[str], None],
     ) -> None:
         self.topology = topology
+        self._changes = changes
         self._is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
         self._own = set(hosts)
@@ -111,7 +127,7 @@ class Joined:
         reason = self._refusal(sender, wanted)
         if reason:
             self._say(f"host {wanted.host} at {wanted.address} may not join: {reason}")
-            return JoinAnswer(reason, ())
+            return JoinAnswer(reason, (), ())
         same = self._same(wanted)
         before = joined_hosts(self.topology)
         if same is None or {role: len(numbers) for role, numbers in same.joined.items()} != wanted.replicas:
@@ -124,11 +140,13 @@ class Joined:
         self._expected[wanted.host] = trio.current_time() + START_SECONDS
         nodes = ", ".join(name for name, _ in actor_nodes(self.topology, wanted.host))
         self._say(f"host {wanted.host} joins at {wanted.address}: {nodes}")
-        return JoinAnswer("", self._told())
+        return JoinAnswer("", self._told(), tuple(self._changes.keys))
 
     def _refusal(self, sender: str, wanted: JoinWanted) -> str:
         if not self._is_main or sender != f"{GUEST}{wanted.host}":
             return "hosts join by the supervisor of the learner's host"
+        if obstacle := self._changes.obstacle():
+            return obstacle
         try:
             ipaddress.ip_address(wanted.address)
         except ValueError:
@@ -139,11 +157,10 @@ class Joined:
         differing = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
         if differing:
             return f"its topology is another one, in {', '.join(differing)}; start it with the file of the run"
+        others = joined_hosts(self.topology)
         if self._same(wanted) is not None:  # it found its ports free, so the process that had them has ended
-            without = {name: host for name, host in joined_hosts(self.topology).items() if name != wanted.host}
-            topology = with_joined(self.topology, without)
-        else:
-            topology = self.topology
+            del others[wanted.host]
+        topology = with_joined(self._changes.topology, others)
         host = Host(address=wanted.address, base_port=wanted.base_port)
         return refusal(topology, wanted.host, host, wanted.replicas)
 
@@ -201,6 +218,7 @@ class Joined:
         assert self._network is not None
         self._network.extend(joined_addresses(self.topology))
         if self._is_main:
+            self._network.extend(starting_addresses(joined))
             kept = {"hosts": json.loads(written(joined)), "taken": self._taken}
             with whole(self._file) as partial:
                 partial.write_text(json.dumps(kept) + "\n", encoding="utf-8")

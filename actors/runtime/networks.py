@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,11 @@ def starting_node(host: str) -> str:
     return f"{STARTING}{host}"
 
 
+def starting_addresses(hosts: Iterable[str]) -> dict[str, str]:
+    """The entries of a network by which a supervisor hears hosts that cannot start. Nobody connects to them."""
+    return {starting_node(host): "ipc:///nowhere" for host in hosts}
+
+
 def supervisor_network(topology: Topology, base: Path) -> Network:
     """The network of a supervisor, which also hears hosts that cannot start; raises as `run_network`."""
-    return run_network(topology, base, {starting_node(host): "ipc:///nowhere" for host in topology.hosts_in_use})
+    return run_network(topology, base, starting_addresses(topology.hosts_in_use))

@@ -64,8 +64,8 @@ class Supervision(actor_process.Reports, Protocol):
 class Peers:
     """The nodes of the supervisor of ``hosts``, and the parts that handle their messages.
 
-    ``path`` is the resolved topology, ``beside`` the file from whose folder relative paths start; ``incarnation`` is
-    that of this process's nodes.
+    ``path`` is the resolved topology, ``beside`` the file from whose folder relative paths start, ``agreed`` the
+    settings that all hosts must have (`settings_to_agree`); ``incarnation`` is that of this process's nodes.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Peers:
         supervision: Supervision,
         *,
         again: str,
+        agreed: dict[str, str],
         incarnation: int,
         ending: trio.Event,
         log: structlog.typing.FilteringBoundLogger,
@@ -92,8 +93,8 @@ class Peers:
         self.others = OtherHosts(topology, hosts)
         self._roster = Roster(topology, hosts, incarnation)
         self._roster.tell_actors = self._tell_actors
-        self._greetings = Greetings(topology, hosts, Reports(self._say_of_host, self._refused, self._roster.heard))
-        self._joined = Joined(topology, hosts, follow=self._follow, say=supervision.say)
+        reports = Reports(self._say_of_host, self._refused, self._roster.heard)
+        self._greetings = Greetings(topology, hosts, agreed, reports)
         self.changes = Changes(
             topology,
             path,
@@ -105,6 +106,7 @@ class Peers:
             ending=ending,
             leave=supervision.end,
         )
+        self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
@@ -202,6 +204,7 @@ class Peers:
         """Hosts have joined or left."""
         self.others.follow(topology)
         self._roster.follow(topology)
+        self._greetings.follow(topology)
         self.changes.follow(topology)
         for actor in self._actors.values():
             actor.tell(self._joined.line())

@@ -17,6 +17,7 @@ from actors.runtime.networks import supervisor_network, with_whole_paths
 from actors.runtime.supervise import MIB, Supervisor
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import actor_nodes, addresses, control_address, runtime_directory, supervisor_node
+from agent_rl.config.agreement import settings_to_agree
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import sweep
@@ -41,12 +42,14 @@ async def run_topology(
     view_class: type[LiveView] = LiveView,
     display_class: Callable[[LiveView, SteadyConsole, Callable[[Exception], object]], Display] = Display,
     again: str = "",
+    agreed: dict[str, str] | None = None,
     stopped_exit_code: int = 0,
 ) -> int:
     """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
 
     ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws what
     ``display_class`` shows. ``again`` is the command that continues the run, when that is not ``agent-rl run``.
+    ``agreed``: the settings that all hosts must have, where a swap changed them (None: those of ``topology``).
     ``stopped_exit_code`` is the exit code where the run was stopped in order before it was finished. Raises RunRefused
     when the run cannot start.
     """
@@ -98,6 +101,7 @@ async def run_topology(
             start=next_start(directory, hosts),
             epoch=epoch,
             again=again,
+            agreed=settings_to_agree(topology) if agreed is None else agreed,
             stopped_exit_code=stopped_exit_code,
         )
         network = supervisor_network(topology, base)

@@ -74,6 +74,7 @@ class Supervisor:
         start: int,
         epoch: float,
         again: str,
+        agreed: dict[str, str],
         stopped_exit_code: int,
     ) -> None:
         self._topology = topology
@@ -125,6 +126,7 @@ class Supervisor:
             self._actors,
             self,
             again=again,
+            agreed=agreed,
             incarnation=incarnation,
             ending=self._ending,
             log=log,

@@ -109,10 +109,14 @@ class JoinWanted:
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """Why a host may not join; or, with an empty ``refusal``, all hosts that joined, the asking one included."""
+    """Why a host may not join; or, with an empty ``refusal``, all hosts that joined, the asking one included.
+
+    ``changes``: the swaps since the run began, as ``KEY=VALUE`` of the topology.
+    """
 
     refusal: str
     hosts: tuple[JoinedHost, ...]
+    changes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

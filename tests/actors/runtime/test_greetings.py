@@ -15,10 +15,13 @@ from trio.testing import MockClock
 from actors.runtime.greetings import AGAIN_SECONDS, KEY_SECONDS, Greetings, Reports, release
 from actors.runtime.networks import starting_node
 from agent_rl import messages
+from agent_rl.config.agreement import settings_to_agree
+from agent_rl.config.joining import with_joined
 from agent_rl.config.load import load_topology
+from agent_rl.config.processes import Host as HostEntry
 from agent_rl.config.topology import Topology
 from agent_rl.messages import HostHello, Incarnations
-from tests.end_to_end.topologies import write_two_hosts
+from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
 from transport import KeyRefused, MalformedFrames, MemoryNetwork, Node, PeerReplaced, Registry, Unauthenticated
 
 TOLD = Incarnations({"rollout_generator.0": 7})
@@ -34,7 +37,9 @@ class Host:
         self.admitted: list[str] = []
         self.clock = clock
         reports = Reports(self.said.append, self.refused.append, lambda sender, _: self.admitted.append(sender))
-        self.greetings = Greetings(topology, [name], reports, wall=lambda: 1e9 + trio.current_time() + self.clock)
+        self.greetings = Greetings(
+            topology, [name], settings_to_agree(topology), reports, wall=lambda: 1e9 + trio.current_time() + self.clock
+        )
 
     async def run(self, network: MemoryNetwork, nursery: trio.Nursery) -> None:
         async def hear(delivery: Any) -> HostHello | None:
@@ -77,6 +82,43 @@ def test_hosts_of_one_release_and_topology_are_admitted_and_their_actors_told_of
     assert [*a.refused, *b.refused, *b.said] == []
     assert a.greetings.final_words == []
     assert a.greetings.is_admitted("supervisor.b")
+
+
+def test_hosts_that_do_not_greet_each_other_take_the_actors_of_the_other(tmp_path: Path) -> None:
+    three = load_topology(write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)[0])
+    b = Host("b", three)
+    for sender in ("supervisor.a", "supervisor.c"):
+        b.greetings.told(sender, TOLD)
+    assert b.admitted == ["supervisor.c"]
+
+
+def test_a_host_that_joins_is_greeted_and_one_that_left_is_forgotten(path: Path) -> None:
+    topology = load_topology(path)
+    joined = {"d": HostEntry(address="10.0.0.9", base_port=6000, joined={"tool_executor": (1,)})}
+    a, b, d = Host("a", topology), Host("b", topology), Host("d", with_joined(topology, joined), clock=30.0)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            network = MemoryNetwork()
+            for host in (a, b):
+                await host.run(network, nursery)
+            await trio.sleep(1.0)
+            a.greetings.follow(with_joined(topology, joined))
+            await d.run(network, nursery)
+            await trio.sleep(3.0)
+            assert a.admitted == ["supervisor.b", "supervisor.d"]
+            assert d.greetings.is_admitted("supervisor.a")
+            assert [text for text in a.greetings.final_words if "clock of host d" in text]
+            a.greetings.follow(topology)
+            assert not a.greetings.is_admitted("supervisor.d")
+            assert a.greetings.final_words == []
+            assert d.refused == []
+            await trio.sleep(AGAIN_SECONDS)
+            assert d.refused == ["this host is not one of the run any more; join the run again"]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert [*a.refused, *b.refused] == []
 
 
 def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(path: Path) -> None:

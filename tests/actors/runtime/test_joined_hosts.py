@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ from tests.agent_rl.config.test_joining import topology
 from transport import MemoryNetwork, Node, Registry
 
 
+@dataclass
+class StandIn:
+    """The changes of the run."""
+
+    topology: Topology
+    keys: list[str] = field(default_factory=list)
+    why_not: str = ""
+
+    def obstacle(self) -> str:
+        return self.why_not
+
+
 class Main:
     """The main host's side, and what it said and told."""
 
@@ -30,7 +43,8 @@ class Main:
         self.followed: list[Topology] = []
         self.topology = topology(run={"name": "joined", "directory": str(directory)})
         kept = with_kept(self.topology, directory)
-        self.joined = Joined(kept, ["a"], follow=self.followed.append, say=self.said.append)
+        self.changes = StandIn(self.topology)
+        self.joined = Joined(kept, ["a"], self.changes, follow=self.followed.append, say=self.said.append)
         network = MemoryNetwork()
         self.node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
         self.joined.link(self.node, network)
@@ -127,6 +141,16 @@ def test_who_may_not_join_is_told_why_and_so_is_the_user(run: Any) -> None:
     run(test)
 
 
+def test_nobody_joins_while_the_run_starts_or_ends_and_swaps_reach_who_joins(run: Any) -> None:
+    def test(main: Main) -> None:
+        main.changes.why_not = "the run is ending"
+        assert main.asks("d", tool_executor=1).refusal == "the run is ending"
+        main.changes.why_not, main.changes.keys = "", ['actors.tool_executor.class="x:Y"']
+        assert main.asks("d", tool_executor=1).changes == ('actors.tool_executor.class="x:Y"',)
+
+    run(test)
+
+
 def test_a_main_host_that_was_killed_remembers_who_had_joined(run: Any, tmp_path: Path) -> None:
     def test(main: Main) -> None:
         main.asks("d", tool_executor=1)
@@ -145,7 +169,7 @@ def test_other_hosts_follow_the_main_host(tmp_path: Path, run: Any) -> None:
     def test(main: Main) -> None:
         answer = main.asks("d", tool_executor=1)
         followed: list[Topology] = []
-        other = Joined(main.topology, ["b"], follow=followed.append, say=main.said.append)
+        other = Joined(main.topology, ["b"], main.changes, follow=followed.append, say=main.said.append)
         other.link(Node("supervisor.b", MemoryNetwork(), Registry.of(messages), incarnation=1), MemoryNetwork())
         other.heard(JoinedHosts(answer.hosts))
         other.heard(JoinedHosts(answer.hosts))
