@@ -43,7 +43,19 @@ from benchmarks.transport_messages import (
     random_text,
     trajectories,
 )
-from transport import Delivery, Limits, Node, ZmqNetwork, decode, encode, keep_freed_memory
+from transport import (
+    Delivery,
+    Limits,
+    LinkEvent,
+    Node,
+    PeerBack,
+    PeerLeft,
+    ZmqNetwork,
+    decode,
+    encode,
+    keep_freed_memory,
+)
+from transport.errors import log_event
 
 LIMITS = Limits(silent_after=60.0)
 LOAD = 0.1
@@ -86,7 +98,7 @@ def addresses(directory: Path) -> dict[str, str]:
 
 def receive_pushes(directory: Path, _size: Size) -> None:
     """A node that handles until it is terminated."""
-    node = Node("receiver", ZmqNetwork(addresses(directory)), REGISTRY, incarnation=0, limits=LIMITS)
+    node = Node("receiver", ZmqNetwork(addresses(directory)), REGISTRY, incarnation=0, limits=LIMITS, on_event=_report)
     trio.run(node.run, Receiver().handle)
 
 
@@ -146,11 +158,16 @@ def bare_sender(size: Size, directory: Path) -> Iterator[Callable[[float], float
 async def sending(directory: Path) -> AsyncIterator[Node]:
     """A node that runs; each is a new process to its peers."""
     network = ZmqNetwork(addresses(directory))
-    node = Node("sender", network, REGISTRY, incarnation=time.monotonic_ns(), limits=LIMITS)
+    node = Node("sender", network, REGISTRY, incarnation=time.monotonic_ns(), limits=LIMITS, on_event=_report)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run, _ignore)
         yield node
         nursery.cancel_scope.cancel()
+
+
+def _report(event: LinkEvent) -> None:
+    if not isinstance(event, PeerLeft | PeerBack):  # senders come and go, one for each measurement
+        log_event(event)
 
 
 async def _ignore(_delivery: Delivery) -> None:

@@ -59,6 +59,10 @@ class TimedLink:
         self.calls[request.call] = (begun, time.monotonic(), result)
         return result
 
+    async def until_reachable(self) -> None:
+        """Wait for an executor."""
+        await self.link.until_reachable()
+
 
 class Client:
     """One generator's tool calls."""
