@@ -99,7 +99,7 @@ class Learner(Actor):
 
     async def start(self) -> None:
         """Load the newest whole checkpoint, or the model that the run starts from. Then start to walk the recipe."""
-        self._model = TrainedModel(self.context)
+        self._model = self._make_model()
         self._position, kept = await self._model.load()
         self._watched = kept.get("watch")
         self._watch = CollapseWatch(Collapse(), self._watched)
@@ -123,6 +123,9 @@ class Learner(Actor):
         self._idle_seconds = 0.0
         self._trained_tokens = 0
         self.context.nursery.start_soon(self._walk)
+
+    def _make_model(self) -> TrainedModel:
+        return TrainedModel(self.context)
 
     async def stop(self) -> None:
         """Finish the current step and save a checkpoint."""

@@ -2,6 +2,7 @@
 
     agent-rl bench chaos --faults 200 --seed 0        # about 10 runs of the shortened quickstart
     agent-rl bench chaos --faults 10 --short          # one run of a tiny model, without a twin
+    agent-rl bench chaos --faults 10 --scripted       # one run without a model, with scripted turns
     agent-rl bench chaos --faults 200 --hosts         # over three hosts, whose links fail too
     agent-rl bench chaos --each-once                  # SIGKILL to each process once, in turn, and the twin
 
@@ -27,16 +28,25 @@ from pathlib import Path
 
 import trio
 
+from actors.filter.stored import decode_stored
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.records.opening import read_journal
-from benchmarks.chaos.accounting import Ended, figures_of, read_accounts, seconds_lost
+from benchmarks.chaos.accounting import (
+    Ended,
+    figures_of,
+    read_accounts,
+    seconds_lost,
+    wrong_prompts,
+    wrongly_trained,
+)
 from benchmarks.chaos.cluster import cluster_overrides, one_host, three_hosts
 from benchmarks.chaos.doing import Chaos
 from benchmarks.chaos.plan import NETWORK, Fault, Kind, Moment, each_once, in_order, make_plan
 from benchmarks.chaos.recording import Record, read_turns
-from benchmarks.chaos.sight import Sight
+from benchmarks.chaos.scripted import read_trained, write_model
+from benchmarks.chaos.sight import REPORTS_OF_BLUR, Sight
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.machines import unavailable
 from benchmarks.reporting import print_figures, print_table
@@ -66,8 +76,22 @@ TINY = (
     "stages.3.problems=20",
     "run.checkpoint_every=5",
 )
+SCRIPTED = (
+    "algorithm.groups_per_step=2",
+    "algorithm.samples=4",
+    "algorithm.keep=2",
+    "stages.0.steps=60",
+    "stages.1.problems=8",
+    "stages.2.max_response_tokens=120",
+    "stages.3.problems=8",
+    "run.checkpoint_every=2",
+    "run.status_seconds=0.2",
+    "actors.learner.class=benchmarks.chaos.scripted:ScriptedLearner",
+    "actors.rollout_generator.settings.max_rollouts=8",
+)
 STEPS_PER_FAULT = 12
 """Steps of reinforcement learning that a tiny run has for each fault. Another run takes the faults that are left."""
+SCRIPTED_STEPS_PER_FAULT = 5
 PER_RUN = 16
 """Faults that a run of the shortened quickstart has room for."""
 RESTARTS = 1000
@@ -90,22 +114,32 @@ class Options:
     """The whole quickstart."""
     short: bool = False
     """A tiny model, and no twin."""
+    scripted: bool = False
+    """No model: scripted turns, a learner that notes down what it is trained on, shorter faults, and no twin."""
     hosts: bool = False
     """Three hosts with networks and disks of their own, in namespaces. Needs root, ``ip``, ``tc`` and ``nsenter``."""
-    twins: int = 3
-    """How many of the runs are repeated without faults."""
+    twins: int | None = None
+    """How many of the runs are repeated without faults; by default 3, and none of a tiny or a scripted run."""
     plan: bool = False
     """Print the plan alone."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
+    @property
+    def one_run(self) -> bool:
+        """Whether all faults come in one run."""
+        return self.short or self.scripted
+
 
 def topology_overrides(options: Options) -> list[str]:
     """Settings of every run."""
-    short = [*TINY, f"stages.2.steps={STEPS_PER_FAULT * options.faults}"]
-    roles = load_topology(EXAMPLE).actors
-    restarts = [f"actors.{role}.restarts={RESTARTS}" for role in roles]
-    return [*(() if options.full else short if options.short else SHORTENED), *restarts, *options.overrides]
+    size: Sequence[str] = () if options.full else SHORTENED
+    if options.scripted:
+        size = [*SCRIPTED, f"stages.2.steps={SCRIPTED_STEPS_PER_FAULT * options.faults}"]
+    elif options.short:
+        size = [*TINY, f"stages.2.steps={STEPS_PER_FAULT * options.faults}"]
+    restarts = [f"actors.{role}.restarts={RESTARTS}" for role in load_topology(EXAMPLE).actors]
+    return [*size, *restarts, *options.overrides]
 
 
 def kinds_of(options: Options) -> list[Kind]:
@@ -126,22 +160,28 @@ async def run_once(
     """One run with as many of the faults as fit into it; what is known of it, and the faults that are left."""
     began = time.monotonic()
     record = folder / "record"
-    generator = "benchmarks.chaos.recording:RecordingGenerator"
-    settings = [*overrides, f"actors.rollout_generator.class={generator}"]
+    generator = "scripted:ScriptedGenerator" if options.scripted else "recording:RecordingGenerator"
+    settings = [*overrides, f"actors.rollout_generator.class=benchmarks.chaos.{generator}"]
     settings.append(f"actors.rollout_generator.settings.record={record}")
-    stages = load_topology(EXAMPLE, overrides).stages
+    if options.scripted:
+        settings.append(f'model={{path="{write_model(folder / "model")}"}}')
+        settings.append(f"actors.learner.settings.hurry={folder / 'hurry'}")
+    topology = load_topology(EXAMPLE, settings)
+    stages = topology.stages
     small = any(fault.kind is Kind.DISK for fault in faults)
     with ExitStack() as stack:
         if options.hosts:
             cluster = stack.enter_context(three_hosts(EXAMPLE, folder, settings, small=small))
         else:
             cluster = stack.enter_context(one_host(EXAMPLE, "local", folder, settings, small=small))
-        sight = Sight(cluster.directory, [stage.kind for stage in stages], cluster.logs)
+        kinds = [stage.kind for stage in stages]
+        sight = Sight(cluster.directory, kinds, cluster.logs, blur=REPORTS_OF_BLUR * topology.run.status_seconds)
         chaos = Chaos(cluster, sight, Record(record))
         try:
             for host in cluster.hosts.values():
                 await host.start()
             left = await chaos.go(faults)
+            (folder / "hurry").touch()
             for host in cluster.hosts.values():
                 host.everyone()
             await chaos.finish(RUN_SECONDS)
@@ -155,8 +195,11 @@ async def run_once(
         journal = read_journal(cluster.directory)
         try:
             accounts = read_accounts(journal, len(stages))
+            wrong = wrong_prompts(journal, topology, EXAMPLE.parent, decode_stored)
+            lost, again = wrongly_trained(journal, read_trained(cluster.directory)) if options.scripted else ((), ())
         finally:
             journal.close()
+        accounts = replace(accounts, lost=(*accounts.lost, *wrong, *lost), repeated=(*accounts.repeated, *again))
         summary = json.loads((cluster.directory / "summary.json").read_text())
         behind = [line for host in cluster.hosts.values() for line in host.left_behind()]
         turns = read_turns(record.read_text().splitlines() if record.exists() else ())
@@ -167,7 +210,8 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
     """Run after run until no fault is left; the first of them with their twins."""
     ended: list[Ended] = []
     queue = list(plan)
-    per_run = options.faults if options.short else PER_RUN
+    per_run = options.faults if options.one_run else PER_RUN
+    twins = options.twins if options.twins is not None else 0 if options.one_run else 3
     while queue:
         seeded = [*overrides, f"run.seed={options.seed + len(ended)}"]
         with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
@@ -178,7 +222,7 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
             if not run.done:  # their moments do not come
                 left = [replace(fault, moment=Moment.STEP) for fault in left]
             queue = [*left, *queue[per_run:]]
-            if len(ended) < options.twins and not options.short:
+            if len(ended) < twins:
                 twin, _ = await run_once(options, folders[1], seeded, ())
                 run = replace(run, twin=twin.summary)
             ended.append(run)
@@ -188,8 +232,8 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
 def same_again(options: Options) -> str:
     """The command that repeats the plan."""
     words = ["agent-rl", "bench", "chaos", "--faults", str(options.faults), "--seed", str(options.seed)]
-    flags = {"short": options.short, "hosts": options.hosts, "full": options.full, "each-once": options.each_once}
-    words += [f"--{name}" for name, given in flags.items() if given]
+    flags = ("short", "scripted", "hosts", "full", "each_once")
+    words += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
     return shlex.join([*words, *(["--kinds", *options.kinds] if options.kinds else [])])
 
 
@@ -200,11 +244,12 @@ def main(options: Options) -> int:
         raise WrongOptions(f"--hosts: {why}")
     topology = load_topology(EXAMPLE, [*overrides, *(cluster_overrides(Path()) if options.hosts else ())])
     homes = {actor: host for host in topology.hosts_in_use for actor, _ in actor_nodes(topology, host)}
-    per_run = options.faults if options.short else PER_RUN
+    per_run = options.faults if options.one_run else PER_RUN
     if options.each_once:
         plan = each_once(homes)
     else:
-        plan = make_plan(options.seed, options.faults, homes, per_run=per_run, kinds=kinds_of(options))
+        kinds, quick = kinds_of(options), options.scripted
+        plan = make_plan(options.seed, options.faults, homes, per_run=per_run, kinds=kinds, quick=quick)
     if options.plan:
         print(*plan, sep="\n")
         return 0

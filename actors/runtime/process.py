@@ -66,7 +66,6 @@ from transport import (
 )
 
 USER_MISTAKE = 3
-STATUS_SECONDS = 0.5
 MISTAKES = (
     IsolationError,
     ControlGroupsError,
@@ -118,13 +117,13 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             await ready.wait()
         return await actor.handle(delivery.message)
 
-    failed = False
+    failed, seconds = False, context.topology.run.status_seconds
 
     async def report() -> None:
         while not failed:
             status = actor.status() if ready.is_set() else ("starting", ActorFigures())
             _announce(status_link, actor, *status, missing=vacancy.text)
-            await trio.sleep(STATUS_SECONDS)  # the rate at which the display gets figures; nothing waits for this loop
+            await trio.sleep(seconds)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:
         await node_nursery.start(

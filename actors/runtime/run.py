@@ -81,7 +81,13 @@ async def run_topology(
         stack.enter_context(socket_directory(runtime, sockets))
         stages = [stage.name for stage in topology.stages]
         epoch = read_epoch()
-        timeline = TimelineFile(directory, trio.current_time(), run_clock(epoch), limit=topology.run.timeline_mib * MIB)
+        timeline = TimelineFile(
+            directory,
+            trio.current_time(),
+            run_clock(epoch),
+            limit=topology.run.timeline_mib * MIB,
+            shortest=2 * topology.run.status_seconds,
+        )
         stack.enter_context(closing(timeline))
         view = view_class(topology.run.name, actors, stages, trio.current_time())
         silenced = partial(log.warning, "the display falls silent")

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -53,7 +54,7 @@ class TrainedModel:
         self._busy_seconds = 0.0
         self._began: float | None = None
         self._saving_seconds = 0.0
-        self.store, self._claim = _store(context)
+        self.store, self._claim = _store(context, self._write)
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
         self._references = context.directory / "reference"
         self.publisher = Publisher(context, self.store, context.log)
@@ -103,6 +104,12 @@ class TrainedModel:
             self.trainer.restore, lambda fault: context.log.warning("damaged checkpoint", fault=fault)
         )
         return restored or (Position(0, 0, 0), {})
+
+    @staticmethod
+    def _write(weights: Any, path: Path) -> None:
+        from agent_rl.learning.trainer import write_weights
+
+        write_weights(weights, path)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in torch's only thread, without blocking the event loop."""
@@ -224,16 +231,16 @@ def refuse_unavailable(context: ActorContext) -> None:
         context.log.warning("this transfer method has not been tested on a GPU", weights_in=way)
 
 
-def _store(context: ActorContext) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
+def _store(
+    context: ActorContext, write: Callable[[Any, Path], None]
+) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
     """The store for published policies, and the claim that keeps its directory while this process lives."""
-    from agent_rl.learning.trainer import write_weights
-
     topology, settings = context.topology, context.settings
     if settings.weights_in in transfer.BACKENDS:
         address = topology.hosts[topology.actors[context.role].homes[0]].address
         return KeptWeights(context, settings.weights_in, address, settings.device, context.log), None
     fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
     if settings.weights_in == "run_directory":
-        return PublishedWeights(context.directory / "weights", write_weights, fetched=fetched), None
+        return PublishedWeights(context.directory / "weights", write, fetched=fetched), None
     directory, claim = host_directory("published", run_digest(topology))
-    return PublishedWeights(directory, write_weights, fetched=fetched), claim
+    return PublishedWeights(directory, write, fetched=fetched), claim

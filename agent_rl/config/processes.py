@@ -58,6 +58,8 @@ class Run(Part):
     give_up_minutes: PositiveFloat | None = None
     """The run ends when some actor has had no generator, executor, filter or learner to send to for so long. None: the
     actor waits for ever."""
+    status_seconds: float = Field(default=0.5, gt=0, le=1)
+    """How often an actor reports its figures. A row of ``timeline.jsonl`` covers two reports, and more in long runs."""
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without progress, the run prints which actor waits for what, and goes on."""
     trackers: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from agent_rl.messages import ActorStatus
 
 FILE = "timeline.jsonl"
 SHORTEST_ROW = 1.0
-"""Seconds."""
+"""Seconds, when actors report as often as by default."""
 ROWS_PER_DOUBLING = 600
 """Rows cover more seconds as the run goes on, so that a day takes a few thousand rows."""
 
@@ -47,8 +47,9 @@ class _Seen:
 class Timeline:
     """Turns the totals of statuses into shares. ``now`` is in seconds of any monotonic clock."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, shortest: float = SHORTEST_ROW) -> None:
         self._began = self._row_began = now
+        self._shortest = shortest
         self._seen: dict[str, _Seen] = {}
 
     def observe(self, status: ActorStatus, now: float) -> None:
@@ -67,7 +68,7 @@ class Timeline:
 
     def due(self, now: float) -> bool:
         """Whether a row is due."""
-        return now - self._row_began >= max(SHORTEST_ROW, (now - self._began) / ROWS_PER_DOUBLING)
+        return now - self._row_began >= max(self._shortest, (now - self._began) / ROWS_PER_DOUBLING)
 
     def row(self, now: float, wall: float) -> dict[str, Any]:
         """The statuses since the last row; ``wall`` is the end of the row in seconds since the epoch."""
@@ -95,9 +96,19 @@ class Timeline:
 class TimelineFile:
     """Appends the rows to a run directory's file, as statuses come in."""
 
-    def __init__(self, directory: Path, now: float, wall: Callable[[], float], limit: float = math.inf) -> None:
-        """A file that reaches ``limit`` bytes is replaced by a new one; the previous file is kept (`LossyLines`)."""
-        self._timeline = Timeline(now)
+    def __init__(
+        self,
+        directory: Path,
+        now: float,
+        wall: Callable[[], float],
+        limit: float = math.inf,
+        shortest: float = SHORTEST_ROW,
+    ) -> None:
+        """A file that reaches ``limit`` bytes is replaced by a new one; the previous file is kept (`LossyLines`).
+
+        ``shortest``: the seconds that a row covers at least.
+        """
+        self._timeline = Timeline(now, shortest)
         self._lines = LossyLines(directory / FILE, limit)
         self._wall = wall
         self._cores = len(os.sched_getaffinity(0))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from agent_rl.config.topology import Topology
+from agent_rl.environments.load import Environments
 from agent_rl.groups.instructions import TOO_FEW_ROLLOUTS
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
@@ -73,6 +76,35 @@ def read_accounts(journal: Journal, stages: int) -> Accounts:
     return Accounts(tuple(lost), tuple(repeated), audit_journal(journal).balanced)
 
 
+def wrong_prompts(journal: Journal, topology: Topology, base: Path, decode: Callable[[bytes], Any]) -> list[str]:
+    """Groups whose prompt is not that of their number: a prompt that is lost, or trained twice, moves all others.
+
+    ``base``: the directory of the topology file. ``decode`` reads what the journal holds of a group.
+    """
+    tasks = Environments(topology, base).tasks()
+    wrong = []
+    for at, stage in enumerate(topology.stages):
+        for group in journal.groups(stage=at, states=STATES):
+            if group.purpose == "train":
+                right = tasks.problem(at, group.number)
+            else:
+                right = tasks.evaluation(group.number % (stage.problems if stage.kind == "evaluate" else 1 << 62))
+            if decode(group.opened).problem.id != right.id:
+                wrong.append(f"{group.id} asks {decode(group.opened).problem.id}, and its number is that of {right.id}")
+    return wrong
+
+
+def wrongly_trained(journal: Journal, trained: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Groups of the journal's steps that the model was not trained on, and those that it was trained on again.
+
+    ``trained``: all groups that a scripted model was trained on, as its last checkpoint has them.
+    """
+    times, recorded = Counter(trained), {group for step in journal.steps() for group in step.groups}
+    lost = [f"the model was not trained on {group}" for group in sorted(recorded - times.keys())]
+    again = [f"the model was trained {count} times on {group}" for group, count in times.items() if count > 1]
+    return lost, again + [f"the model was trained on {group} of no step" for group in sorted(times.keys() - recorded)]
+
+
 def _twice(found: Iterable[Any]) -> list[Any]:
     seen: set[Any] = set()
     return [each for each in found if each in seen or seen.add(each)]  # type: ignore[func-returns-value]
@@ -118,6 +150,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
 
 
+def _besides_engine(done: Done) -> float:
+    """The seconds lost, without those until the next process of a killed generator ran."""
+    engine = any(victim.startswith("rollout_generator.") for victim in done.fault.victims)
+    return done.lost - (done.starting if engine and done.starting is not None else 0.0)
+
+
 def seconds_lost(done: Sequence[Done]) -> list[tuple[str, int, float, float, float, float]]:
     """By kind, and for single kills by role: how many faults; median, 95th percentile and most seconds lost; and the
     median of the seconds from the end of a process until its successor ran (NaN where that is not known).
@@ -151,6 +189,7 @@ def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
         "chaos.regenerated_turns_over_in_flight": again / in_flight if in_flight else float(again > 0),
         "chaos.p95_s": percentile([each.lost for each in done if not is_heavy(each)], 0.95),
         "chaos.p95_heavy_s": percentile([each.lost for each in done if is_heavy(each)], 0.95),
+        "chaos.p95_besides_engine_s": percentile([_besides_engine(each) for each in done if not is_heavy(each)], 0.95),
         "chaos.left_behind": sum(len(run.left) for run in runs),
         "chaos.seconds": sum(run.seconds for run in runs),
         "chaos.success_within_noise": None if agree is None else int(agree),

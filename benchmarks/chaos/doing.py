@@ -181,7 +181,7 @@ class Chaos:
         while time.monotonic() < over + RECOVERY_SECONDS:
             self._look()
             for victim in set(fault.victims) - back.keys():
-                at = work_seen(self._sight.rows, victim, hit, over)
+                at = work_seen(self._sight.rows, victim, hit, over, self._sight.blur)
                 if at is not None:
                     back[victim] = at
             if len(back) == len(set(fault.victims)):

@@ -37,6 +37,8 @@ class Host:
         self._shared = set(SHARED_MEMORY.glob("*"))
         self._everyone: dict[int, str] = {}
         """Every process that was seen, with the time at which it was started: numbers of processes are used again."""
+        self._groups: set[Path] = set()
+        """The control groups that were seen: the run links to them from its temporary files."""
 
     @property
     def output(self) -> str:
@@ -82,8 +84,11 @@ class Host:
             os.close(descriptor)
 
     def everyone(self) -> list[int]:
-        """The supervisor and all processes below it; they are remembered."""
+        """The supervisor and all processes below it; they and their control groups are remembered."""
         found = family(self.pid)
+        for link in self._temporary.rglob("*"):
+            with contextlib.suppress(OSError):  # it is no link, or has just been deleted
+                self._groups.add(link.readlink())
         self._everyone |= {pid: began for pid in found if (began := _began(pid))}
         return found
 
@@ -108,17 +113,21 @@ class Host:
         return self.exit_code
 
     def left_behind(self) -> list[str]:
-        """Processes and files that are there after the run's end; dying processes have some seconds."""
+        """Processes, files and control groups that are there after the run's end; dying processes have some seconds."""
         deadline = time.monotonic() + DYING_SECONDS
         while self._alive() and time.monotonic() < deadline:
             time.sleep(0.1)
         left = [f"process {pid}: {_command_line(pid)}" for pid in self._alive()]
         left += [str(path) for path in self._temporary.rglob("*")]
+        left += [str(path) for path in self._groups if path.exists()]
         new = set(SHARED_MEMORY.glob("*")) - self._shared
         return left + [str(path) for path in new if any(str(pid) in path.name for pid in self._everyone)]
 
-    def _alive(self) -> list[int]:
-        return [pid for pid, began in self._everyone.items() if _began(pid) == began]
+    def _alive(self) -> set[int]:
+        """Processes of the run that live: those that were seen, and those that were started with its environment."""
+        mark = f"CHAOS_CLOCK={self._clock}\0".encode()
+        started = {pid for pid, _ in _parents() if _began(pid) and mark in _environment(pid)}
+        return started | {pid for pid, began in self._everyone.items() if _began(pid) == began}
 
 
 def family(pid: int) -> list[int]:
@@ -151,6 +160,13 @@ def _began(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended, or is somebody else's
+        return b""
 
 
 def _command_line(pid: int) -> str:

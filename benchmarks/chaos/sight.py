@@ -12,8 +12,8 @@ from agent_rl.observe.logs import log_directory
 from agent_rl.records.timeline import FILE as TIMELINE
 from benchmarks.chaos.plan import Moment
 
-BLUR_SECONDS = 1.5
-"""A row of the timeline may hold, so long after a fault, what a process said before it."""
+REPORTS_OF_BLUR = 3
+"""For so many times the interval of reports, a row of the timeline may hold what a process said before a fault."""
 WORK = {
     "kv_scheduler": "groups_opened",
     "rollout_generator": "generated_tokens",
@@ -81,6 +81,8 @@ class Sight:
     """Of the recipe's stages."""
     logs: Mapping[str, Path]
     """The log of each host's supervisor."""
+    blur: float = 1.5
+    """Seconds that a row of the timeline may be late."""
     rows: list[Row] = field(default_factory=list)
     processes: dict[str, int] = field(default_factory=dict)
     """The living process of each actor, of the present start."""
@@ -164,14 +166,14 @@ class Sight:
                 return now != since.checkpoints or any(name.endswith(".partial") for name in now)
 
 
-def work_seen(rows: Sequence[Row], victim: str, fault_at: float, over_at: float) -> float | None:
+def work_seen(rows: Sequence[Row], victim: str, fault_at: float, over_at: float, blur: float) -> float | None:
     """When a victim's own work goes on, by the clock of the rows; None if it has not yet.
 
-    ``over_at`` is when the fault was over: a stopped process is told to go on, a full disk has room. Learner and
-    supervisor are back when the run is further than before the fault. So is an actor that the present stage has no work
-    for, once a row shows it running.
+    ``over_at`` is when the fault was over: a stopped process is told to go on, a full disk has room. For ``blur``
+    seconds a row may hold what was said before. Learner and supervisor are back when the run is further than before the
+    fault. So is an actor that the present stage has no work for, once a row shows it running.
     """
-    before = max((row.frontier or Frontier() for row in rows if row.at <= fault_at + BLUR_SECONDS), default=Frontier())
+    before = max((row.frontier or Frontier() for row in rows if row.at <= fault_at + blur), default=Frontier())
     role = victim.rpartition(".")[0]
     counted = WORK.get(role, "")
     counts = [
@@ -179,10 +181,10 @@ def work_seen(rows: Sequence[Row], victim: str, fault_at: float, over_at: float)
         for row in rows
         if (count := row.actors.get(victim, {}).get("figures", {}).get(counted)) is not None
     ]
-    earlier = [count for at, count in counts if at <= fault_at + BLUR_SECONDS]
+    earlier = [count for at, count in counts if at <= fault_at + blur]
     most, seen = (earlier[-1] if earlier else 0.0), None
     for row in rows:
-        if row.at <= over_at + BLUR_SECONDS:
+        if row.at <= over_at + blur:
             continue
         beyond = row.frontier is not None and row.frontier > before
         if role in {"learner", "supervisor"}:

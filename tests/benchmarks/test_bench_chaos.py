@@ -15,26 +15,46 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import trio
 
+from actors.engines.base import EngineError, TurnRequest
+from agent_rl.config.examples import EXAMPLES
+from agent_rl.config.load import load_topology
+from agent_rl.environments.load import Environments
 from agent_rl.figures import StepFigures, TrainingFigures
+from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.messages import Policy, TrainingGroup
+from agent_rl.records.checkpoint_files import CheckpointError, Position
 from agent_rl.records.memory import MemoryJournal
-from benchmarks.chaos.accounting import SHARES, Ended, figures_of, intervals_meet, percentile, read_accounts
+from benchmarks.chaos.accounting import (
+    SHARES,
+    Ended,
+    figures_of,
+    intervals_meet,
+    percentile,
+    read_accounts,
+    wrong_prompts,
+    wrongly_trained,
+)
 from benchmarks.chaos.accounting import within_noise as agree
 from benchmarks.chaos.cluster import network_fault
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host
 from benchmarks.chaos.plan import IN_RL, NETWORK, Fault, Kind, Moment, each_once, in_order, make_plan
 from benchmarks.chaos.recording import Turns, read_turns
+from benchmarks.chaos.scripted import LENGTH, TRAINED, ScriptedTurns, Trained, write_model
 from benchmarks.chaos.sight import Frontier, Lines, Row, Sight, work_seen
 from tests.end_to_end.processes import wait_for
 from tests.machines import skip_without
 
 ACTORS = ("kv_scheduler.0", "rollout_generator.0", "tool_executor.0", "roc_filter.0", "learner.0")
+EXAMPLE = EXAMPLES / "quickstart.toml"
 SUPERVISOR = "supervisor.local"
 HOMES = dict.fromkeys(ACTORS, "local")
 HERE = [kind for kind in Kind if kind not in NETWORK]
+BLUR = 1.5
 
 # The plan -------------------------------------------------------------------------------------------------------------
 
@@ -54,6 +74,17 @@ def test_a_seed_decides_the_plan_and_every_kind_actor_and_moment_comes() -> None
 def test_only_the_kinds_that_were_asked_for_come() -> None:
     plan = make_plan(0, 9, HOMES, per_run=9, kinds=[Kind.STOP, Kind.CLOCK])
     assert {fault.kind for fault in plan} == {Kind.STOP, Kind.CLOCK}
+
+
+def test_a_quick_plan_has_the_same_faults_that_last_a_quarter_as_long() -> None:
+    slow = make_plan(3, 60, HOMES, per_run=60, kinds=HERE)
+    quick = make_plan(3, 60, HOMES, per_run=60, kinds=HERE, quick=True)
+    assert [(each.kind, each.victims, each.moment) for each in quick] == [
+        (each.kind, each.victims, each.moment) for each in slow
+    ]
+    for one, other in zip(quick, slow, strict=True):
+        assert one.delay == other.delay / 4
+        assert one.seconds == (other.seconds if one.kind is Kind.CLOCK else other.seconds / 4)
 
 
 def test_the_faults_of_a_run_come_in_the_order_of_the_recipe() -> None:
@@ -78,24 +109,24 @@ def timeline(actor: str, *told: tuple[float, float | None]) -> list[Row]:
 
 def test_a_role_that_counts_from_nothing_is_back_once_its_new_process_counts() -> None:
     rows = timeline("tool_executor.0", (98, 480), (99, 490), (100, 500), (101, 505), (102, None), (105, 0), (106, 3))
-    assert work_seen(rows, "tool_executor.0", 99.8, 99.8) == 106.0
-    assert work_seen(rows[:-1], "tool_executor.0", 99.8, 99.8) is None
+    assert work_seen(rows, "tool_executor.0", 99.8, 99.8, BLUR) == 106.0
+    assert work_seen(rows[:-1], "tool_executor.0", 99.8, 99.8, BLUR) is None
 
 
 def test_a_role_that_is_restored_is_back_once_it_is_past_where_it_was() -> None:
     rows = timeline("learner.0", (99, 12), (100, 12), (104, 10), (105, 11), (106, 12), (107, 13))
-    assert work_seen(rows, "learner.0", 99.5, 99.5) == 107.0
-    assert work_seen(rows, SUPERVISOR, 99.5, 99.5) == 107.0
+    assert work_seen(rows, "learner.0", 99.5, 99.5, BLUR) == 107.0
+    assert work_seen(rows, SUPERVISOR, 99.5, 99.5, BLUR) == 107.0
 
 
 def test_what_the_killed_process_said_last_is_not_its_successors() -> None:
     rows = timeline("kv_scheduler.0", (100, 40), (101, 42), (103, 42), (104, 43))
-    assert work_seen(rows, "kv_scheduler.0", 100.1, 100.1) == 104.0
+    assert work_seen(rows, "kv_scheduler.0", 100.1, 100.1, BLUR) == 104.0
 
 
 def test_progress_while_a_process_is_stopped_is_not_its_own() -> None:
     rows = timeline("tool_executor.0", (100, 40), (103, 40), (107, 45))
-    assert work_seen(rows, "tool_executor.0", 100.0, 104.0) == 107.0
+    assert work_seen(rows, "tool_executor.0", 100.0, 104.0, BLUR) == 107.0
 
 
 def test_an_actor_without_work_is_back_once_it_runs_and_the_run_goes_on() -> None:
@@ -104,8 +135,8 @@ def test_an_actor_without_work_is_back_once_it_runs_and_the_run_goes_on() -> Non
         return Row(at, {"learner.0": learner, "kv_scheduler.0": {"state": state, "figures": {}}})
 
     rows = [row(100, 5, "running"), row(102, 9, "starting"), row(103, 9, "running")]
-    assert work_seen(rows[:2], "kv_scheduler.0", 100.0, 100.0) is None
-    assert work_seen(rows, "kv_scheduler.0", 100.0, 100.0) == 103.0
+    assert work_seen(rows[:2], "kv_scheduler.0", 100.0, 100.0, BLUR) is None
+    assert work_seen(rows, "kv_scheduler.0", 100.0, 100.0, BLUR) == 103.0
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
@@ -218,6 +249,71 @@ def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_rep
     assert accounts.repeated == ("g0 was trained twice",)
 
 
+def test_a_prompt_that_is_not_that_of_its_group_is_lost() -> None:
+    topology = load_topology(EXAMPLE)
+    tasks = Environments(topology, EXAMPLE.parent).tasks()
+    made = MemoryJournal()
+    right = {"g0": tasks.problem(2, 0), "e0": tasks.evaluation(0), "e1000": tasks.evaluation(0)}
+    prompts = {name.encode(): SimpleNamespace(problem=problem) for name, problem in right.items()}
+    made.open_group("g0", 2, 0, "train", b"g0")
+    made.open_group("e0", 1, 0, "evaluate_sampled", b"e0")
+    made.open_group("e1000", 1, 1000, "evaluate_greedy", b"e1000")
+    assert wrong_prompts(made, topology, EXAMPLE.parent, prompts.__getitem__) == []
+    made.open_group("g1", 2, 1, "train", b"g0")
+    (line,) = wrong_prompts(made, topology, EXAMPLE.parent, prompts.__getitem__)
+    assert line == f"g1 asks {right['g0'].id}, and its number is that of {tasks.problem(2, 1).id}"
+
+
+def test_what_a_scripted_model_was_trained_on_is_what_the_journal_says() -> None:
+    made = journal(0, 1, 2)
+    train(made, 0, "g0", "g1")
+    train(made, 1, "g2")
+    assert wrongly_trained(made, ["g0", "g1", "g2"]) == ([], [])
+    lost, again = wrongly_trained(made, ["g0", "g2", "g2", "g7"])
+    assert lost == ["the model was not trained on g1"]
+    assert again == ["the model was trained 2 times on g2", "the model was trained on g7 of no step"]
+
+
+def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    trained = Trained(60.0, tmp_path)  # the folder is there: steps take no time
+    group = TrainingGroup("g0", 2, Policy(1, 0), (), np.zeros(0, dtype=np.float32))
+    trained.rl_step([group], load_topology(EXAMPLE).stages[2], 0)  # type: ignore[arg-type]
+    trained.save(tmp_path / "version-000001-stage-02", Position(2, 0, 1), {"watch": 3})
+    restored = Trained(60.0, tmp_path)
+    assert restored.restore(tmp_path / "version-000001-stage-02") == (Position(2, 0, 1), {"watch": 3})
+    assert restored.groups == ["g0"]
+    assert restored.copy_weights(1) == {"version": 1, "groups": 1}
+    (tmp_path / "version-000001-stage-02" / TRAINED).write_text("[]")
+    with pytest.raises(CheckpointError, match="bytes long"):
+        restored.restore(tmp_path / "version-000001-stage-02")
+
+
+def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_weights(tmp_path: Path) -> None:
+    engine = ScriptedTurns(write_model(tmp_path / "model"), {"a": "12"}, rows=8)
+    chat = build_tokenizer(LENGTH)  # the tokenizer that was written without transformers is the quickstart's
+    assert engine.decode(chat.encode("<tool_call>print(12)\n", add_special_tokens=False)) == "<tool_call>print(12)\n"
+
+    async def turns() -> tuple[str, str]:
+        texts = []
+        for prompt in ("A shop has 5", "A shop has 5<tool_response>12</tool_response>"):
+            tokens = chat.encode(prompt, add_special_tokens=False)
+            request = TurnRequest(
+                rollout="a", tokens=tokens, max_tokens=120, temperature=1.0, stop_tokens=frozenset([2]), seed=1
+            )
+            texts.append(engine.decode((await engine.generate(request)).tokens.tolist()))
+        (tmp_path / "3").write_text(json.dumps({"version": 3}))
+        await engine.load_weights(tmp_path / "3", Policy(1, 3))
+        with pytest.raises(EngineError, match="version 3 instead of 4"):
+            await engine.load_weights(tmp_path / "3", Policy(1, 4))
+        return texts[0], texts[1]
+
+    call, answer = trio.run(turns)
+    assert call.startswith("<tool_call>")
+    assert "print(12" in call
+    assert answer.startswith("<answer>\\boxed{12")
+    assert engine.policy == Policy(1, 3)
+
+
 def summary(**shares: float) -> dict[str, float]:
     given = dict.fromkeys(SHARES, 0.5) | shares
     return {
@@ -290,6 +386,20 @@ def test_what_a_host_leaves_is_found(tmp_path: Path) -> None:
     assert left == [f"process {below}: sleep 60", str(tmp_path / "t" / "x")]
 
 
+def test_a_process_that_nobody_saw_below_the_supervisor_is_found_by_its_environment(tmp_path: Path) -> None:
+    start = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    host = Host([sys.executable, "-c", start], tmp_path)
+
+    async def run() -> None:
+        await host.start()
+        await host.ended()
+
+    trio.run(run)
+    (line,) = host.left_behind()
+    os.kill(int(line.split()[1].rstrip(":")), signal.SIGKILL)
+    assert line.endswith(": sleep 60")
+
+
 def test_each_process_once_ends_with_the_supervisor() -> None:
     plan = each_once(HOMES)
     assert [fault.victims[0] for fault in plan] == [*ACTORS, SUPERVISOR]
@@ -318,22 +428,30 @@ def chaos(*arguments: str) -> dict[str, float]:
     return figures
 
 
-def test_three_faults_cost_nothing_but_time() -> None:
-    figures = chaos("--short", "--faults", "3", "--kinds", "kill", "stop", "clock_jump")
-    assert figures["chaos.faults"] == 3
-
-
-@pytest.mark.slow
 def test_ten_faults_of_every_kind_cost_nothing_but_time() -> None:
-    figures = chaos("--short", "--faults", "10", "--seed", "1")
+    figures = chaos("--scripted", "--faults", "10", "--seed", "1")
     assert figures["chaos.faults"] == 10
 
 
 @pytest.mark.slow
-def test_four_faults_over_three_hosts_cost_nothing_but_time() -> None:
+def test_twenty_faults_cost_nothing_but_time_and_success_is_that_of_the_twin() -> None:
+    figures = chaos("--scripted", "--faults", "20", "--seed", "2", "--twins", "1")
+    assert figures["chaos.faults"] == 20
+    for share in SHARES:
+        assert figures[f"chaos.{share}"] == figures[f"chaos.{share}_twin"]
+
+
+@pytest.mark.slow
+def test_five_faults_of_a_run_with_a_model_cost_nothing_but_time() -> None:
+    figures = chaos("--short", "--faults", "5", "--kinds", "kill", "stop", "double_kill", "supervisor", "clock_jump")
+    assert figures["chaos.faults"] == 5
+
+
+@pytest.mark.slow
+def test_ten_faults_over_three_hosts_cost_nothing_but_time() -> None:
     skip_without("tc")
-    figures = chaos("--short", "--hosts", "--faults", "4", "--kinds", "link_down", "partition", "slow_link", "kill")
-    assert figures["chaos.faults"] == 4
+    figures = chaos("--scripted", "--hosts", "--faults", "10", "--seed", "1")
+    assert figures["chaos.faults"] == 10
 
 
 @pytest.mark.slow

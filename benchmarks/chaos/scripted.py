@@ -1,0 +1,299 @@
+"""A run without a model: an engine that writes scripted turns, and a learner whose model is a list of trained groups.
+
+Everything else is real: processes, links, scheduler, tools, filter, journal, and of the learner its recipe, checkpoints
+and published policies. No process loads torch, so a process starts in a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import trio
+
+from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
+from actors.learner import Learner
+from actors.rollout_generator import RolloutGenerator
+from actors.weights.files import Checkpoints
+from actors.weights.model import TrainedModel
+from actors.weights.settings import LearnerSettings
+from agent_rl.config.topology import RlStage, SftStage
+from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
+from agent_rl.figures import SupervisedFigures, TrainingFigures
+from agent_rl.files.disk import whole
+from agent_rl.learning.tiny import CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer
+from agent_rl.messages import Policy, RolloutRequest, TrainingGroup
+from agent_rl.records.checkpoint_files import (
+    STATE_FILE,
+    Position,
+    checksum_of_state,
+    file_checksum,
+    position_of,
+    verify,
+)
+from agent_rl.rollout.episode import Episode
+from benchmarks.chaos.recording import RecordingGenerator
+
+LENGTH = 256
+"""Tokens of a sequence."""
+TURN_SECONDS = (0.03, 0.15)
+"""The shortest and the longest turn."""
+SUPERVISED_SECONDS = 0.02
+"""Of a step."""
+TRAINED = "model.safetensors"
+"""The file of a checkpoint that holds the trained groups as JSON; published policies have files of the same kind."""
+
+
+def write_model(directory: Path) -> Path:
+    """Write a directory that passes for a model: the tokenizer of the quickstart, and no weights. Needs no torch."""
+    tokenizer = character_tokenizer()
+    directory.mkdir(parents=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": UNKNOWN,
+        "pad_token": PAD,
+        "eos_token": END,
+        "model_max_length": LENGTH,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    size = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": LENGTH}
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **size}))
+    header = b"{}      "
+    (directory / TRAINED).write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory
+
+
+def share(*words: object) -> float:
+    """A number in [0, 1) that is a function of the words, in every process."""
+    return int.from_bytes(blake2b(" ".join(map(str, words)).encode(), digest_size=7).digest(), "big") / 2**56
+
+
+class ScriptedTurns:
+    """Calls the tool in the first turn, and answers in the second. Half of the rollouts, by their names, are right."""
+
+    longest = LENGTH
+
+    def __init__(self, directory: Path, answers: Mapping[str, str], rows: int) -> None:
+        """``answers``: the right answer of each rollout."""
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(directory)
+        self._answers = answers
+        self._rows = rows
+        self._running = self._generated = 0
+        self._busy = 0.0
+        self.policy = Policy(0, 0)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        task_status.started()
+        await trio.sleep_forever()
+
+    def _text(self, request: TurnRequest) -> str:
+        right = self._answers[request.rollout]
+        answer = right if share(request.rollout) < 0.5 else f"{right}0"
+        if "<tool_response>" in self.decode(list(request.tokens)):
+            return f"<answer>\\boxed{{{answer}}}</answer>"
+        return f"<tool_call>{CALL_HEAD}print({answer}){CALL_TAIL}</tool_call>"
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write a turn, under the policy at its end."""
+        shortest, longest = TURN_SECONDS
+        seconds = shortest + (longest - shortest) * share(request.rollout, request.seed, len(request.tokens))
+        self._running += 1
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self._running -= 1
+        tokens = [*self._tokenizer.encode(self._text(request), add_special_tokens=False), min(request.stop_tokens)]
+        count = min(len(tokens), request.max_tokens)
+        self._busy += seconds / self._rows
+        self._generated += count
+        return TurnResult(
+            tokens=np.array(tokens[:count], dtype=np.int32),
+            logprobs=np.full(count, -0.25, dtype=np.float32),
+            policies=np.tile(np.array([self.policy.epoch, self.policy.version], dtype=np.int32), (count, 1)),
+            finish="stop" if count == len(tokens) else "length",
+        )
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens."""
+        return str(self._tokenizer.decode(tokens))
+
+    def release(self, rollout: str) -> None:
+        """No rollout has anything here."""
+
+    async def load_weights(self, path: Path, policy: Policy) -> None:
+        """Serve the policy from now on. Raises EngineError when the file is not that of the policy."""
+        try:
+            version = json.loads(await trio.Path(path).read_bytes())["version"]
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineError(f"{path} is no policy: {error}") from error
+        if version != policy.version:
+            raise EngineError(f"{path} holds version {version} instead of {policy.version}")
+        self.policy = policy
+
+    @property
+    def figures(self) -> EngineFigures:
+        """Those of an engine whose cache is never full."""
+        return EngineFigures(
+            kv_tokens_total=self._rows * LENGTH,
+            max_rollouts=self._rows,
+            running=self._running,
+            generated_tokens=self._generated,
+            busy_seconds=self._busy,
+        )
+
+
+def hide_torch() -> None:
+    """Let transformers find no torch, which takes two seconds of every start. For processes that do not need it."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
+class _Scripted(RolloutGenerator):
+    async def start(self) -> None:
+        hide_torch()
+        self._answers: dict[str, str] = {}
+        await super().start()
+
+    def make_episode(self, request: RolloutRequest) -> Episode:
+        self._answers[request.rollout] = request.problem.answer
+        return super().make_episode(request)
+
+    def _make_engine(self, directory: Path, settings: Any) -> Any:
+        return ScriptedTurns(directory, self._answers, settings.max_rollouts)
+
+
+class ScriptedGenerator(RecordingGenerator, _Scripted):
+    """Records the turns of its engine, which are scripted."""
+
+
+class Trained:
+    """In place of a trainer: the groups that the model was trained on, in order."""
+
+    reference = None
+    max_length = LENGTH
+
+    def __init__(self, seconds: float, hurry: Path) -> None:
+        """``seconds``: of a step of reinforcement learning, until there is a file ``hurry``."""
+        self._seconds = seconds
+        self._hurry = hurry
+        self.groups: list[str] = []
+        self.optimizer = self
+
+    def reset(self) -> None:
+        """There are no moments."""
+
+    def enter(self, algorithm: Any) -> None:
+        """No algorithm is followed."""
+
+    def sft_step(self, batch: Sequence[int], stage: SftStage, step: int) -> SupervisedFigures:
+        """Take the time of a step."""
+        del stage
+        time.sleep(SUPERVISED_SECONDS)
+        return SupervisedFigures(loss=1.0 / (step + 1), gradient_norm=1.0, tokens=len(batch))
+
+    def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, step: int) -> TrainingFigures:
+        """Take the groups down."""
+        del stage, step
+        time.sleep(0.0 if self._hurry.exists() else self._seconds)
+        self.groups += [group.group for group in groups]
+        rollouts = sum(len(group.trajectories) for group in groups)
+        return TrainingFigures(trained_tokens=rollouts, trained_rollouts=rollouts, loss=0.0, entropy=1.0)
+
+    def copy_weights(self, version: int, device: str = "cpu") -> Mapping[str, Any]:
+        """What is published."""
+        del device
+        return {"version": version, "groups": len(self.groups)}
+
+    def save(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> None:
+        """Write a checkpoint."""
+        with whole(directory) as partial:
+            (partial / STATE_FILE).parent.mkdir(parents=True)
+            (partial / TRAINED).write_text(json.dumps(self.groups))
+            at = {name: getattr(position, name) for name in ("stage", "stage_version", "version", "step")}
+            state = {**at, "extra": dict(extra), "files": {TRAINED: file_checksum(partial / TRAINED)}}
+            (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
+
+    def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
+        """Go on from a checkpoint. Raises CheckpointError."""
+        state = verify(directory)
+        self.groups = trained_groups(directory)
+        return position_of(state), dict(state["extra"])
+
+
+def trained_groups(checkpoint: Path) -> list[str]:
+    """The groups that a checkpoint's model was trained on, in order."""
+    groups: list[str] = json.loads((checkpoint / TRAINED).read_text())
+    return groups
+
+
+def read_trained(directory: Path) -> list[str]:
+    """The groups that the newest model of a run directory was trained on, in order."""
+    newest = Checkpoints(directory / "checkpoints").newest()
+    return [] if newest is None else trained_groups(newest)
+
+
+class _Batches:
+    """Of nothing, without end."""
+
+    drawn: ClassVar[list[int]] = []
+
+    def __next__(self) -> tuple[int, ...]:
+        return (1,)
+
+
+class ScriptedModel(TrainedModel):
+    """Checkpoints and published policies of a model that is no more than a list of groups."""
+
+    trainer: Any
+
+    def _load(self) -> tuple[Position, dict[str, Any]]:
+        settings, log = self._context.settings, self._context.log
+        self.trainer = Trained(settings.step_seconds, settings.hurry)
+        restored = self.checkpoints.restore(
+            self.trainer.restore, lambda fault: log.warning("damaged checkpoint", fault=fault)
+        )
+        return restored or (Position(0, 0, 0), {})
+
+    @staticmethod
+    def _write(weights: Any, path: Path) -> None:
+        with whole(path) as partial:
+            partial.write_text(json.dumps(weights))
+
+    def batches(self, stage: SftStage, position: Position, drawn: list[int]) -> tuple[SftStage, Any]:
+        """A supervised stage as it is, and its batches."""
+        del position, drawn
+        return stage, _Batches()
+
+    async def begin_rl(self, position: Position) -> bool:
+        """Whether no step was trained yet."""
+        await trio.lowlevel.checkpoint()
+        return position.version == position.stage_version
+
+
+class ScriptedSettings(LearnerSettings):
+    """Settings of a learner, and the pace of reinforcement learning."""
+
+    step_seconds: float = 0.5
+    """Of a step, so that the run lasts until all faults have come."""
+    hurry: Path
+    """Once this file exists, steps take no time."""
+
+
+class ScriptedLearner(Learner):
+    """The learner's recipe, over a `ScriptedModel`."""
+
+    Settings: ClassVar[type[LearnerSettings]] = ScriptedSettings
+
+    def _make_model(self) -> TrainedModel:
+        return ScriptedModel(self.context)
