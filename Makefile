@@ -21,7 +21,7 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all test-oldest test-vllm test-vllm-sample bench-trl check format clean
+.PHONY: install train test test-all chaos test-oldest test-vllm test-vllm-sample bench-trl check format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
@@ -46,6 +46,12 @@ test: install
 test-all: install test-oldest test-vllm
 	$(PYTEST) -n 2 --dist worksteal -m "not slow" --hypothesis-profile explore
 	$(PYTEST) -n 2 --dist worksteal -m slow
+
+# Two hundred random faults on one host, then over three in namespaces (as root): an hour or more each. `make test-all`
+# has runs of 5, 10 and 20.
+chaos: install
+	$(BIN)/agent-rl bench chaos --faults 200 --seed 0
+	$(BIN)/agent-rl bench chaos --faults 200 --seed 0 --hosts
 
 # The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
 OLDEST := .venv-oldest

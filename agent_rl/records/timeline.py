@@ -1,4 +1,5 @@
-"""``timeline.jsonl``: which actors worked and which waited, and for whom. One row a second, longer rows later.
+"""``timeline.jsonl``: which actors worked and which waited, and for whom. One row a second (twice
+``run.status_seconds``), longer rows later.
 
 ::
 

@@ -172,11 +172,15 @@ def seconds_lost(done: Sequence[Done]) -> list[tuple[str, int, float, float, flo
     return rows
 
 
+def _ratio(again: int, in_flight: int) -> float:
+    return again / in_flight if in_flight else float(again > 0)
+
+
 def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
     """All figures by name."""
     done = [each for run in runs for each in run.done]
-    again = sum(sum(run.turns.again.values()) for run in runs)
-    in_flight = sum(sum(run.turns.in_flight.values()) for run in runs)
+    again = sum((run.turns.again for run in runs), Counter[str]())
+    in_flight = sum((run.turns.in_flight for run in runs), Counter[str]())
     agree = within_noise([(run.summary, run.twin) for run in runs if run.twin is not None])
     figures: dict[str, float | None] = {
         "chaos.faults": len(done),
@@ -184,9 +188,9 @@ def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
         "chaos.lost": sum(len(run.accounts.lost) for run in runs),
         "chaos.repeated": sum(len(run.accounts.repeated) for run in runs),
         "chaos.balanced": int(all(run.accounts.balanced for run in runs)),
-        "chaos.regenerated_turns": again,
-        "chaos.turns_in_flight": in_flight,
-        "chaos.regenerated_turns_over_in_flight": again / in_flight if in_flight else float(again > 0),
+        "chaos.regenerated_turns": again.total(),
+        "chaos.turns_in_flight": in_flight.total(),
+        "chaos.regenerated_turns_over_in_flight": _ratio(again.total(), in_flight.total()),
         "chaos.p95_s": percentile([each.lost for each in done if not is_heavy(each)], 0.95),
         "chaos.p95_heavy_s": percentile([each.lost for each in done if is_heavy(each)], 0.95),
         "chaos.p95_besides_engine_s": percentile([_besides_engine(each) for each in done if not is_heavy(each)], 0.95),
@@ -196,6 +200,8 @@ def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
     }
     for kind, _, _, p95, _, _ in seconds_lost(done):
         figures[f"chaos.p95_s_{kind.replace(' ', '_')}"] = p95
+    for kind in sorted(again.keys() | in_flight.keys()):
+        figures[f"chaos.regenerated_turns_over_in_flight_{kind}"] = _ratio(again[kind], in_flight[kind])
     for share in SHARES:
         figures[f"chaos.{share}"] = statistics.fmean(run.summary[share] for run in runs)
         twins = [run.twin[share] for run in runs if run.twin is not None]

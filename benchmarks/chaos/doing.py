@@ -22,7 +22,7 @@ from benchmarks.runs import RunFailed
 LOOK_SECONDS = 0.05
 CLOSE_LOOK_SECONDS = 0.002
 """Writing a small checkpoint takes some milliseconds."""
-RECOVERY_SECONDS = 120.0
+RECOVERY_SECONDS = 240.0
 DISK_FULL_EXIT = 2
 
 

@@ -429,8 +429,10 @@ def chaos(*arguments: str) -> dict[str, float]:
 
 
 def test_ten_faults_of_every_kind_cost_nothing_but_time() -> None:
-    figures = chaos("--scripted", "--faults", "10", "--seed", "1")
+    figures = chaos("--scripted", "--faults", "10", "--seed", "95")
     assert figures["chaos.faults"] == 10
+    for kind in ("kill", "stop", "clock_jump"):  # whoever keeps completed turns lives
+        assert figures.get(f"chaos.regenerated_turns_over_in_flight_{kind}", 0.0) <= 1.0
 
 
 @pytest.mark.slow

@@ -48,6 +48,12 @@ def test_an_actor_not_heard_of_in_a_row_is_not_in_it() -> None:
     assert timeline.row(2.0, wall=0.0)["actors"] == {}
 
 
+def test_rows_are_shorter_where_reports_come_more_often() -> None:
+    timeline = Timeline(now=0.0, shortest=0.4)
+    assert not timeline.due(0.3)
+    assert timeline.due(0.4)
+
+
 def test_rows_grow_longer_with_the_run() -> None:
     timeline = Timeline(now=0.0)
     assert not timeline.due(0.9)
