@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import trio
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from agent_rl.config.plugins import ContractError, PluginError, called, needs_start, resolve
@@ -30,7 +30,8 @@ from agent_rl.messages import (
 )
 from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
-from agent_rl.scheduling.placement import Placement, try_placement
+from agent_rl.scheduling.policies.base import Policy
+from agent_rl.scheduling.policies.trial import try_policy
 from agent_rl.scheduling.scheduler import GroupScheduler
 from transport import LinkEvent, PeerBack, PeerDraining, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
@@ -41,8 +42,11 @@ REPORT_SECONDS = 3.0
 class KVSchedulerSettings(Settings):
     """How to estimate prompt lengths before tokenization, and how many requests a generator may have pending."""
 
-    placement: str = "most_room"
-    """A short name, or ``module:Class`` (`agent_rl.scheduling.placement.Placement`)."""
+    policy: str = "worst_case"
+    """The scheduling policy, which places rollouts on engines: a short name, or ``module:Class``
+    (`agent_rl.scheduling.policies.base.Policy`)."""
+    policy_settings: dict[str, Any] = Field(default_factory=dict)
+    """What the class of the policy is called with, by name."""
     characters_per_token: PositiveFloat = 1.0
     """A value below the tokenizer's real ratio is safe: rollouts are promised too much KV cache, not too little."""
     template_tokens: PositiveInt = 16
@@ -94,9 +98,9 @@ class KVScheduler(Actor):
             elif isinstance(stage, RlStage) and stage.evaluate is not None:
                 sizes.append((f"{stage.name}.evaluate.samples", stage.evaluate.samples))
         try:
-            resolve("placement", settings.placement)
+            resolve("scheduling_policy", settings.policy)
         except PluginError as error:
-            return [f"placement: {error}"]
+            return [f"policy: {error}"]
         key, largest = max(sizes, key=lambda size: size[1], default=("", 0))
         if settings.request_window < largest:
             least = f"set it to at least {key} = {largest}"
@@ -105,20 +109,24 @@ class KVScheduler(Actor):
 
     @classmethod
     def probe(cls, topology: Topology, settings: KVSchedulerSettings) -> list[str]:
-        """Try the placement on made-up engines and rollouts."""
+        """Try the policy on made-up engines and rollouts."""
         actor = cls.on_trial(topology, settings)
         try:
-            try_placement(called(f"{cls.__name__}.placement", actor.placement, "before the start"))
+            try_policy(called(f"{cls.__name__}.policy", actor.policy, "before the start"))
         except ContractError as error:
             if not needs_start(error, actor):
                 raise
         return []
 
-    def placement(self) -> Placement:
-        """Make the `Placement`, which chooses rollout and engine. Your own scheduler class may override this method."""
-        name = self.context.settings.placement
-        made: Placement = called(name, resolve("placement", name), "before the start", resolve("placement", name))
+    def policy(self) -> Policy:
+        """Make the policy, which chooses rollout and engine. Your own scheduler class may override this method."""
+        settings: KVSchedulerSettings = self.context.settings
+        code = resolve("scheduling_policy", settings.policy)
+        made: Policy = called(settings.policy, lambda: code(**settings.policy_settings), "before the start", code)
         return made
+
+    def _fault(self, name: str, description: str) -> None:
+        self.log.warning("the scheduling policy decided what cannot be done", fault=name, what=description)
 
     async def start(self) -> None:
         """Load the tasks and create the `GroupScheduler`."""
@@ -133,7 +141,9 @@ class KVScheduler(Actor):
             prompt_tokens=lambda problem: (
                 math.ceil(len(problem.text) / settings.characters_per_token) + settings.template_tokens
             ),
-            placement=self.placement(),
+            policy=self.policy(),
+            fault=self._fault,
+            now=self.context.now,
             kept=KeptTurns(settings.kept_turns_mib * 2**20),
             awaited=() if self.context.first else self.context.link("requests").targets.keys(),
         )

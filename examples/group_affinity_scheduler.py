@@ -4,29 +4,45 @@ Two lines of a topology beside it choose it::
 
     [actors.kv_scheduler]
     class = "group_affinity_scheduler:GroupAffinityScheduler"
+
+or, since only the scheduling policy is another::
+
+    [actors.kv_scheduler.settings]
+    policy = "group_affinity_scheduler:GroupAffinity"
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from actors.kv_scheduler import KVScheduler
-from agent_rl.scheduling.placement import EngineRoom, MostRoom, Placement, Waiting
+from agent_rl.scheduling.policies.base import Policy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.worst_case import Reserved, WorstCase
 
 
-class GroupAffinity(MostRoom):
-    """The engine that holds most of the rollout's group; the first of a group goes where there is most room."""
+class GroupAffinity(WorstCase):
+    """The engine that got the group's last rollout, as long as rollouts fit there; then the one with the most room."""
 
-    def engine(self, rollout: Waiting, engines: Sequence[EngineRoom]) -> str:
-        """Only engines on which the rollout fits are offered, so a group that outgrows one goes on to the next."""
-        del rollout
-        best = min(engines, key=lambda engine: (-engine.of_group, -engine.room, engine.rollouts, engine.generator))
-        return best.generator
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, str] = {}
+
+    def begin(self, setting: Setting) -> None:
+        """The groups of an earlier stage are over."""
+        super().begin(setting)
+        self._last.clear()
+
+    def engine_for(self, turn: WaitingTurn) -> Reserved | None:
+        """The engine for the rollout that is next; None: it waits."""
+        engine = self.engines.get(self._last.get(turn.group, ""))
+        if engine is None or not engine.fits(turn.limit):
+            engine = super().engine_for(turn)
+        if engine is not None:
+            self._last[turn.group] = engine.facts.engine
+        return engine
 
 
 class GroupAffinityScheduler(KVScheduler):
-    """Budget, KV promises and restarts are the scheduler's as before; the placement alone is another."""
+    """Budget, groups and restarts are the scheduler's as before; the policy alone is another."""
 
-    def placement(self) -> Placement:
+    def policy(self) -> Policy:
         """Which rollout is placed next, and on which engine."""
         return GroupAffinity()

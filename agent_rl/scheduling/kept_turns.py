@@ -7,6 +7,7 @@ scheduler and generator are lost at once; such a rollout starts again from its b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from agent_rl.messages import CompletedTurn, TurnsCompleted
@@ -72,3 +73,8 @@ def size_of(turn: CompletedTurn) -> int:
     texts = sum(len(call.response) for call in turn.calls) + sum(len(reply.content) for reply in turn.replies)
     snapshots = len(turn.state) + sum(map(len, turn.tool_states.values()))
     return OVERHEAD_BYTES + sum(array.nbytes for array in arrays) + texts + snapshots
+
+
+def tokens_of(turns: Sequence[CompletedTurn]) -> int:
+    """Tokens that the turns add to a rollout, with their answers."""
+    return sum(len(turn.written) + len(turn.answer) for turn in turns)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 from trio.testing import MockClock
 
@@ -18,7 +19,8 @@ from actors.runtime.process import user_mistake
 from agent_rl.messages import StepReady
 from agent_rl.records.audit import audit
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.placement import MostRoom, Placement
+from agent_rl.scheduling.policies.base import Place, Policy
+from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl.testing import opened
 
 
@@ -74,32 +76,56 @@ def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_one_go
     assert (balance.trained, balance.open) == (2, 0)
 
 
-class SendsElsewhereLater(MostRoom):
+class SendsElsewhereLater(WorstCase):
     placed = 0
 
-    def engine(self, rollout: Any, engines: Any) -> str:
-        self.placed += 1
-        return super().engine(rollout, engines) if self.placed < 9 else "rollout_generator.9"
+    def decide(self, now: float) -> Any:
+        for place in super().decide(now):
+            self.placed += 1
+            yield place if self.placed < 9 else Place(place.rollout, "rollout_generator.9")
+
+
+class ChokesOnTheNinth(WorstCase):
+    placed = 0
+
+    def decide(self, now: float) -> Any:
+        for place in super().decide(now):
+            self.placed += 1
+            yield place if self.placed < 9 else [][self.placed]
 
 
 class Scattering(KVScheduler):
-    def placement(self) -> Placement:
-        return SendsElsewhereLater()
+    made: type[Policy] = SendsElsewhereLater
+
+    def policy(self) -> Policy:
+        return self.made()
 
 
-def test_a_placement_that_chooses_what_was_not_offered_names_the_rollout(tmp_path: Path) -> None:
+class Choked(Scattering):
+    made = ChokesOnTheNinth
+
+
+def test_a_policy_that_names_no_engine_is_contained_and_one_that_fails_names_the_line(tmp_path: Path) -> None:
     bench = SchedulerContract()
-    bench.actor = Scattering  # type: ignore[misc]
+    seen: list[Any] = []
 
     async def main() -> None:
-        async with bench.alive(tmp_path) as peers:
+        async with bench.alive(tmp_path / bench.actor.__name__) as peers:
             peers.publish()
             peers.load("rollout_generator.0")
             await trio.sleep(60)
+            seen.extend(peers.requests)
 
+    bench.actor = Scattering  # type: ignore[misc]
+    with structlog.testing.capture_logs() as logs:
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert len(seen) > 9, "a rollout that was placed nowhere was not placed elsewhere"
+    what = next(entry["what"] for entry in logs if entry.get("fault") == "engine_unknown")
+    assert "is placed on 'rollout_generator.9'; here: rollout_generator.0" in what
+    bench.actor = Choked  # type: ignore[misc]
     said = mistake(main)
-    assert "SendsElsewhereLater.engine returned 'rollout_generator.9' for s0-g" in said
-    assert said.endswith("it must return one of rollout_generator.0")
+    assert said.startswith("ChokesOnTheNinth.decide fails with IndexError")
+    assert "(test_faulty_in_flight.py, line " in said
 
 
 class ChokesOnEleven(ChatFormat):

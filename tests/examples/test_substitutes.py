@@ -32,7 +32,8 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
-from agent_rl.scheduling.placement import EngineRoom, Waiting
+from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
+from agent_rl.scheduling.policies.trial import try_policy
 from examples.calculator import calculator
 from examples.fenced_generator import FencedFormat, FencedGenerator
 from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
@@ -92,12 +93,17 @@ def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path: Path) -> None:
         assert len(kept) == min(topology.algorithm.keep, len(group))
 
 
-def test_the_placement_keeps_a_group_together_as_long_as_it_fits() -> None:
-    rollout = Waiting(builders.request(), 100)
-    engines = [EngineRoom("rollout_generator.0", 900, 0, 0), EngineRoom("rollout_generator.1", 200, 3, 2)]
-    assert GroupAffinity().engine(rollout, engines) == "rollout_generator.1"
-    assert GroupAffinity().engine(rollout, engines[:1]) == "rollout_generator.0"
-    assert GroupAffinity().engine(rollout, [EngineRoom(e.generator, e.room, 0, 0) for e in engines])[-1] == "0"
+def test_the_policy_keeps_a_group_together_as_long_as_it_fits() -> None:
+    policy = GroupAffinity()
+    try_policy(policy)
+    policy = GroupAffinity()
+    for number, tokens in enumerate((900, 400)):
+        policy.engine_reported(EngineFacts(f"rollout_generator.{number}", tokens, 0, 0, 0, 8), 0.0)
+    for group, samples in (("a", 1), ("b", 6), ("a", 4)):
+        for sample in range(samples):
+            policy.turn_waits(WaitingTurn(f"{group}/{sample}/{samples}", group, "p", sample, 0, 10, 10, 100), 0.0)
+    placed = [(decision.rollout[0], decision.engine[-1]) for decision in policy.decide(0.0)]
+    assert placed == [("a", "0"), *[("b", "0")] * 6, *[("a", "0")] * 2, *[("a", "1")] * 2]
 
 
 def test_the_format_translates_demonstrations_and_tells_the_model_of_it() -> None:

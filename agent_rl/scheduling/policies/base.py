@@ -106,10 +106,16 @@ class Policy:
     # Engines
 
     def engine_reported(self, facts: EngineFacts, now: float) -> None:
-        """An engine joins, or its facts changed. Facts come late and seldom: count your own decisions in between."""
+        """An engine joins, or its facts changed. Facts come late and seldom: count your own decisions in between.
+
+        A draining engine that reports again takes turns again.
+        """
 
     def engine_draining(self, engine: str, now: float) -> None:
-        """The engine finishes its turns under way and gets no more."""
+        """The engine finishes its turns under way and gets no more, unless it reports again.
+
+        It leaves, or it is silent, or its weights are older than the rollouts that wait.
+        """
 
     def engine_gone(self, engine: str, now: float) -> None:
         """The engine is lost or has left. `turn_waits` follows for each turn it had; its cached prefixes are gone."""
@@ -123,7 +129,11 @@ class Policy:
         """A turn waits for an engine."""
 
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
-        """The guard placed this waiting turn, where the policy named no engine that is here, or let the turn starve."""
+        """Somebody else placed this waiting turn.
+
+        The guard does so where the policy named no engine that is here, or let the turn starve; a restarted scheduler
+        leaves rollouts where they run.
+        """
 
     def turn_preempted(self, rollout: str, now: float) -> None:
         """The engine ran out of KV cache and computes this turn again later, by itself. The turn stays placed there."""

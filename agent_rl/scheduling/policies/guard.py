@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import islice
 from typing import Concatenate, ParamSpec, TypeVar
@@ -43,6 +43,8 @@ def _named(method: Callable[Concatenate[Guarded, P], R]) -> Callable[Concatenate
     def named(self: Guarded, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
+        except ContractError:
+            raise
         except Exception as error:
             name = f"{type(self.policy).__name__}.{method.__name__}"
             raise ContractError(f"{name} fails with {described(error)}") from error
@@ -60,7 +62,8 @@ class Guarded:
         self._fault = fault
         self._facts: dict[str, EngineFacts] = {}
         self._load: dict[str, int] = {}
-        """Turns placed on each engine that may get more."""
+        """Turns placed on each engine."""
+        self._draining: set[str] = set()
         self._waiting: dict[str, WaitingTurn] = {}
         self._placed: dict[str, tuple[str, WaitingTurn]] = {}
         self._in_tools: set[str] = set()
@@ -77,7 +80,7 @@ class Guarded:
 
     @_named
     def engine_reported(self, facts: EngineFacts, now: float) -> None:
-        """An engine joins, or its facts changed."""
+        """An engine joins, or its facts changed. A draining engine that reports again takes turns again."""
         sizes = facts[1:6]
         if min(sizes) < 0 or facts.kv_used > facts.kv_total:
             self._record(
@@ -87,15 +90,15 @@ class Guarded:
             facts = facts._replace(
                 kv_total=total, kv_used=min(used, total), running=running, waiting=waiting, max_rollouts=most
             )
-        if facts.engine not in self._facts:
-            self._load[facts.engine] = 0
+        self._load.setdefault(facts.engine, 0)
+        self._draining.discard(facts.engine)
         self._facts[facts.engine] = facts
         self.policy.engine_reported(facts, now)
 
     @_named
     def engine_draining(self, engine: str, now: float) -> None:
-        """The engine gets no more turns."""
-        self._load.pop(engine, None)
+        """The engine gets no more turns, until it reports again."""
+        self._draining.add(engine)
         self.policy.engine_draining(engine, now)
 
     @_named
@@ -103,6 +106,7 @@ class Guarded:
         """The engine is gone. The caller lets its turns wait again."""
         self._load.pop(engine, None)
         self._facts.pop(engine, None)
+        self._draining.discard(engine)
         self.policy.engine_gone(engine, now)
 
     @_named
@@ -120,6 +124,16 @@ class Guarded:
         opened = len(self._waiting) + len(self._placed) + len(self._in_tools)
         self._queue.append((self._starts + PATIENCE * opened + AT_LEAST, turn))
         self.policy.turn_waits(turn, now)
+
+    @_named
+    def turn_placed(self, rollout: str, engine: str, now: float) -> None:
+        """The waiting turn runs on this engine, as the caller found it."""
+        turn = self._waiting.pop(rollout, None)
+        if turn is not None:
+            self._placed[rollout] = (engine, turn)
+            if engine in self._load:
+                self._load[engine] += 1
+        self.policy.turn_placed(rollout, engine, now)
 
     @_named
     def turn_preempted(self, rollout: str, now: float) -> None:
@@ -169,8 +183,8 @@ class Guarded:
             if not 0 <= decision.need < math.inf:
                 self._record("need_not_finite", f"a need of {decision.need} tokens for {decision.rollout}")
                 decision = decision._replace(need=float(turn.limit))
-            if decision.engine not in self._load:
-                here = ", ".join(islice(self._load, 8)) or "none"
+            if decision.engine not in self._load or decision.engine in self._draining:
+                here = ", ".join(islice(self._open(), 8)) or "none"
                 self._record("engine_unknown", f"{decision.rollout} is placed on {decision.engine!r}; here: {here}")
                 return self._elsewhere(turn, decision.need, now)
             return self._take(turn, decision)
@@ -190,9 +204,9 @@ class Guarded:
 
     def _elsewhere(self, turn: WaitingTurn, need: float, now: float) -> Place | None:
         """The turn on the engine with the fewest turns, as the policy is told; None when no engine is here."""
-        if not self._load:
+        engine = min(self._open(), key=lambda name: (self._load[name], name), default=None)
+        if engine is None:
             return None
-        engine = min(self._load, key=lambda name: (self._load[name], name))
         place = self._take(turn, Place(turn.rollout, engine, need))
         self.policy.turn_placed(turn.rollout, engine, now)
         return place
@@ -204,8 +218,8 @@ class Guarded:
             if self._waiting.get(turn.rollout) is not turn:
                 queue.popleft()  # it was placed, or dropped
                 continue
-            stuck = not decisions and not self._placed and not self._in_tools
-            if not self._load or not (stuck or self._starts > starved_at):
+            stuck = not decisions and self._nothing_runs()
+            if not (stuck or self._starts > starved_at) or not any(self._open()):
                 return
             queue.popleft()
             reason = "nothing runs, and nothing was placed" if stuck else f"{self._starts} rollouts were started"
@@ -215,6 +229,16 @@ class Guarded:
                 decisions.append(place)
 
     # Helpers
+
+    def _open(self) -> Iterator[str]:
+        """The engines that take turns."""
+        return (engine for engine in self._load if engine not in self._draining)
+
+    def _nothing_runs(self) -> bool:
+        """No turn is placed, no tools run, and no engine reports rollouts that somebody else placed."""
+        if self._placed or self._in_tools:
+            return False
+        return not any(self._facts[engine].kv_used for engine in self._open())
 
     def _leave(self, rollout: str) -> None:
         """The rollout is in none of its places any more."""

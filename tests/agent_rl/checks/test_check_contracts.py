@@ -198,25 +198,26 @@ REFUSED = [
     ),
     (
         "scheduler",
-        "class Mine(Base):\n    def placement(self):\n        return self\n    def next(self, waiting): return 7\n",
-        "Mine.next returned 7 for 1 waiting rollouts",
+        "class Mine(Base):\n    def policy(self):\n        return 7\n",
+        "7 is no scheduling policy",
         "",
     ),
     (
         "scheduler",
         """
-        from agent_rl.scheduling.placement import MostRoom
-        class Anywhere(MostRoom):
-            def engine(self, rollout, engines): return "rollout_generator.77"
+        from agent_rl.scheduling.policies.base import Place
+        from agent_rl.scheduling.policies.worst_case import WorstCase
+        class Anywhere(WorstCase):
+            def decide(self, now): return [Place(each.rollout, "rollout_generator.77") for each in super().decide(now)]
         class Mine(Base):
-            def placement(self): return Anywhere()
+            def policy(self): return Anywhere()
         """,
-        "Anywhere.engine returned 'rollout_generator.77'",
+        "Anywhere: s0-g000000/0/0 is placed on 'rollout_generator.77'; here: rollout_generator.0 (engine_unknown; substitute_",
         "",
     ),
     (
         "scheduler",
-        "class Mine(Base):\n    def placement(self): return 1 / 0",
+        "class Mine(Base):\n    def policy(self): return 1 / 0",
         "ZeroDivisionError: division by zero",
         "",
     ),

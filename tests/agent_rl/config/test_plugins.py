@@ -186,12 +186,13 @@ def short(logprobs): pass
 def ends(batch, settings): raise SystemExit(3)
 
 
-class Last:
-    def next(self, waiting): return len(waiting) - 1
-    def engine(self, rollout, engines): return engines[-1].generator
+from agent_rl.scheduling.policies.base import Place
+from agent_rl.scheduling.policies.worst_case import WorstCase
 
-class Nowhere(Last):
-    def engine(self, rollout, engines): return "nowhere"
+class Own(WorstCase): pass
+
+class Nowhere(WorstCase):
+    def decide(self, now): return [Place(each.rollout, "nowhere") for each in super().decide(now)]
 
 class Needs:
     def __init__(self, more): pass
@@ -206,13 +207,13 @@ def checked(tmp_path: Path, *overrides: str) -> tuple[Topology, list[str]]:
     return topology, [fault.render("first.toml") for fault in check_topology(topology, path, overrides)]
 
 
-def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(tmp_path: Path, module) -> None:
+def test_a_selection_advantage_loss_and_policy_of_ones_own_take_their_places(tmp_path: Path, module) -> None:
     name = module(MINE)
     topology, said = checked(
         tmp_path,
         f"algorithm.resampling={name}:select",
         f"algorithm.advantage={name}:ranked",
-        f"actors.kv_scheduler.settings.placement={name}:Last",
+        f"actors.kv_scheduler.settings.policy={name}:Own",
     )
     assert said == []
     group = next(made_up_groups(8, 8))
@@ -223,8 +224,8 @@ def test_a_selection_advantage_loss_and_placement_of_ones_own_take_their_places(
     algorithm = topology.algorithm.model_copy(update={"loss": f"{name}:loss"})
     assert named_loss(algorithm)[0] is resolve("loss", f"{name}:loss")
     try_loss(algorithm)
-    settings = KVScheduler.Settings(placement=f"{name}:Last")
-    assert type(KVScheduler.on_trial(topology, settings).placement()).__name__ == "Last"
+    settings = KVScheduler.Settings(policy=f"{name}:Own")
+    assert type(KVScheduler.on_trial(topology, settings).policy()).__name__ == "Own"
 
 
 def test_an_advantage_beyond_float32_is_refused(module) -> None:
@@ -265,22 +266,26 @@ def test_an_advantage_beyond_float32_is_refused(module) -> None:
         ),
         ("algorithm.advantage", "rank", "algorithm.advantage: plugged_.* has no function 'rank'"),
         ("algorithm.loss", "lost", "algorithm.loss: plugged_.* has no function 'lost'"),
-        ("actors.kv_scheduler.settings.placement", "Nowhere", "Nowhere.engine returned 'nowhere'"),
         (
-            "actors.kv_scheduler.settings.placement",
+            "actors.kv_scheduler.settings.policy",
+            "Nowhere",
+            r"Nowhere: s0-g000000/0/0 is placed on 'nowhere'; here: .*engine_unknown; plugged_\d+.py, line 37",
+        ),
+        (
+            "actors.kv_scheduler.settings.policy",
             "Needs",
-            r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 39",
+            r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 40",
         ),
         ("actors.rollout_generator.settings.chat_format", "Tag", "chat_format: plugged_.* has no class 'Tag'"),
         (
             "actors.rollout_generator.settings.chat_format",
-            "Last",
+            "Own",
             "chat_format is <class .*; it must be a class derived",
         ),
         (
-            "actors.kv_scheduler.settings.placement",
-            "Lost",
-            "placement: plugged_.* has no class 'Lost'; did you mean 'Last'",
+            "actors.kv_scheduler.settings.policy",
+            "Owm",
+            "policy: plugged_.* has no class 'Owm'; did you mean 'Own'",
         ),
     ],
 )

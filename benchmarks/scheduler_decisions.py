@@ -1,0 +1,203 @@
+"""The real `GroupScheduler` with as many engines and rollouts as a large run has, and what its events cost.
+
+A `Fleet` is the world around the scheduler: it carries out instructions at once, ends rollouts in random order, and
+reports loads. Times are processor time and include the fleet's own work.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.messages import (
+    EngineLoad,
+    GroupsProgress,
+    GroupsUnfinished,
+    Policy,
+    PolicyPublished,
+    Problem,
+    Retry,
+    UnfinishedGroup,
+)
+from agent_rl.scheduling.instructions import Instruction, OpenGroup, Place
+from agent_rl.scheduling.scheduler import GroupScheduler
+from agent_rl.testing import engine_load, opened, problem, rl_stage
+
+SAMPLES = 32
+LONGEST_RESPONSE = 16_384
+PROMPT_TOKENS = 300
+"""The mean; prompts differ by up to half of it either way."""
+STALENESS = 8
+"""Rollouts end in random order, so the last of a group lasts long, and many groups are open."""
+LOADS = 4
+"""Loads that an engine reports in turn, all different."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Engines of a run, and the rollouts that they have at once."""
+
+    engines: int
+    rollouts: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of a step: as many as are in flight."""
+        return self.rollouts // SAMPLES
+
+
+class Fleet:
+    """Engines that are full, and all that the scheduler hears of them and of the filter.
+
+    Rollouts have one turn. A rollout's end comes with a new load of its engine. Steps are trained as their groups end,
+    and all engines then serve a newer policy.
+    """
+
+    def __init__(self, size: Size, *, seed: int = 0, waiting: int = 0) -> None:
+        """``waiting``: groups that are open as after a restart, and wait beside those that fill the engines."""
+        self._size = size
+        self._random = random.Random(seed)
+        self.placed = 0
+        self._in_flight: list[Place] = []
+        self._open: dict[str, int] = {}
+        self._ended = 0
+        self._version = 0
+        self.loads: dict[str, deque[EngineLoad]] = {}
+        self._problems = {number: self._problem(number) for number in range(1024)}
+        algorithm = Algorithm(groups_per_step=size.groups, samples=SAMPLES, keep=SAMPLES // 2, max_staleness=STALENESS)
+        self.scheduler = GroupScheduler(
+            seed=0,
+            stages=[rl_stage(steps=10**6, max_response_tokens=LONGEST_RESPONSE)],
+            algorithm_of=lambda _: algorithm,
+            problems=lambda _stage, number, _purpose: self._problems[number % 1024],
+            prompt_tokens=lambda each: len(each.text),
+        )
+        self._publish(waiting)
+        self.loads = {name: self._loads(engine) for engine, name in enumerate(self.loads)}
+
+    def _problem(self, number: int) -> Problem:
+        length = self._random.randrange(PROMPT_TOKENS // 2, 3 * PROMPT_TOKENS // 2)
+        return Problem(f"p{number}", "x" * length, "4", problem().environment)
+
+    def _loads(self, engine: int) -> deque[EngineLoad]:
+        total = self._size.rollouts // self._size.engines * (LONGEST_RESPONSE + PROMPT_TOKENS)
+        used = self._random.sample(range(total // 4, total // 2), LOADS) if self.placed else [0]
+        rows = 2 * self._size.rollouts // self._size.engines
+        name = f"rollout_generator.{engine}"
+        return deque(
+            engine_load(name, version=self._version, total=total, used=each, max_rollouts=rows) for each in used
+        )
+
+    def _publish(self, waiting: int = 0) -> None:
+        self.loads = {f"rollout_generator.{engine}": self._loads(engine) for engine in range(self._size.engines)}
+        self._do(self.scheduler.policy_published(PolicyPublished(Policy(1, self._version), "", 0, 0)))
+        for loads in self.loads.values():
+            self._do(self.scheduler.engine_load(loads[0]))
+        if self._version:
+            return
+        groups = tuple(
+            UnfinishedGroup(
+                group := opened(number, samples=SAMPLES),
+                tuple(Retry(group.group, sample, 0, number) for sample in range(SAMPLES)),
+            )
+            for number in range(waiting)
+        )
+        self._open.update({each.opened.group: SAMPLES for each in groups})
+        self._do(self.scheduler.unfinished(GroupsUnfinished(0, waiting, groups)))
+
+    def _do(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case OpenGroup(group):
+                    self._open[group.group] = group.samples
+                    self._do(self.scheduler.group_recorded(group.group))
+                case Place():
+                    self.placed += 1
+                    self._in_flight.append(instruction)
+
+    def end_one(self) -> None:
+        """A rollout ends: its engine reports another load, and the room that it leaves is filled."""
+        position = self._random.randrange(len(self._in_flight))
+        place, self._in_flight[position] = self._in_flight[position], self._in_flight[-1]
+        self._in_flight.pop()
+        loads = self.loads[place.generator]
+        loads.rotate()
+        self._do(self.scheduler.engine_load(loads[0]))
+        self._do(self.scheduler.rollout_done(place.request.rollout))
+        self._open[place.request.group] -= 1
+        if not self._open[place.request.group]:
+            self._group_ended(place.request.group)
+
+    def _group_ended(self, group: str) -> None:
+        del self._open[group]
+        self._ended += 1
+        self.progress()
+        if self._ended % self._size.groups == 0:
+            self._version += 1
+            self._publish()
+
+    def progress(self, *dropped: str) -> None:
+        """The filter says what it has decided, and which groups are dropped."""
+        self._do(self.scheduler.progress(GroupsProgress(0, self._ended, 0, (), dropped)))
+
+    @property
+    def in_flight(self) -> int:
+        """Number of rollouts that the engines have."""
+        return len(self._in_flight)
+
+
+def decisions_per_s(size: Size, seconds: float) -> float:
+    """Rollouts placed in a second of processor time, measured for about ``seconds``.
+
+    Each took an end of another rollout, and a load with news of that rollout's engine.
+    """
+    fleet = Fleet(size)
+    if fleet.in_flight < 0.9 * size.rollouts:
+        raise ValueError(f"only {fleet.in_flight} of {size.rollouts} rollouts were placed")
+    placed, began = fleet.placed, time.process_time()
+    while (spent := time.process_time() - began) < seconds:
+        for _ in range(100):
+            fleet.end_one()
+    return (fleet.placed - placed) / spent
+
+
+def opening_s(size: Size) -> float:
+    """Seconds of processor time to fill empty engines."""
+    began = time.process_time()
+    Fleet(size)
+    return time.process_time() - began
+
+
+def quiet_load_us(size: Size, events: int) -> float:
+    """Microseconds of a load that says nothing new, while all engines are full."""
+    fleet = Fleet(size)
+    loads = [loads[0] for loads in fleet.loads.values()]
+    began = time.process_time()
+    for number in range(events):
+        fleet.scheduler.engine_load(loads[number % len(loads)])
+    return (time.process_time() - began) / events * 1e6
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Microseconds to drop a group that waits, and of a rollout's end (with its load) afterwards."""
+
+    drop_us: float
+    event_us: float
+
+
+def dropping(size: Size, events: int) -> Dropping:
+    """Drop groups one by one while as many rollouts wait as are in flight. Then rollouts end."""
+    fleet = Fleet(size, waiting=2 * size.groups)
+    groups = [f"s0-g{number:06d}" for number in range(2 * size.groups - 1, 2 * size.groups - 65, -1)]
+    began = time.process_time()
+    for number in range(len(groups)):
+        fleet.progress(*groups[: number + 1])
+    drop_us = (time.process_time() - began) / len(groups) * 1e6
+    began = time.process_time()
+    for _ in range(events):
+        fleet.end_one()
+    return Dropping(drop_us, (time.process_time() - began) / events * 1e6)
