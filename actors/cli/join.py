@@ -45,9 +45,12 @@ def join(
 
     from actors.cli.topologies import fetch_models, supervise
     from actors.runtime.join import join as ask
+    from actors.runtime.joined_hosts import as_hosts
     from agent_rl.checks.topology import check_topology
+    from agent_rl.config.agreement import settings_to_agree
     from agent_rl.config.joining import may_have_more, next_numbers, refusal, with_joined
     from agent_rl.config.load import load_topology
+    from agent_rl.config.plugins import PluginError
     from agent_rl.config.processes import Host
     from agent_rl.config.source import TopologyError, first_of
     from agent_rl.config.user_modules import look_beside
@@ -63,9 +66,13 @@ def join(
         raise Mistake(lines=[fault.render(error.path) for fault in error.faults]) from error
     if not re.fullmatch(r"[A-Za-z0-9_-]+", host):
         raise Mistake(f"--host {host!r}: a name has letters, digits, - and _ alone")
-    wanted = _wanted(topology, role) or {each: 1 for each in topology.actors if may_have_more(topology, each)}
     here = Host(address=_numeric(address), base_port=base_port)
-    if reason := refusal(topology, host, here, wanted):
+    try:
+        wanted = _wanted(topology, role) or {each: 1 for each in topology.actors if may_have_more(topology, each)}
+        reason = refusal(topology, host, here, wanted)
+    except PluginError as error:
+        raise Mistake(f"{first_of(files)}: {error}") from error
+    if reason:
         raise Mistake(f"host {host} cannot join: {reason}")
     numbers = next_numbers(topology, {}, wanted)
     topology = with_joined(topology, {host: here.model_copy(update={"joined": numbers})})
@@ -74,14 +81,20 @@ def join(
     fetch_models(topology)
     base = first_of(files).absolute().parent
     try:
-        topology = trio.run(partial(ask, topology, host, wanted, base))
+        answer = trio.run(partial(ask, topology, host, wanted, base))
     except* (RunRefused, TransportError) as group:
         raise Mistake(str(_first(group))) from None
+    agreed = settings_to_agree(topology)
+    # Swaps hold for hosts that join, too. Hosts still compare what their files say.
+    topology = with_joined(load_topology(files, (*overrides, *answer.changes)), as_hosts(answer.hosts))
+    if answer.changes and (faults := check_topology(topology, files, (*overrides, *answer.changes), host=host)):
+        swaps = f"host {host} cannot join: actors of the run were swapped ({' '.join(answer.changes)})"
+        raise Mistake(lines=[swaps, *(fault.render(first_of(files)) for fault in faults)])
     named = [part for each in role for part in ("--role", each)]
     changes = [part for override in overrides for part in ("--set", override)]
     place = ["--host", host, "--address", address, "--base-port", str(base_port)]
     again = shlex.join(["agent-rl", "join", *map(str, files), *place, *named, *changes])
-    return supervise(topology, files, overrides, host, LiveView, again=again)
+    return supervise(topology, files, overrides, host, LiveView, again=again, agreed=agreed)
 
 
 def _wanted(topology: Topology, given: Sequence[str]) -> dict[str, int]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.runtime.joined_hosts import GUEST, as_hosts
+from actors.runtime.joined_hosts import GUEST
 from actors.runtime.networks import run_network
 from agent_rl import messages
 from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
-from agent_rl.config.joining import with_joined
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import PREFIX, claim, sweep_one
 from agent_rl.messages import JoinAnswer, JoinWanted
@@ -32,8 +31,8 @@ KEY_SECONDS = 3.0
 """A main host that refuses this host's key for so long has another one."""
 
 
-async def join(topology: Topology, name: str, wanted: Mapping[str, int], base: Path) -> Topology:
-    """The topology with all hosts that joined, this one (an entry of ``topology``) with the numbers it is given.
+async def join(topology: Topology, name: str, wanted: Mapping[str, int], base: Path) -> JoinAnswer:
+    """Ask for the host ``name``, an entry of ``topology``: which hosts have joined, and which swaps are in force.
 
     ``base`` is the folder of the topology file. Raises RunRefused when this host may not join.
     """
@@ -47,7 +46,7 @@ async def join(topology: Topology, name: str, wanted: Mapping[str, int], base: P
         sweep_one(directory)
 
 
-async def _ask(topology: Topology, name: str, wanted: Mapping[str, int], base: Path, inbox: str) -> Topology:
+async def _ask(topology: Topology, name: str, wanted: Mapping[str, int], base: Path, inbox: str) -> JoinAnswer:
     from transport import CallFailed, CallTimeout, KeyRefused, Node, PeerLost, Registry
 
     host = topology.hosts[name]
@@ -88,7 +87,7 @@ async def _ask(topology: Topology, name: str, wanted: Mapping[str, int], base: P
         nursery.cancel_scope.cancel()
     if answer is None or answer.refusal:
         raise RunRefused(f"host {name} cannot join: {reason if answer is None else answer.refusal}")
-    return with_joined(topology, as_hosts(answer.hosts))
+    return answer
 
 
 async def _nothing(_: object) -> None:

@@ -262,5 +262,4 @@ async def _end(process: trio.Process) -> None:
 
 def writes_rows(topology: Topology, hosts: Sequence[str]) -> bool:
     """Whether the filter runs on these hosts and the topology names trackers."""
-    entry = topology.actors.get("roc_filter")
-    return bool(topology.run.trackers) and entry is not None and entry.homes[0] in hosts
+    return bool(topology.run.trackers) and topology.journal_host in hosts

@@ -6,6 +6,7 @@ import fcntl
 import shutil
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -82,10 +83,13 @@ class PublishedWeights:
         sweep_partial(directory)
 
     def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
-        """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``."""
+        """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``.
+
+        The directory may be a link to a folder that hosts share: the URI is that of the folder.
+        """
         path = self.path(policy)
         self._write(weights, path)
-        return path.absolute().as_uri(), *((path.stat().st_size, checksum_of(path)) if self._fetched else (0, 0))
+        return path.resolve().as_uri(), *((path.stat().st_size, checksum_of(path)) if self._fetched else (0, 0))
 
     def path(self, policy: Policy) -> Path:
         """The path of the policy's weight file."""
@@ -99,8 +103,11 @@ class PublishedWeights:
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """The run is over: delete all files. The checkpoints hold the weights."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """The run is over: delete all files. The checkpoints hold the weights. A link to the directory stays."""
+        with suppress(OSError):
+            for path in self._directory.glob("policy-*.safetensors"):
+                path.unlink(missing_ok=True)
+        shutil.rmtree(self._directory, ignore_errors=True)  # a link is left alone
 
 
 class Checkpoints:

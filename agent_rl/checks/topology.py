@@ -98,7 +98,7 @@ def check_topology(
     faults += class_faults(topology, source)
     for index, tracker in enumerate(topology.run.trackers):
         _resolved("tracker", tracker, ("run", "trackers", index), source, faults)
-    faults += file_faults(topology, path, source)
+    faults += file_faults(topology, path, source, host)
     faults += model_faults(topology, path, source) + reference_faults(topology, source)
     faults += device_faults(topology, source, host)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there

@@ -369,6 +369,12 @@ class Topology(Part):
         return dict(enumerate(self.actors[role].homes)) | joined
 
     @property
+    def journal_host(self) -> str | None:
+        """The host of the filter, which keeps the journal; None without a filter."""
+        entry = self.actors.get("roc_filter")
+        return None if entry is None else entry.homes[0]
+
+    @property
     def main_host(self) -> str:
         """The learner's host, whose supervisor ends the run; without a learner, the host of the first actor."""
         entry = self.actors.get("learner") or next(iter(self.actors.values()))

@@ -155,9 +155,9 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
     ``hosts`` are the hosts that use this disk (default: the filter's). Checkpoints are checked when the learner's host
     is one of them. Raises JournalError with the remedy.
     """
-    entry = topology.actors.get("roc_filter")
-    here = hosts if hosts is not None else [] if entry is None else entry.homes
-    if entry is None or entry.homes[0] not in here:
+    keeper = topology.journal_host
+    here = hosts if hosts is not None else [keeper]
+    if keeper is None or keeper not in here:
         return
     for name in (JOURNAL, METRICS, SUMMARY):
         if (directory / name).is_dir():

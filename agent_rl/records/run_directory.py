@@ -48,6 +48,16 @@ def _locked(file: IO[bytes], kind: int) -> bool:
     return True
 
 
+def _refuse_no_locks(path: Path, file: IO[bytes]) -> None:
+    """Raises RunRefused on a file system that is mounted without locks."""
+    try:
+        _locked(file, fcntl.LOCK_SH)
+    except OSError as error:
+        what = f"{path} cannot be locked ({error.strerror})"
+        remedy = "mount its file system with locks (Lustre: -o flock), or name another run.directory"
+        raise RunRefused(f"{what}; {remedy}") from error
+
+
 def _lock_file(directory: Path, host: str) -> Path:
     return directory / f"supervisor.{host}.lock"
 
@@ -65,6 +75,7 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
             path = _lock_file(directory, host)
             with writing(path):
                 file = stack.enter_context(path.open("a+b", buffering=0))
+            _refuse_no_locks(path, file)
             while not _locked(file, fcntl.LOCK_EX):
                 if not _locked(file, fcntl.LOCK_SH):
                     file.seek(0)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_rl.files.disk import DiskError
+from agent_rl.files.file_systems import network_file_system
 from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
 from agent_rl.records.rows import ROWS, Row, SegmentRow
 from agent_rl.records.segments import SegmentFiles, sync
@@ -350,6 +351,9 @@ def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
     # Without a log no program writes, and a reader must not create a log.
     settled = not path.with_name(f"{path.name}-wal").exists()
+    if not settled and (kind := network_file_system(path)):
+        what = f"is on a network file system ({kind}), and its run is under way or was killed"
+        raise JournalError(f"{path} {what}: read it on the host that keeps it, or after the run has ended in order")
     name = f"{path.absolute().as_uri()}?{'immutable=1' if settled else 'mode=ro'}"
     return sqlite3.connect(name, isolation_level=None, timeout=BUSY_SECONDS, uri=True)
 

@@ -62,7 +62,7 @@ async def until_events(folder, count):
 async def running(path, count, host=None):
     """The run of the file, whose processes have sent so many events; it is stopped in order at the end."""
     codes = []
-    with trio.fail_after(120):
+    with trio.fail_after(600):  # the machine may be busy; a deadlock alone lasts so long
         async with trio.open_nursery() as nursery:
 
             async def run():

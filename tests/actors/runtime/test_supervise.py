@@ -1,5 +1,6 @@
 """The supervisor with real processes: restarts, draining, signals, and that no process is ever left behind."""
 
+import errno
 import contextlib
 import fcntl
 import os
@@ -613,6 +614,16 @@ def test_a_run_directory_has_one_supervisor(tmp_path):
             pass
     with run_lock(tmp_path / "run", ["a", "b"]):
         pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(file, kind):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    refused = pytest.raises(RunRefused, match=r"supervisor\.a\.lock cannot be locked \(Function not implemented\)")
+    with refused, run_lock(tmp_path / "run", ["a"]):
+        pytest.fail("got in")
 
 
 def test_asking_whether_a_run_is_supervised_never_refuses_its_supervisor(tmp_path):

@@ -146,3 +146,17 @@ def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path)
             assert bench.publisher.take_figures().update_version == 3
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_the_folder_of_weights_may_be_a_link_to_one_that_hosts_share(tmp_path: Path) -> None:
+    shared, folder = tmp_path / "shared", tmp_path / "run" / "weights"
+    shared.mkdir()
+    folder.parent.mkdir()
+    folder.symlink_to(shared)
+    weights = PublishedWeights(folder, Bench.write)
+    uri, _, _ = weights.keep(Policy(1, 1), {})
+    assert uri == (shared / "policy-0001-00000001.safetensors").as_uri()
+    weights.remove()
+    assert list(shared.iterdir()) == []
+    weights.keep(Policy(1, 2), {})
+    assert folder.is_symlink()

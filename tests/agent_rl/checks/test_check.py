@@ -11,10 +11,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, describe, needs, size_text, steps_kept
-from agent_rl.checks.files import file_system
+from agent_rl.checks.files import file_faults
 from agent_rl.checks.topology import check_topology, find_cycle
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology
+from agent_rl.config.source import Source
+from agent_rl.files.file_systems import file_system
+from tests.end_to_end.topologies import write_three_hosts
 
 ACTORS = """\
 from agent_rl.messages import (
@@ -344,11 +347,19 @@ def test_the_run_directory_may_not_be_a_file(folder):
     assert (fault.key, fault.remedy) == ("run.directory", "name a directory")
 
 
-def test_the_run_directory_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.checks.files.file_system", lambda path, mounts: "nfs4")
+def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
+    monkeypatch.setattr("agent_rl.checks.files.network_file_system", lambda path: "nfs4")
     (fault,) = check(folder)
     assert fault.key == "run.directory"
-    assert "(nfs4)" in fault.message
+    assert "(nfs4), which cannot hold the journal" in fault.message
+
+
+def test_a_host_without_the_journal_may_share_the_run_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("agent_rl.checks.files.network_file_system", lambda path: "nfs4")
+    path, _ = write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)
+    topology, source = load_topology(path), Source(path)
+    assert topology.journal_host == "a"
+    assert [len(file_faults(topology, path, source, host)) for host in (None, "a", "b", "c")] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,18 @@ def test_a_folder_without_a_journal_and_a_file_that_is_none_are_named(tmp_path: 
         audit(tmp_path)
 
 
+def test_a_journal_that_is_open_elsewhere_is_not_read_over_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    audit(tmp_path)
+    monkeypatch.setattr("agent_rl.records.sqlite.network_file_system", lambda path: "nfs4")
+    with pytest.raises(JournalError, match=r"network file system \(nfs4\).*read it on the host that keeps it"):
+        audit(tmp_path)
+    journal.close()
+    audit(tmp_path)
+
+
 def test_another_layout_is_refused(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path / "journal.sqlite")
     store = MemoryStore()
