@@ -1,7 +1,7 @@
 """The supervisor with real processes: restarts, draining, signals, and that no process is ever left behind."""
 
-import errno
 import contextlib
+import errno
 import fcntl
 import os
 import select
