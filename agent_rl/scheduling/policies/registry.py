@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_rl.scheduling.policies.base import Policy
+from agent_rl.scheduling.policies.cache_aware import CacheAware
+from agent_rl.scheduling.policies.cost_aware import CostAware
 from agent_rl.scheduling.policies.least_requests import LeastRequests
+from agent_rl.scheduling.policies.margin import Margin
+from agent_rl.scheduling.policies.predictive import Predictive
+from agent_rl.scheduling.policies.program_aware import ProgramAware
 from agent_rl.scheduling.policies.round_robin import RoundRobin
+from agent_rl.scheduling.policies.static import Static
+from agent_rl.scheduling.policies.sticky_least_loaded import StickyLeastLoaded
+from agent_rl.scheduling.policies.worst_case import WorstCase
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,14 @@ class Spec:
 
 
 POLICIES: Mapping[str, Spec] = {
+    "static": Spec(Static, {}, evicts_half=True),
     "round_robin": Spec(RoundRobin, {}),
     "least_requests": Spec(LeastRequests, {}),
+    "worst_case": Spec(WorstCase, {}),
+    "sticky_least_loaded": Spec(StickyLeastLoaded, {}),
+    "cache_aware": Spec(CacheAware, {}),
+    "margin": Spec(Margin, {}),
+    "cost_aware": Spec(CostAware, {}),
+    "program_aware": Spec(ProgramAware, {}),
+    "predictive": Spec(Predictive, {}),
 }

@@ -14,8 +14,8 @@ from agent_rl.scheduling.policies.immediate import Immediate
 class RoundRobin(Immediate):
     """See above."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, concurrency: int | None = None) -> None:
+        super().__init__(concurrency)
         self._next = -1
 
     def engine_for(self, turn: WaitingTurn) -> str:

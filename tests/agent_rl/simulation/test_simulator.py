@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -74,6 +73,16 @@ def test_a_policy_finishes_within_the_rules_and_never_beats_the_bound(name: str,
     assert not outcome.faults
     again = run(trace, name)
     assert (again.makespan_s, again.preempted, again.placed) == (outcome.makespan_s, outcome.preempted, outcome.placed)
+
+
+def test_faults_of_engines_and_starved_rollouts_are_no_part_of_sound_policies() -> None:
+    group = tuple(Shape(10, (30, 20), (0.5,), (5,)) for _ in range(4))
+    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL, lost=0.3), EngineLife("c", MODEL, joins=0.1, drains=0.4))
+    trace = check(Trace("leaving", 0, "", 4, 2, 2, 1, 250, engines, LearnerModel(1000.0), (group,) * 4))
+    for name in POLICIES:
+        outcome = run(trace, name)
+        assert not outcome.faults, name
+        assert outcome.written_tokens == 800 + outcome.lost_tokens
 
 
 def alone(written: tuple[int, ...], **changes: float) -> Trace:
@@ -167,8 +176,3 @@ def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
     engine.settle()
     engine.advance(engine.next_event())
     assert [engine.kept(r) for r in rollouts] == [30, 35, 0, 0]
-
-
-def test_the_share_of_rollouts_that_starts_late_is_measured() -> None:
-    figures: Callable[[str], Outcome] = lambda name: run(alone((20, 10)), name)  # noqa: E731
-    assert figures("round_robin").start_spread == 1.0

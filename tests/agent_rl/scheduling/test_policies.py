@@ -1,0 +1,230 @@
+"""Each policy does what its design note says."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.lengths import Lengths
+from agent_rl.scheduling.policies.loads import Loads
+from agent_rl.scheduling.policies.registry import POLICIES
+
+
+def turn(rollout: str, **changes: Any) -> WaitingTurn:
+    return WaitingTurn(rollout, rollout.partition("/")[0], rollout.partition("/")[0], 0, 0, 10, 10, 400)._replace(
+        **changes
+    )
+
+
+def with_engines(name: str, *engines: str, kv: int = 1000, **settings: Any) -> Policy:
+    policy = POLICIES[name].make(**settings)
+    policy.begin(Setting(4, 2))
+    for engine in engines:
+        policy.engine_reported(EngineFacts(engine, kv, 0, 0, 0, 8), 0.0)
+    return policy
+
+
+def engines_of(decisions: Any) -> list[str]:
+    return [decision.engine for decision in decisions if isinstance(decision, Place)]
+
+
+def start(policy: Policy, *rollouts: str, now: float = 0.0, **changes: Any) -> list[str]:
+    for rollout in rollouts:
+        policy.turn_waits(turn(rollout, **changes), now)
+    return engines_of(policy.decide(now))
+
+
+def again(policy: Policy, rollout: str, now: float, **changes: Any) -> list[Decision]:
+    """The rollout's turn ends, its tools run, and its next turn waits."""
+    policy.turn_ended(rollout, changes.get("context", 50), now)
+    policy.turn_waits(turn(rollout, **{"turn": 1, "context": 50, **changes}), now)
+    return list(policy.decide(now))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nothing_is_placed_without_an_engine_and_everything_with_one(name: str) -> None:
+    policy = with_engines(name)
+    assert start(policy, "g/0") == []
+    policy.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 10.0)
+    assert engines_of(policy.decide(10.0)) == ["a"]
+    assert list(policy.decide(20.0)) == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("leaves", ["draining", "gone"])
+def test_a_next_turn_leaves_an_engine_that_is_not_here(name: str, leaves: str) -> None:
+    policy = with_engines(name, "a", "b")
+    (engine,) = start(policy, "g/0")
+    (policy.engine_draining if leaves == "draining" else policy.engine_gone)(engine, 1.0)
+    assert engines_of(again(policy, "g/0", 10.0)) == ["b" if engine == "a" else "a"]
+
+
+def test_static_waits_for_all_before_the_next_turn() -> None:
+    policy = with_engines("static", "a", "b")
+    assert start(policy, "g/0", "g/1", "g/2") == ["a", "b", "a"]
+    assert again(policy, "g/0", 1.0) == []
+    assert again(policy, "g/1", 2.0) == []
+    policy.rollout_ended("g/2", 60, 3.0)
+    assert engines_of(policy.decide(3.0)) == ["a", "b"]
+
+
+def test_round_robin_and_least_requests_ignore_where_a_rollout_was() -> None:
+    assert start(with_engines("round_robin", "a", "b"), "g/0", "g/1", "g/2") == ["a", "b", "a"]
+    policy = with_engines("least_requests", "a", "b", concurrency=None)
+    assert start(policy, "g/0", "g/1", "g/2") == ["a", "b", "a"]
+    assert engines_of(again(policy, "g/0", 1.0)) == ["a"]
+    assert start(policy, "g/3") == ["b"]
+
+
+def test_routers_keep_rollouts_back_beyond_their_concurrency() -> None:
+    policy = with_engines("least_requests", "a", "b", concurrency=1)
+    assert start(policy, "g/0", "g/1", "g/2") == ["a", "b"]
+    assert engines_of(again(policy, "g/0", 1.0)) == ["a"]
+    policy.rollout_ended("g/1", 60, 2.0)
+    assert engines_of(policy.decide(2.0)) == ["b"]
+
+
+def test_worst_case_promises_the_longest_response() -> None:
+    policy = with_engines("worst_case", "a", "b")
+    assert start(policy, *(f"g/{n}" for n in range(6))) == ["a", "b", "a", "b"]  # two of 400 fit into 1000
+    policy.rollout_ended("g/0", 20, 1.0)
+    assert engines_of(policy.decide(1.0)) == ["a"]
+
+
+def test_sticky_least_loaded_stays_and_counts_rollouts_whose_tools_run() -> None:
+    policy = with_engines("sticky_least_loaded", "a", "b", concurrency=None)
+    assert start(policy, "g/0", "g/1") == ["a", "b"]
+    policy.turn_ended("g/0", 50, 1.0)
+    assert start(policy, "g/2", "g/3") == ["a", "b"]
+    policy.turn_waits(turn("g/0", turn=1, context=50), 2.0)
+    assert engines_of(policy.decide(2.0)) == ["a"]
+
+
+def test_margin_breaks_the_affinity_beyond_the_margin() -> None:
+    policy = with_engines("margin", "a", "b", margin=1, concurrency=None)
+    assert start(policy, "g/0", "g/1") == ["a", "b"]
+    policy.turn_ended("g/1", 50, 1.0)
+    policy.turn_ended("g/0", 50, 1.0)
+    assert start(policy, "g/2", "g/3", now=1.0) == ["a", "b"]
+    policy.rollout_ended("g/3", 50, 1.0)
+    policy.turn_waits(turn("g/0", turn=1, context=50), 2.0)
+    assert engines_of(policy.decide(2.0)) == ["a"]  # one more than b is within the margin
+    policy.turn_waits(turn("g/4"), 2.0)
+    policy.turn_waits(turn("g/5"), 2.0)
+    assert engines_of(policy.decide(2.0)) == ["b", "b"]
+
+
+def test_cache_aware_follows_the_prompt_of_a_group_until_the_load_is_out_of_balance() -> None:
+    policy = with_engines("cache_aware", "a", "b", absolute=2, relative=1.5, threshold=0.3, concurrency=None)
+    assert start(policy, *(f"g/{n}" for n in range(3))) == ["a", "a", "a"]
+    assert start(policy, "g/3") == ["b"]
+    assert start(policy, "h/0") == ["b"]  # the smallest tree
+
+
+def test_cost_aware_weighs_the_prefix_against_the_load() -> None:
+    policy = with_engines("cost_aware", "a", "b", overlap_weight=1.0, concurrency=None)
+    assert start(policy, "g/0", context=160) == ["a"]
+    assert start(policy, "h/0", context=320) == ["b"]
+    policy.turn_ended("h/0", 480, 1.0)
+    assert start(policy, "i/0", context=160) == ["b"]
+    kept = turn("h/0", turn=1, context=480, kept_on="b", kept=480)
+    policy.turn_waits(kept, 2.0)
+    assert engines_of(policy.decide(2.0)) == ["b"]
+    policy.turn_ended("h/0", 480, 3.0)
+    start(policy, "j/0", context=4800)  # on a
+    start(policy, "k/0", context=9600)  # on b, which is dearer than a prefill now
+    policy.turn_waits(kept, 4.0)
+    assert engines_of(policy.decide(4.0)) == ["a"]
+
+
+def test_program_aware_pauses_the_smallest_and_resumes_the_largest_first() -> None:
+    policy = with_engines("program_aware", "a", interval_s=5.0, acting_weight=1.0)
+    assert start(policy, "g/0", "g/1", "g/2", context=200) == ["a", "a", "a"]
+    for number, context in enumerate((300, 400, 450)):
+        policy.turn_ended(f"g/{number}", context, 1.0)
+    assert list(policy.decide(6.0)) == []  # over capacity: g/0 and g/1 are paused
+    for number, context in enumerate((300, 400, 450)):
+        policy.turn_waits(turn(f"g/{number}", turn=1, context=context), 7.0)
+    assert [d.rollout for d in policy.decide(7.0)] == ["g/2"]
+    policy.rollout_ended("g/2", 500, 8.0)
+    assert [d.rollout for d in policy.decide(20.0)] == ["g/1", "g/0"]
+
+
+def test_predictive_starts_more_than_worst_case_once_it_knows_the_lengths() -> None:
+    policy = with_engines("predictive", "a", kv=4000)
+    policy.engine_reported(EngineFacts("a", 4000, 0, 0, 0, 1000), 0.0)
+    for number in range(200):
+        start(policy, f"g{number}/0")
+        policy.rollout_ended(f"g{number}/0", 80 + number % 40, 0.0)
+    assert len(start(policy, *(f"h/{n}" for n in range(100)))) > 30  # worst case: ten of 400
+
+
+def test_predictive_moves_a_small_rollout_from_an_overfull_engine_but_not_a_large_one() -> None:
+    for context, where in ((50, "b"), (900, "a")):
+        policy = with_engines("predictive", "a", "b")
+        assert start(policy, "g/0") == ["a"]
+        assert start(policy, "g/1", context=20) == ["b"]
+        policy.turn_ended("g/0", context, 1.0)
+        policy.rollout_ended("g/1", 30, 1.0)
+        isolated: Any = policy
+        isolated._reserved["a"] += 1000 - isolated._known["g/0"].reserved + 200  # others on a grew
+        policy.turn_waits(turn("g/0", turn=1, context=context, limit=1000), 2.0)
+        assert engines_of(policy.decide(2.0)) == [where]
+
+
+def test_predictive_drops_a_prefix_whose_tools_run_too_long() -> None:
+    policy = with_engines("predictive", "a", hold_s=60.0)
+    start(policy, "g/0")
+    policy.turn_ended("g/0", 50, 1.0)
+    assert list(policy.decide(60.9)) == []
+    assert list(policy.decide(61.0)) == [Drop("g/0")]
+    policy.turn_waits(turn("g/0", turn=1, context=50), 70.0)
+    assert engines_of(policy.decide(70.0)) == ["a"]
+
+
+def test_quantiles_hold_on_lengths_of_any_shape() -> None:
+    source = random.Random(1)
+    for draw in (
+        lambda: source.lognormvariate(6, 0.8),
+        lambda: 50_000 if source.random() < 0.05 else source.uniform(9000, 11_000),
+    ):
+        for quantile in (0.5, 0.9):
+            lengths = Lengths(quantile)
+            assert math.isnan(lengths.coverage)
+            for number in range(4000):
+                lengths.started(f"{number}", f"{number}", 10, 100_000)
+                lengths.ended(f"{number}", f"{number}", int(draw()))
+            assert lengths.coverage == pytest.approx(quantile, abs=0.04)
+
+
+def test_samples_of_a_problem_and_the_length_so_far_are_evidence() -> None:
+    source = random.Random(1)
+    lengths = Lengths(0.5)
+    for problem in range(300):
+        center = source.lognormvariate(7, 0.6)
+        for sample in range(8):
+            lengths.ended(f"{problem}/{sample}", f"{problem}", int(center * source.lognormvariate(0, 0.2)))
+    unknown = lengths.final("new", 10, 100_000)
+    for sample in range(4):
+        lengths.ended(f"new/{sample}", "new", 8000)
+    assert lengths.final("new", 10, 100_000) > 4 * unknown
+    assert lengths.final("other", 9000, 100_000) > 9000
+    assert lengths.final("other", 9000, 9500) <= 9500
+
+
+def test_the_least_load_is_found_after_any_changes() -> None:
+    source = random.Random(2)
+    loads, truth = Loads(), dict[str, float]()
+    for step in range(3000):
+        name = f"{source.randrange(8)}"
+        if source.random() < 0.05 and len(truth) > 1:
+            loads.remove(name)
+            truth.pop(name, None)
+        else:
+            truth[name] = source.randrange(50)
+            loads.set(name, truth[name])
+        assert truth[loads.least()] == min(truth.values()), step
