@@ -55,6 +55,7 @@ class Predictive(Policy):
         self._fill = fill
         self._hold_s = hold_s
         self._facts: dict[str, EngineFacts] = {}
+        self._draining: set[str] = set()
         self._reserved: dict[str, float] = {}
         self._rows: dict[str, int] = {}
         self._load = Loads()
@@ -77,22 +78,28 @@ class Predictive(Policy):
             self._reserved[name] = 0.0
             self._rows[name] = 0
         self._facts[name] = facts
+        self._draining.discard(name)
         self._update(name)
 
     def engine_draining(self, engine: str, now: float) -> None:
-        """The engine gets no more; its residents move with their next turn."""
-        self.engine_gone(engine, now)
+        """The engine gets no more until it reports again; its residents move with their next turn."""
+        del now
+        self._draining.add(engine)
+        self._load.remove(engine)
 
     def engine_gone(self, engine: str, now: float) -> None:
-        """The engine gets no more; its residents move with their next turn."""
-        del now
-        self._load.remove(engine)
-        self._reserved.pop(engine, None)
-        self._facts.pop(engine, None)
+        """The engine's residents are nowhere. O(rollouts), for once."""
+        self.engine_draining(engine, now)
+        for rollout, resident in self._known.items():
+            if resident.engine == engine:
+                self._leave(rollout)
+        for of_engines in (self._reserved, self._rows, self._facts):
+            of_engines.pop(engine, None)
+        self._draining.discard(engine)
 
     def _update(self, engine: str) -> None:
-        facts = self._facts.get(engine)
-        if facts is not None:
+        facts = self._facts[engine]
+        if engine not in self._draining:
             full = self._rows[engine] >= facts.max_rollouts
             self._load.set(engine, 2.0 if full else self._reserved[engine] / max(1, facts.kv_total))
 
@@ -109,10 +116,10 @@ class Predictive(Policy):
             return
         resident.tools_since = -1.0
         resident.context = turn.context
-        if resident.engine in self._reserved:
+        if resident.engine in self._load:
             self._next.append(turn)
         else:
-            resident.engine = ""
+            self._leave(turn.rollout)
             self._again.append(turn)
 
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
@@ -189,6 +196,10 @@ class Predictive(Policy):
                 decisions.append(Drop(rollout))
         while self._next:
             turn = self._next.popleft()
+            if self._known[turn.rollout].engine not in self._load:  # it left since
+                self._leave(turn.rollout)
+                self._again.append(turn)
+                continue
             decisions.append(self._place(turn, self._home_or_better(turn)))
         for queue in (self._again, self._starts):
             while queue and len(self._load):

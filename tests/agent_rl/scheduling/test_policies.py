@@ -63,6 +63,19 @@ def test_a_next_turn_leaves_an_engine_that_is_not_here(name: str, leaves: str) -
     assert engines_of(again(policy, "g/0", 10.0)) == ["b" if engine == "a" else "a"]
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_draining_engine_that_reports_again_takes_turns_again(name: str) -> None:
+    policy = with_engines(name, "a")
+    start(policy, "g/0")
+    policy.turn_ended("g/0", 50, 1.0)
+    policy.engine_draining("a", 2.0)
+    assert start(policy, "g/1", now=10.0) == []
+    policy.turn_waits(turn("g/0", turn=1, context=50), 11.0)
+    assert engines_of(policy.decide(20.0)) == []
+    policy.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 30.0)
+    assert engines_of(policy.decide(30.0)) == ["a", "a"]
+
+
 def test_static_waits_for_all_before_the_next_turn() -> None:
     policy = with_engines("static", "a", "b")
     assert start(policy, "g/0", "g/1", "g/2") == ["a", "b", "a"]
