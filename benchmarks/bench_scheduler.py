@@ -80,9 +80,9 @@ def simulate(trace_name: str, seed: int, scale: float, policies: Sequence[str]) 
     for name in policies:
         spec = POLICIES[name]
         outcome = Simulator(trace, spec.make(), evicts_half=spec.evicts_half).run()
-        measures = [getattr(outcome, measure) for measure in MEASURES]
+        measures = {measure: getattr(outcome, measure) for measure in MEASURES}
         faults = sum(outcome.faults.values())
-        rows.append(Row(trace_name, name, measures[0], bound, *measures[1:], outcome.idle_share, faults))
+        rows.append(Row(trace_name, name, bound_s=bound, idle_share=outcome.idle_share, faults=faults, **measures))
     return rows
 
 
