@@ -62,7 +62,7 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.rollout.template import made_format
-from transport import LinkEvent, PeerLeft, PeerReplaced, PeerSilent
+from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
@@ -302,7 +302,7 @@ class RolloutGenerator(Actor):
         if isinstance(event, PeerReplaced) and event.peer in self.context.link(LINK).targets:
             self._running.orphaned()
             self._announce_load()  # before it can place these rollouts elsewhere
-        if isinstance(event, PeerSilent | PeerLeft):
+        if isinstance(event, PeerSilent | PeerGone | PeerLeft):
             self._asking.discard(event.peer)
             if not self._asking:
                 self._nobody_asks.set()

@@ -5,9 +5,10 @@
 
 Real scheduler, filter and generators run in virtual time (benchmarks/simulated_run.py), so the figures are the same on
 each machine. Engines hold 8 rollouts and their rollouts last 0.5 to 1.5 seconds; training takes little. In one run the
-first of two generators is killed. Its steps are counted from the second on after it is lost. The other run has one
-generator from the start. ``lost_seconds`` is how long the run took longer for the loss: the steps from the kill to
-twenty later, less their time at the rate of one generator.
+first of two generators is killed, and its supervisor tells the others. In another the first of two generators is heard
+no more, as when its host lost power or its network. Steps are counted once it is lost. One run has one generator from
+the start. ``lost_seconds`` is how long the run took longer for the kill: the steps from the kill to twenty later, less
+their time at the rate of one generator; ``lost_seconds_silent`` is the same for the generator that fell silent.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import structlog.testing
 import trio
@@ -58,15 +60,17 @@ async def rate(run: SimulatedRun, steps: int) -> float:
     return (run.learner.version - begin) / (trio.current_time() - began)
 
 
-async def measure(options: Options, generators: int, *, kill: bool) -> Measured:
-    """One run, in which the first generator is killed or not."""
+async def measure(options: Options, generators: int, fault: Literal["", "killed", "silent"]) -> Measured:
+    """One run, and what happens to its first generator."""
     total = WARM_UP + AFTER + options.steps + 10
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as folder:
         async with simulated(Path(folder), generators=generators, turns=options.turns, steps=total) as run:
             await run.steps(WARM_UP)
             began = trio.current_time()
-            if kill:
+            if fault == "killed":
                 await run.kill("rollout_generator.0")
+            elif fault == "silent":
+                run.vanish("rollout_generator.0")
             await run.steps(WARM_UP + AFTER)
             recovered = trio.current_time() - began
             steps_per_s = await rate(run, options.steps)
@@ -88,23 +92,25 @@ def quietly() -> Iterator[None]:
 
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    runs = {
-        "two generators": (2, False),
-        "one from the start": (1, False),
-        "one of two dead": (2, True),
+    runs: dict[str, tuple[int, Literal["", "killed", "silent"]]] = {
+        "two generators": (2, ""),
+        "one from the start": (1, ""),
+        "one of two dead": (2, "killed"),
+        "one of two silent": (2, "silent"),
     }
     with quietly():
         found = {
-            name: in_virtual_time(partial(measure, options, count, kill=kill)) for name, (count, kill) in runs.items()
+            name: in_virtual_time(partial(measure, options, count, fault)) for name, (count, fault) in runs.items()
         }
     rows = [(name, each.steps_per_s, each.recovered_s, each.moved) for name, each in found.items()]
     print_table("Steps in virtual time", ("run", "steps/s", f"{AFTER} steps took s", "rollouts moved"), rows)
-    one, dead = found["one from the start"], found["one of two dead"]
+    one, dead, silent = found["one from the start"], found["one of two dead"], found["one of two silent"]
     print_figures(
         {
             "dead_generator_throughput_share": dead.steps_per_s / one.steps_per_s,
             "two_over_one": found["two generators"].steps_per_s / one.steps_per_s,
             "lost_seconds": dead.recovered_s - AFTER / one.steps_per_s,
+            "lost_seconds_silent": silent.recovered_s - AFTER / one.steps_per_s,
             "rollouts_moved": dead.moved,
         }
     )

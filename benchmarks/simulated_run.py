@@ -265,11 +265,15 @@ class SimulatedRun:
         self.network.cut.discard(name)
 
     async def kill(self, name: str) -> None:
-        """As by SIGKILL: without a goodbye."""
+        """As by SIGKILL: without a goodbye. Its supervisor tells all others which process comes next."""
         self.vanish(name)
-        self._processes[name].scope.cancel()
-        await self._processes[name].ended.wait()
+        killed = self._processes[name]
+        killed.scope.cancel()
+        await killed.ended.wait()
         self.back(name)
+        for process in self._processes.values():
+            if process is not killed:
+                process.actor.context.node.expect(name, killed.incarnation + 1)
 
     async def stop(self, name: str) -> None:
         """Stop the actor in order."""

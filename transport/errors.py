@@ -92,9 +92,10 @@ class PeerLeft:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """A silent peer has been silent for ``seconds``, longer than ``Limits.lost_after``: it counts as lost.
+    """A peer counts as lost: it was silent for longer than ``Limits.lost_after``, or its process has ended.
 
-    Its announcements that are not handled yet are discarded. When the peer is heard again, PeerBack says so.
+    Nothing arrived from the peer for ``seconds``. Its announcements that are not handled yet are discarded. When the
+    peer is heard again, PeerBack says so.
     """
 
     peer: str

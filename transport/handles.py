@@ -358,3 +358,11 @@ class AnnounceLink:
         frames = self._values[kind] = encode(message, self._limits)
         for outbound in self.targets.values():
             outbound.announce(self.name, kind, frames)
+
+    async def acknowledged(self) -> None:
+        """Wait until all targets have handled the newest values, except targets that are silent, lost or have left.
+
+        A target that was never heard is waited for until it counts as silent (`Limits.silent_after`).
+        """
+        for outbound in tuple(self.targets.values()):
+            await outbound.announced(self.name)

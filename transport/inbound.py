@@ -29,6 +29,8 @@ class Inbound:
         self.gone = False
         """Whether the process has left, or was replaced."""
         self.announced: dict[tuple[str, str], int] = {}
+        """The newest version of each (link, type) that arrived."""
+        self._handled: dict[tuple[str, str], int] = {}
         self._on_change = on_change
         self._changed: dict[str, PushReceiver] = {}
         self._new_announced: dict[tuple[str, str], int] = {}
@@ -46,13 +48,18 @@ class Inbound:
         self._on_change(self)
 
     def announce(self, link: str, kind: str, version: int) -> bool:
-        """Whether this version is newer than the last. Its arrival is confirmed to the sender in any case."""
-        self._new_announced[link, kind] = version
-        self._on_change(self)
+        """Whether this version is newer than the last. The sender repeats it until it hears that it was handled."""
+        if version <= self._handled.get((link, kind), 0):
+            self.announcement_handled(link, kind, version)
         if version <= self.announced.get((link, kind), 0):
             return False
         self.announced[link, kind] = version
         return True
+
+    def announcement_handled(self, link: str, kind: str, version: int) -> None:
+        """Tell the sender that this version needs no repetition."""
+        self._handled[link, kind] = self._new_announced[link, kind] = max(version, self._handled.get((link, kind), 0))
+        self._on_change(self)
 
     def progress(self, incarnation: int) -> Progress:
         """The changes since the last call, for the sender."""
@@ -109,11 +116,15 @@ class Delivery:
         return self.release
 
     def release(self) -> None:
-        """Acknowledge the push, once."""
-        if self.stream is not None and not self._released:
-            self._released = True
+        """Acknowledge the push or announcement, once."""
+        if self._released:
+            return
+        self._released = True
+        if self.stream is not None:
             self.stream.acknowledge(self.number)
             self.inbound.changed(self.stream)
+        elif self.kind == "announce":
+            self.inbound.announcement_handled(self.link, type(self.message).__name__, self.number)
 
     def withdraw(self) -> None:
         """Skip the call or cancel its handler, since the caller no longer waits."""
@@ -150,7 +161,8 @@ class Queue:
             key = (delivery.sender, delivery.link, type(delivery.message))
             waiting = self._announcements.get(key)
             if waiting is not None:
-                waiting.message, waiting.withdrawn = delivery.message, False
+                waiting.message, waiting.inbound, waiting.number = delivery.message, delivery.inbound, delivery.number
+                waiting.withdrawn = False
                 return
             self._announcements[key] = delivery
         self._items.append(delivery)
@@ -168,9 +180,11 @@ class Queue:
         return None
 
     def forget_announcements(self, sender: str) -> None:
-        """Skip the waiting announcements of a sender that is gone."""
-        for (name, _, _), delivery in self._announcements.items():
-            delivery.withdrawn |= name == sender
+        """Skip the waiting announcements of a sender that is gone. If it returns, it repeats them."""
+        for (name, link, kind), delivery in self._announcements.items():
+            if name == sender:
+                delivery.withdrawn = True
+                delivery.inbound.announced.pop((link, kind.__name__), None)
 
     async def wait(self) -> None:
         """Wait until there may be something to pop."""

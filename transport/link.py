@@ -287,10 +287,11 @@ class AnnounceSender:
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], _Announced] = {}
 
-    @property
-    def pending(self) -> int:
-        """The number of values whose newest version is not acknowledged."""
-        return sum(value.acknowledged < value.version for value in self._values.values())
+    def pending(self, link: str | None = None) -> int:
+        """The number of values, of one link or all, whose newest version is not acknowledged."""
+        return sum(
+            value.acknowledged < value.version for (name, _), value in self._values.items() if link in {None, name}
+        )
 
     def set(self, link: str, kind: str, frames: Sequence[Buffer]) -> None:
         """A newer value."""
@@ -309,7 +310,7 @@ class AnnounceSender:
                 yield link, kind, value.version, value.frames
 
     def acknowledged(self, link: str, kind: str, version: int) -> None:
-        """The peer has this version."""
+        """The peer has handled this version."""
         value = self._values.get((link, kind))
         if value is not None:
             value.acknowledged = max(value.acknowledged, min(version, value.version))

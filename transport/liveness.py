@@ -11,7 +11,8 @@ class Liveness:
     ::
 
         heard --(silent_after)--> silent --(lost_after)--> silent and gone --(heard again: back)--> heard
-          `-------(says goodbye: leaves)-------------------^
+          |-------(says goodbye: leaves)-------------------^
+          `-------(its process has ended; next tick)-------^
 
     An arrival only sets a flag, and the tick reads the clock, so that an arrival costs almost nothing.
     """
@@ -23,9 +24,10 @@ class Liveness:
         self._heard_at: dict[str, float] = {}
         self._ticked_at: float | None = None
         self._left: dict[str, int] = {}
+        self._ended: set[str] = set()
         self.silent: set[str] = set()
         self.gone: set[str] = set()
-        """Peers that are lost, or said goodbye."""
+        """Peers that are lost, or said goodbye, or whose process has ended."""
 
     def expect(self, peer: str, now: float) -> None:
         """Watch this peer from now on."""
@@ -35,6 +37,7 @@ class Liveness:
         """Watch the peer no longer."""
         self._heard_at.pop(peer, None)
         self._heard.discard(peer)
+        self._ended.discard(peer)
         self.silent.discard(peer)
         self.gone.discard(peer)
 
@@ -52,8 +55,18 @@ class Liveness:
         self.gone.add(peer)
         return True
 
+    def ended(self, peer: str, incarnation: int) -> None:
+        """The peer's process with this incarnation is known to have ended. The next tick counts the peer as lost.
+
+        Until then, frames that were on their way arrive; a successor that is heard keeps the peer from being lost.
+        """
+        if peer in self._heard_at and not self.has_left(peer, incarnation):
+            self._left[peer] = incarnation
+            self._heard.discard(peer)
+            self._ended.add(peer)
+
     def has_left(self, peer: str, incarnation: int) -> bool:
-        """Whether this process said goodbye. What arrives of it afterwards was sent before."""
+        """Whether this process said goodbye, or has ended. What arrives of it afterwards was sent before."""
         return peer in self._left and incarnation <= self._left[peer]
 
     def back(self, peer: str, now: float) -> float:
@@ -73,11 +86,14 @@ class Liveness:
         for peer, heard_at in self._heard_at.items():
             self._heard_at[peer] = now if peer in self._heard and peer not in self.silent else heard_at + stall
             seconds = now - self._heard_at[peer]
-            if peer not in self.silent and seconds > self._silent_after:
+            if peer not in self.silent and peer not in self._ended and seconds > self._silent_after:
                 self.silent.add(peer)
                 newly_silent.append((peer, seconds))
-            if peer in self.silent and peer not in self.gone and seconds > self._lost_after:
+            ended = peer in self._ended and peer not in self._heard
+            if peer not in self.gone and (ended or (peer in self.silent and seconds > self._lost_after)):
+                self.silent.add(peer)
                 self.gone.add(peer)
                 newly_lost.append((peer, seconds))
         self._heard.clear()
+        self._ended.clear()
         return newly_silent, newly_lost

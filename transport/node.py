@@ -102,19 +102,27 @@ class Node(Links):
 
     @property
     def gone(self) -> AbstractSet[str]:
-        """The peers that are lost or have left."""
+        """The peers that are lost, have left, or whose process has ended."""
         return self._liveness.gone
 
     def expect(self, peer: str, incarnation: int) -> None:
-        """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before."""
+        """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before.
+
+        Processes of a lower incarnation have ended: within a heartbeat, the peer counts as lost until its process with
+        this incarnation is heard.
+        """
         self._expected[peer] = incarnation
         inbound = self._inbound_by_name.get(peer)
+        outbound = self._outbound.get(peer)
+        known = [each.incarnation for each in (inbound, outbound) if each is not None and each.incarnation is not None]
+        if known and max(known) < incarnation:
+            self._liveness.ended(peer, incarnation - 1)
         if inbound is not None and inbound.incarnation > incarnation:
             self._forget(inbound)
             if peer not in self._outbound:
                 self._liveness.forget(peer)
-        if peer in self._outbound:
-            self._outbound[peer].expect(incarnation)
+        if outbound is not None:
+            outbound.expect(incarnation)
 
     async def run(
         self,
@@ -196,6 +204,8 @@ class Node(Links):
                 self._port.renew(each.peer)
         for peer, seconds in lost:
             self._dispatcher.forget_announcements(peer)
+            if peer in self._outbound:
+                self._outbound[peer].unavailable()
             self._report(PeerGone(peer, seconds))
         for link in self._pushes():
             for event in link.overdue(now, self._limits.credit_report_after):
@@ -340,6 +350,7 @@ class Node(Links):
         try:
             message = self._decode(frames, self._receives["announce"])
         except DecodeError as error:
+            inbound.announcement_handled(announce.link, announce.type, announce.version)
             self.faults.malformed(inbound.peer, str(error))
             return
         self._dispatcher.put(Delivery(message, "announce", announce.link, inbound, announce.version))

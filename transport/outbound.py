@@ -104,6 +104,7 @@ class Outbound:
         self.call_links: list[Calls] = []
         self.calls: dict[int, PendingCall] = {}
         self.announcements = AnnounceSender()
+        self._announced = trio.lowlevel.ParkingLot()
         self._requests = 0
         self._transmit = transmit
         self._decode = decode
@@ -131,8 +132,8 @@ class Outbound:
         ]
         links = [call.link.name for call in self.calls.values()]
         texts += [f"{links.count(link)} calls on {link}" for link in dict.fromkeys(links)]
-        if self.announcements.pending:
-            texts.append(f"{self.announcements.pending} announcements")
+        if pending := self.announcements.pending():
+            texts.append(f"{pending} announcements")
         return tuple(texts)
 
     def _send(self, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
@@ -202,6 +203,12 @@ class Outbound:
             for link, kind, version, frames in self.announcements.to_transmit():
                 self._send(AnnounceFrame(link, self.incarnation, kind, version), frames)
 
+    async def announced(self, link: str) -> None:
+        """Wait until the peer has handled the newest values of a link, or is silent or gone."""
+        await trio.lowlevel.checkpoint()
+        while self.announcements.pending(link) and not self.silent:
+            await self._announced.park()
+
     def begin(self, call: PendingCall) -> None:
         """Send a call, or keep it until the peer is identified."""
         self._requests += 1
@@ -235,6 +242,7 @@ class Outbound:
     def unavailable(self) -> None:
         """The peer is silent, or has left."""
         self.silent = True
+        self._announced.unpark_all()
         self.lost()
 
     def back(self) -> None:
@@ -325,6 +333,7 @@ class Outbound:
                 self._settled(each.link, *sender.progressed(each))
         for link, kind, version in progress.announced:
             self.announcements.acknowledged(link, kind, version)
+            self._announced.unpark_all()
 
     def _settled(self, link: str, settled: list[Unsettled], rejected: list[str]) -> None:
         for message in settled:

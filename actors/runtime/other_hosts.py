@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -14,7 +14,7 @@ from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, RunState
 
 if TYPE_CHECKING:
-    from transport import Node
+    from transport import AnnounceLink, Node
 
 TELL_SECONDS = 10.0
 """Seconds to wait for the supervisors of other hosts when the run ends."""
@@ -32,7 +32,7 @@ class OtherHosts:
         self._ended: dict[str, trio.Event] = {}
         self._up: set[str] = set()
         self._node: Node | None = None
-        self._tell: list[Callable[[object], None]] = []
+        self._tell: list[AnnounceLink] = []
         self.follow(topology)
 
     def __bool__(self) -> bool:
@@ -55,10 +55,14 @@ class OtherHosts:
         if not self._tells:
             return
         if not self.is_main:
-            self._tell.append(node.announce("status", [self._main]).set)
+            self._tell.append(node.announce("status", [self._main]))
         elif node.name == self._main:
             self._node = node
-            self._tell.append(node.announce("run", list(self._ended), growing=True).set)
+            self._tell.append(node.announce("run", list(self._ended), growing=True))
+
+    def refused(self) -> None:
+        """The main host does not listen to this host: nothing is told or waited for."""
+        self._tell.clear()
 
     def heard(self, status: ActorStatus) -> str:
         """Take in another supervisor's status. Returns why the run must end, where that is decided; else empty."""
@@ -67,7 +71,7 @@ class OtherHosts:
         return f"{status.actor}: {status.detail}" if status.state == "failed" and self.is_main else ""
 
     def left(self, peer: str) -> None:
-        """A node said goodbye: a supervisor does when it has stopped. Its last status may be lost with it."""
+        """A node said goodbye: a supervisor does when it has stopped."""
         if peer in self._ended:
             self._ended[peer].set()
 
@@ -85,7 +89,9 @@ class OtherHosts:
         """
         if not self.is_main:
             self._announce_self("failed" if exit_code else "finished", reason)
-            await trio.lowlevel.checkpoint()
+            with trio.move_on_after(TELL_SECONDS if patient else 0):
+                for link in self._tell:
+                    await link.acknowledged()
             return []
         with trio.move_on_after(TELL_SECONDS if patient else 0):
             for name in self._up & self._ended.keys():
@@ -93,8 +99,8 @@ class OtherHosts:
         return [name for name, ended in self._ended.items() if name in self._up and not ended.is_set()]
 
     def _announce(self, message: object) -> None:
-        for tell in self._tell:
-            tell(message)
+        for link in self._tell:
+            link.set(message)
 
     def _announce_self(self, state: str, reason: str) -> None:
         self._announce(

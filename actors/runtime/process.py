@@ -83,6 +83,8 @@ MISTAKES = (
     RunRefused,
     NobodyLeftError,
 )
+LAST_STATUS_SECONDS = 2.0
+"""How long an actor that ends waits until the supervisors have taken in its last status."""
 STATUS_LINK = "status"
 
 
@@ -135,7 +137,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         except Exception as error:
             failed = True
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
-            await trio.lowlevel.checkpoint()  # send the status, so that the display shows why before the process ends
+            await _last_status_heard(status_link)  # so that the display shows why before the process ends
             raise
         node.watch(vacancy.look)
         node.watch(actor.peer_changed)
@@ -149,9 +151,15 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         await stopping.wait()
         await actor.stop()
         _announce(status_link, actor, *actor.status())
+        await _last_status_heard(status_link)
         context.log.info("stopped")
         nursery.cancel_scope.cancel()
         node_nursery.cancel_scope.cancel()
+
+
+async def _last_status_heard(status_link: Any) -> None:
+    with trio.move_on_after(LAST_STATUS_SECONDS):
+        await status_link.acknowledged()
 
 
 def _announce(

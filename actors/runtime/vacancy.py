@@ -24,6 +24,10 @@ class NobodyLeftError(Exception):
     """A link has led to nobody for ``run.give_up_minutes``. The message says what to do."""
 
 
+SHOWN_SECONDS = 5.0
+"""A link that leads to nobody for a shorter time is not worth a line: most processes are back by then."""
+
+
 class Vacancy:
     """Watches the links over which an actor needs an answer or an acknowledgement: push links and call links."""
 
@@ -55,8 +59,10 @@ class Vacancy:
 
     @property
     def text(self) -> str:
-        """The peers of which none is there, in words; empty when each link leads to somebody."""
-        missing = {target: None for name in self._since for target in sorted(self._links[name].targets)}
+        """The peers of which none is there for a while, in words; empty when each link leads to somebody."""
+        shown = trio.current_time() - SHOWN_SECONDS
+        vacant = [name for name, since in self._since.items() if since <= shown]
+        missing = {target: None for name in vacant for target in sorted(self._links[name].targets)}
         return f"none of {', '.join(missing)} is heard" if missing else ""
 
     async def run(self) -> None:

@@ -185,10 +185,10 @@ def test_announcements_are_repeated_until_the_newest_is_acknowledged():
     assert list(sender.to_transmit()) == [("news", "Item", 2, (b"2",))]
     sender.set("news", "Item", (b"3",))
     sender.acknowledged("news", "Item", 2)
-    assert sender.pending == 1
+    assert (sender.pending(), sender.pending("news"), sender.pending("other")) == (1, 1, 0)
     sender.acknowledged("news", "Item", 99)
     sender.repeat()
-    assert sender.pending == 0
+    assert sender.pending() == 0
     assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
     sender.repeat()
     assert list(sender.to_transmit()) == []

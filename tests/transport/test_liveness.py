@@ -43,3 +43,20 @@ def test_a_process_that_left_is_gone_at_once_and_only_a_new_one_comes_back():
     liveness.back("peer", 60.0)
     assert not liveness.gone
     assert liveness.has_left("peer", 7)
+
+
+def test_a_process_that_ended_is_lost_at_the_next_tick_unless_its_successor_is_heard_before():
+    liveness = Liveness(5.0, 20.0)
+    for peer in ("dead", "replaced"):
+        liveness.expect(peer, 0.0)
+        liveness.heard(peer)  # just before it ended
+        liveness.ended(peer, 7)
+        assert liveness.has_left(peer, 7)
+    liveness.heard("replaced")
+    assert liveness.tick(1.0, 1.0) == ([], [("dead", 1.0)])
+    assert liveness.silent == liveness.gone == {"dead"}
+    assert liveness.tick(2.0, 1.0) == ([], [])
+    assert liveness.back("dead", 3.0) == 3.0
+    liveness.ended("dead", 7)
+    liveness.ended("unknown", 7)
+    assert liveness.tick(4.0, 1.0) == ([], [])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import trio
 
 from tests.transport.contract.base import (
+    PATIENCE,
     ContractBase,
     Item,
     Losing,
     Question,
     Recorder,
 )
+from transport import PeerLeft, PeerSilent
 from transport.inbound import Delivery
 
 
@@ -60,6 +62,47 @@ class AnnounceContract(ContractBase):
         async def main() -> None:
             for lost in range(1, self.announcements_to_lose + 1):
                 await lose(lost)
+
+        self.run(main)
+
+    def test_who_leaves_may_wait_until_the_last_announcement_is_handled(self) -> None:
+        """Both ends announce, so that a goodbye comes over another connection than the announcement."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, b = await world.start("a"), await world.start("b", recorder)
+                b.node.announce("back", ["a"]).set(Item(0))
+                link = a.node.announce("news", ["b"])
+                link.set(Item(1))
+                await recorder.until(lambda recorder: recorder.started == 1)
+                link.set(Item(2))
+
+                async def leave() -> None:
+                    await link.acknowledged()
+                    await a.stop()
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(leave)
+                    await self.heartbeats(3)
+                    assert not b.reported(PeerLeft), "an announcement that waits was taken for a handled one"
+                    recorder.gate.set()
+                assert recorder.numbers == [1, 2]
+
+        self.run(main)
+
+    def test_nobody_waits_for_a_silent_peer(self) -> None:
+        """A target that is never heard counts as silent after a while."""
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                a = await world.start("a")
+                link = a.node.announce("news", ["b"])
+                link.set(Item(1))
+                with trio.fail_after(PATIENCE):
+                    await link.acknowledged()
+                assert [event.peer for event in a.reported(PeerSilent)] == ["b"]
 
         self.run(main)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import trio
 
 from tests.transport.contract.base import (
@@ -29,6 +30,7 @@ from transport.errors import (
     PeerReplaced,
     PeerSilent,
 )
+from transport.inbound import Delivery
 
 KNOWS_MORE = Registry(*REGISTRY, Unheard)
 
@@ -105,6 +107,52 @@ class LivenessContract(ContractBase):
                 (gone,) = a.reported(PeerGone)
                 assert gone.peer == "b"
                 assert gone.seconds >= self.limits.lost_after
+
+        self.run(main)
+
+    def test_a_process_that_has_ended_is_lost_within_a_heartbeat(self) -> None:
+        """Its supervisor says so. Calls fail, what waited goes to the next process, and what it said counts no more."""
+
+        async def main() -> None:
+            cut = Cut()
+            async with self.world("a", "b", copies=cut) as world:
+
+                async def never(_: Delivery) -> None:
+                    await trio.sleep_forever()
+
+                answers = Recorder(answers=never)
+                a, b = await world.start("a"), await world.start("b", answers)
+                a.node.expect("b", 0)
+                call = a.node.call("questions", ["b"], outstanding=2, timeout=PATIENCE)
+                link = a.node.push("items", ["b"], window=2)
+                failed = trio.Event()
+
+                async def ask() -> None:
+                    with pytest.raises(PeerLost):
+                        await call(Question(1))
+                    failed.set()
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask)
+                    await answers.until(lambda recorder: recorder.running == 1)
+                    cut.closed = True  # as after SIGKILL: no goodbye
+                    await b.stop()
+                    await link.send(Item(1))
+                    a.node.expect("b", 1)
+                    with trio.fail_after(self.limits.silent_after):
+                        await failed.wait()
+                assert [event.peer for event in a.reported(PeerGone)] == ["b"]
+                assert not a.reported(PeerSilent)
+                assert a.node.gone == {"b"}
+                cut.closed = False
+                recorder = Recorder()
+                await world.start("b", recorder, incarnation=1)
+                await recorder.count(1)
+                with trio.fail_after(PATIENCE):
+                    await link.drained()
+                    while not a.reported(PeerBack):
+                        await self.heartbeats(1)
+                assert (recorder.numbers, a.node.gone) == ([1], set())
 
         self.run(main)
 
