@@ -215,7 +215,7 @@ class Peers:
 
     def _refused(self, reason: str) -> None:
         """The main host has another key, release or topology."""
-        self._others.refused()
+        self.others.refused()
         self._supervision.end(2, reason)
 
     # How the run ends.

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import TurnRequest, TurnResult
@@ -297,7 +296,7 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(tmp_path: Path, mo
             assert run.turns == 2 * 4
             over.set()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    simulate(main)
 
 
 def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
