@@ -147,14 +147,15 @@ class Run:
         return [row for row in rows if row["kind"] == kind]
 
 
-def _command(file: Path, directory: Path, overrides: Sequence[str]) -> list[str]:
+def command_of(verb: str, file: Path, directory: Path, overrides: Sequence[str]) -> list[str]:
+    """``agent-rl VERB FILE`` with this run directory and these settings."""
     settings = [part for setting in (f"run.directory={directory}", *overrides) for part in ("--set", setting)]
-    return [sys.executable, "-P", "-m", "actors.cli", "run", str(file), *settings]
+    return [sys.executable, "-P", "-m", "actors.cli", verb, str(file), *settings]
 
 
 def summary_of(file: Path, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Run ``agent-rl run FILE`` to its end; returns its summary. Raises RunFailed."""
-    command = _command(file, directory, overrides)
+    command = command_of("run", file, directory, overrides)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
@@ -168,11 +169,17 @@ def summary_of(file: Path, directory: Path, overrides: Sequence[str]) -> dict[st
 @asynccontextmanager
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
+    async with started(command_of("run", file, folder / "run", overrides), folder) as run:
+        yield run
+
+
+@asynccontextmanager
+async def started(command: Sequence[str], folder: Path) -> AsyncIterator[Run]:
+    """A command whose run directory is ``run`` in ``folder``, as in `running`."""
     directory, output = folder / "run", folder / "output"
-    command = _command(file, directory, overrides)
     with output.open("wb") as out:
         process = await trio.lowlevel.open_process(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         yield Run(process, directory, output)

@@ -183,10 +183,11 @@ class Trained:
     reference = None
     max_length = LENGTH
 
-    def __init__(self, seconds: float, hurry: Path) -> None:
+    def __init__(self, seconds: float, hurry: Path | None = None, weights_mib: float = 0.0) -> None:
         """``seconds``: of a step of reinforcement learning, until there is a file ``hurry``."""
         self._seconds = seconds
         self._hurry = hurry
+        self._padding = " " * int(weights_mib * (1 << 20))
         self.groups: list[str] = []
         self.optimizer = self
 
@@ -205,7 +206,8 @@ class Trained:
     def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, step: int) -> TrainingFigures:
         """Take the groups down."""
         del stage, step
-        time.sleep(0.0 if self._hurry.exists() else self._seconds)
+        if self._hurry is None or not self._hurry.exists():
+            time.sleep(self._seconds)
         self.groups += [group.group for group in groups]
         rollouts = sum(len(group.trajectories) for group in groups)
         return TrainingFigures(trained_tokens=rollouts, trained_rollouts=rollouts, loss=0.0, entropy=1.0)
@@ -213,7 +215,7 @@ class Trained:
     def copy_weights(self, version: int, device: str = "cpu") -> Mapping[str, Any]:
         """What is published."""
         del device
-        return {"version": version, "groups": len(self.groups)}
+        return {"version": version, "groups": len(self.groups), "padding": self._padding}
 
     def save(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> None:
         """Write a checkpoint."""
@@ -259,7 +261,7 @@ class ScriptedModel(TrainedModel):
 
     def _load(self) -> tuple[Position, dict[str, Any]]:
         settings, log = self._context.settings, self._context.log
-        self.trainer = Trained(settings.step_seconds, settings.hurry)
+        self.trainer = Trained(settings.step_seconds, settings.hurry, settings.weights_mib)
         restored = self.checkpoints.restore(
             self.trainer.restore, lambda fault: log.warning("damaged checkpoint", fault=fault)
         )
@@ -286,8 +288,10 @@ class ScriptedSettings(LearnerSettings):
 
     step_seconds: float = 0.5
     """Of a step, so that the run lasts until all faults have come."""
-    hurry: Path
+    hurry: Path | None = None
     """Once this file exists, steps take no time."""
+    weights_mib: float = 0.0
+    """The size of a published policy."""
 
 
 class ScriptedLearner(Learner):

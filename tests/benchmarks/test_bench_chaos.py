@@ -282,7 +282,7 @@ def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     restored = Trained(60.0, tmp_path)
     assert restored.restore(tmp_path / "version-000001-stage-02") == (Position(2, 0, 1), {"watch": 3})
     assert restored.groups == ["g0"]
-    assert restored.copy_weights(1) == {"version": 1, "groups": 1}
+    assert restored.copy_weights(1) == {"version": 1, "groups": 1, "padding": ""}
     (tmp_path / "version-000001-stage-02" / TRAINED).write_text("[]")
     with pytest.raises(CheckpointError, match="bytes long"):
         restored.restore(tmp_path / "version-000001-stage-02")

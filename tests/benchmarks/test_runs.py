@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
-from benchmarks import bench_overlap, bench_throughput
+from benchmarks import bench_overlap
 from benchmarks.runs import Run, Window, stage_rows, window
 from tests.end_to_end.topologies import write_micro
 
@@ -66,12 +66,6 @@ def test_rows_of_a_stage_are_those_in_which_the_learner_was_in_it() -> None:
         for n, (stage, step) in enumerate([(0, 9), (1, 0), (1, 1), (1, 2)])
     ]
     assert [found["wall"] for found in stage_rows(rows, 1, after_step=1)] == [2.0, 3.0]
-
-
-def test_the_limit_is_a_busy_actor_or_the_cores_or_waiting() -> None:
-    assert bench_throughput.limit(measured({"a.0": 0.95, "b.0": 0.2}, {"a.0": 0.3}), 2) == "a.0"
-    assert bench_throughput.limit(measured({"a.0": 0.5}, {"a.0": 0.4, "b.0": 1.5}), 2) == "cores (most: b.0)"
-    assert bench_throughput.limit(measured({"a.0": 0.5, "b.0": 0.1}, {"a.0": 0.4}), 2) == "a.0 (and waiting)"
 
 
 def overlap(tokens_per_s: float, cpu: float = 1.0) -> bench_overlap.Measured:

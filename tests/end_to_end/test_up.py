@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -106,8 +107,12 @@ class Cluster:
 
     def up(self) -> subprocess.Popen[str]:
         """Call ``up``."""
-        words = [sys.executable, "-m", "actors.cli", "up", "two.toml", "--ssh", f"ssh -F {self._ssh}/config"]
-        command = self.trainer.command(*words, "--workdir", str(self.there))
+        return self.call("up", "two.toml", "--workdir", str(self.there))
+
+    def call(self, *words: str) -> subprocess.Popen[str]:
+        """Call ``agent-rl`` with these words, and how to reach the other machine."""
+        ssh = f"ssh -F {self._ssh}/config"
+        command = self.trainer.command(sys.executable, "-m", "actors.cli", *words, "--ssh", ssh)
         pipe = subprocess.PIPE
         # The working directory is taken up after the namespaces are entered.
         command = [word.replace(f"--wdns={Path.cwd()}", f"--wdns={self.here}") for word in command]
@@ -199,4 +204,19 @@ def test_what_a_host_refuses_is_shown(cluster: Cluster) -> None:
     assert code == 2, out + err
     assert re.search(r"b: two.toml:\d+: actors.learner.class: .*idle_actors", out + err)
     assert f"the host b ({cluster.rollout.address}) could not be started (exit code 2)" in out + err
+    cluster.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_throughput_is_measured_over_ssh(cluster: Cluster) -> None:
+    cluster.serve()
+    cluster.write(steps=400)
+    process = cluster.call("bench", "throughput", "two.toml", "--seconds", "5", "--set", "stages.1.problems=1")
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    figures = json.loads(out.strip().splitlines()[-1])
+    assert figures["limited_by"] in out
+    assert figures["rollouts_per_s"] > 0
+    for host in "ab":
+        assert figures[f"can_send_per_s_{host}"] > figures[f"sent_per_s_{host}"] > 0
     cluster.assert_nothing_left()
