@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import Actor, Announce, Call, Push, ask
+from actors.training.arrivals import Arrivals
 from actors.weights.model import TrainedModel
 from actors.weights.settings import LearnerSettings, settings_faults, try_loss_elsewhere
 from agent_rl.config.plugins import naming
@@ -109,10 +110,7 @@ class Learner(Actor):
         self._epoch = 0
         self._checkpoint_due = False
         self._waiting_for = ""
-        self._groups: dict[str, TrainingGroup] = {}
-        self._steps: dict[int, StepReady] = {}
-        self._evaluations: dict[Evaluation, EvaluationReady] = {}
-        self._arrived = trio.Event()
+        self._arrivals = Arrivals()
         self._stopping = False
         self._ended = trio.Event()
         self._state = "starting"
@@ -130,7 +128,7 @@ class Learner(Actor):
     async def stop(self) -> None:
         """Finish the current step and save a checkpoint."""
         self._stopping = True
-        self._wake()
+        self._arrivals.wake()
         await self._ended.wait()
         await self._model.publisher.settled()
         self._model.store.remove()
@@ -140,19 +138,12 @@ class Learner(Actor):
         match message:
             case WeightsWanted() | TransferWanted():
                 return await self._model.hand_out(message)
-            case TrainingGroup():
-                self._groups[message.group] = message
-            case StepReady():
-                if message.version >= self._position.version:
-                    self._steps[message.version] = message
-            case EvaluationReady():
-                self._evaluations[message.evaluation] = message
+            case TrainingGroup() | StepReady() | EvaluationReady():
+                self._arrivals.put(message, self._position.version)
             case EngineLoad():
                 self._model.publisher.served(message.generator, message.policy)
-                return None
             case _:
                 await super().handle(message)
-        self._wake()
         return None
 
     def peer_changed(self, event: LinkEvent) -> None:
@@ -160,15 +151,10 @@ class Learner(Actor):
         if isinstance(event, PeerGone | PeerLeft):
             self._model.publisher.gone(event.peer)
 
-    def _wake(self) -> None:
-        self._arrived.set()
-        self._arrived = trio.Event()
-
     async def _wait(self, expected: str, seconds: float) -> None:
         """Wait for any message, at most so long. ``expected`` is the message of the filter that is missing."""
         self._waiting_for = self.context.wait(StepReady, expected)
-        with trio.move_on_after(seconds):
-            await self._arrived.wait()
+        await self._arrivals.wait(seconds)
         self._waiting_for = ""
 
     # The recipe
@@ -218,8 +204,7 @@ class Learner(Actor):
 
     async def _next_stage(self) -> None:
         version = self._position.version
-        self._groups.clear()
-        self._steps.clear()
+        self._arrivals.clear()
         self._position = Position(self._position.stage + 1, version, version)
         await self._checkpoint()
 
@@ -263,15 +248,15 @@ class Learner(Actor):
         await self._publish()
         if not await self._evaluated({Evaluation(index)}, limited=False):
             return False
-        self.log.info("evaluation", **self._evaluations[Evaluation(index)].figures.row())
+        self.log.info("evaluation", **self._arrivals.evaluations[Evaluation(index)].figures.row())
         return True
 
     async def _evaluated(self, expected: set[Evaluation], *, limited: bool) -> bool:
         """Wait for these results; ``limited`` by the run's time limit. False when the run stops meanwhile."""
-        while (missing := expected - self._evaluations.keys()) and not (limited and self._seconds_left() <= 0.0):
+        while (missing := self._arrivals.missing(expected)) and not (limited and self._seconds_left() <= 0.0):
             if self._stopping:
                 return False
-            await self._wait(f"{len(missing)} evaluations", self._seconds_left() if limited else math.inf)
+            await self._wait(f"{missing} evaluations", self._seconds_left() if limited else math.inf)
         return True
 
     async def _rl(self, stage: RlStage) -> bool:
@@ -298,8 +283,7 @@ class Learner(Actor):
         waited_from = self.context.now()
         try:
             while not self._stopping and self._seconds_left() > 0.0:
-                ready = self._steps.get(self._position.version)
-                missing = 0 if ready is None else sum(group not in self._groups for group in ready.groups)
+                ready, missing = self._arrivals.step(self._position.version)
                 if ready is not None and not missing:
                     return ready
                 part = f", {missing} of its groups" if missing else ""
@@ -310,8 +294,7 @@ class Learner(Actor):
 
     async def _step(self, stage: RlStage, ready: StepReady) -> None:
         at = self._position
-        groups = [self._groups.pop(group) for group in ready.groups]
-        del self._steps[ready.version]
+        groups = self._arrivals.take(ready)
         began = self.context.now()
         step = at.version - at.stage_version
         fault: NotFiniteError | None = None

@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import trio
-from pydantic import PositiveFloat, PositiveInt
 
-from actors.base import Actor, Announce, Call, Push, Settings
+from actors.base import Actor, Announce, Call, Push
 from actors.filter.compaction import Compaction
 from actors.filter.judging import Judging
-from actors.filter.replay import restore
+from actors.filter.replay import entered_before, restore
 from actors.filter.sending import ToLearner
+from actors.filter.settings import RoCFilterSettings
 from actors.filter.stored import encode_stored
 from agent_rl.config.plugins import ContractError, needs_start
 from agent_rl.config.topology import Topology
@@ -74,19 +74,6 @@ WATCH_SECONDS = 1.0
 
 FAULTS = "environment_faults"
 """The journal's fact with the rollouts in a row that each environment lost: a restarted filter continues the count."""
-
-
-class RoCFilterSettings(Settings):
-    """When to commit, and how long to wait for judgements."""
-
-    commit_seconds: PositiveFloat = 0.02
-    """The longest time that a message waits for the commit that acknowledges it."""
-    check_timeout_seconds: PositiveFloat = 300.0
-    """From asking an executor to its judgement, queueing included. After that, the filter asks again."""
-    check_attempts: PositiveInt = 3
-    """How often an executor may fail at judging one rollout before the rollout counts as lost."""
-    training_window: PositiveInt = 4096
-    """The most groups and steps sent to the learner that the learner has not taken."""
 
 
 class RoCFilter(Actor):
@@ -192,13 +179,7 @@ class RoCFilter(Actor):
         self._too_long: set[str] = set()
         for task in (self._commits, self._watch_journal, self._to_learner.run, self._judging.run, self._compaction.run):
             self.context.nursery.start_soon(task)
-        stage = self._journal.fact("stage")
-        if stage is not None:  # only a restarted learner says again where it is
-            begun = int(self._journal.fact("stage_version") or 0)
-            steps = self._journal.steps(stage=int(stage))
-            untrained = (step.version for step in steps if not step.trained)
-            version = min(untrained, default=steps[-1].version + 1 if steps else begun)
-            entered = StageEntered(int(stage), begun, version, restored=False)
+        if (entered := entered_before(self._journal)) is not None:  # only a restarted learner says again where it is
             self._take_up(entered)
             self._resend(entered)
             self._commit()

@@ -11,7 +11,6 @@ brings turns goes on from the last of them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,24 +26,21 @@ from actors.generation.kept_turns import LINK, KeptTurns
 from actors.generation.running import RunningRollouts
 from actors.generation.serving import ServedPolicy
 from actors.generation.settings import RolloutGeneratorSettings
+from actors.generation.starting import long_prompts, make_engine, require_append_only
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.generation.user_loop import UserLoop
-from actors.weights import transfer
 from actors.weights.files import model_directory
 from agent_rl.checks.contracts import declaration
 from agent_rl.checks.declared import format_faults
-from agent_rl.config.plugins import PluginError, resolve
+from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
-from agent_rl.environments.base import TaskError
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.load import Environments
-from agent_rl.environments.tasks import ListedTasks
 from agent_rl.figures import ActorFigures, GeneratorFigures
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
     ObserveTurn,
-    Policy,
     PolicyPublished,
     RolloutRequest,
     ToolCall,
@@ -66,8 +62,6 @@ from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
-NAMED_PROBLEMS = 5
-"""The most problems that a message about long prompts names."""
 
 
 class RolloutGenerator(Actor):
@@ -133,7 +127,7 @@ class RolloutGenerator(Actor):
         self._chat = await self.context.in_thread(self._make_format, directory)
         for difference in self._chat.differences():
             self.log.warning("conversations differ from what the chat template writes", where=difference)
-        self._require_append_only()
+        require_append_only(self._environments, self._chat)
         self._engine = self._make_engine(directory, settings)
         try:
             await self.context.nursery.start(self._engine.run)
@@ -184,61 +178,12 @@ class RolloutGenerator(Actor):
             calls_per_turn=self.context.settings.tool_calls_per_turn,
         )
 
-    def _require_append_only(self) -> None:
-        """Raises EngineRefusedError when messages answer turns, and the chat template then changes earlier turns."""
-        answering = [name for name, each in self._environments.items() if each.observes or each.rollout is not None]
-        if answering and (changed := self._chat.rewriting()):
-            raise EngineRefusedError(
-                f"environment {answering[0]!r} answers turns, and the chat template then changes earlier turns: "
-                f"{changed}; name a template that repeats turns unchanged: "
-                'chat_template = "chatml" in [model], or a file'
-            )
-
     def _look_for_long_prompts(self) -> None:
-        """Name the listed problems whose prompts are too long for the model. Raises TaskError when no problem fits."""
-        for name, source in self._environments.tasks().sources.items():
-            if not isinstance(source, ListedTasks):
-                continue
-            for kind, listed in (("training", source.trained), ("held-out", source.held_out)):
-                problems = [replace(problem, environment=name) for problem in listed]
-                found = self._chat.too_long(problems, self._engine.longest)
-                if not found:
-                    continue
-                named = ", ".join(f"{problem.id} ({tokens} tokens)" for problem, tokens in found[:NAMED_PROBLEMS])
-                limit = f"a sequence of {self._engine.longest} tokens has no room for the prompts of"
-                if len(found) == len(problems):
-                    remedy = "serve a longer model or more kv_tokens, or shorten the problems"
-                    raise TaskError(
-                        f"environment {name!r}: {limit} all {len(found)} {kind} problems, {named} ...; {remedy}"
-                    )
-                why = f"{limit} {len(found)} of {len(problems)} {kind} problems: {named}"
-                self.log.warning("groups will be dropped", why=why)
+        for why in long_prompts(self._environments, self._chat, self._engine.longest):
+            self.log.warning("groups will be dropped", why=why)
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
-        try:
-            engine_class = resolve("engine", settings.engine)
-        except PluginError as error:
-            raise EngineRefusedError(f"engine: {error}") from error
-        if way := transfer.way_of(self.context.topology):
-            files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} only takes weights from files"
-            if fault := files_alone or transfer.unavailable(way):
-                raise EngineRefusedError(f'weights_in = "{way}": {fault}; remove the cause, or choose another value')
-        try:
-            engine: Engine = engine_class(
-                directory,
-                max_rollouts=settings.max_rollouts,
-                kv_tokens=settings.kv_tokens,
-                threads=settings.threads,
-                device=settings.device,
-                dtype=self.context.topology.model.dtype,
-                initial_policy=Policy(0, 0),
-                **settings.engine_settings,
-            )
-        except (TypeError, ValueError) as error:
-            raise EngineRefusedError(
-                f"engine_settings: {settings.engine} does not take them: {error}; change them"
-            ) from error
-        return engine
+        return make_engine(directory, settings, self.context.topology)
 
     async def handle(self, message: Any) -> None:
         """Run a request to its end; keep a policy for `ServedPolicy`; cancel rollouts of dropped groups."""

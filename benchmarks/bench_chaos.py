@@ -29,6 +29,7 @@ from pathlib import Path
 import trio
 
 from actors.filter.stored import decode_stored
+from actors.runtime.reports import STATUSES_PASSED_ON
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
@@ -178,7 +179,8 @@ async def run_once(
         else:
             cluster = stack.enter_context(one_host(EXAMPLE, "local", folder, settings, small=small))
         kinds = [stage.kind for stage in stages]
-        sight = Sight(cluster.directory, kinds, cluster.logs, blur=REPORTS_OF_BLUR * topology.run.status_seconds)
+        reports = REPORTS_OF_BLUR + (STATUSES_PASSED_ON if options.hosts else 0)  # those of other hosts come later
+        sight = Sight(cluster.directory, kinds, cluster.logs, blur=reports * topology.run.status_seconds)
         chaos = Chaos(cluster, sight, Record(record))
         try:
             for host in cluster.hosts.values():

@@ -11,8 +11,29 @@ from actors.filter.stored import decode_stored
 from agent_rl.groups.book import DecidedGroup, GroupBook
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import Evaluation, EvaluationReady, Policy, StepReady, TrainingGroup, Trajectory, Transcript
+from agent_rl.messages import (
+    Evaluation,
+    EvaluationReady,
+    Policy,
+    StageEntered,
+    StepReady,
+    TrainingGroup,
+    Trajectory,
+    Transcript,
+)
 from agent_rl.records.journal import GroupRow, Journal, JournalError
+
+
+def entered_before(journal: Journal) -> StageEntered | None:
+    """Where the learner was when the last process of the filter ended; None before the first stage."""
+    stage = journal.fact("stage")
+    if stage is None:
+        return None
+    begun = int(journal.fact("stage_version") or 0)
+    steps = journal.steps(stage=int(stage))
+    untrained = (step.version for step in steps if not step.trained)
+    version = min(untrained, default=steps[-1].version + 1 if steps else begun)
+    return StageEntered(int(stage), begun, version, restored=False)
 
 
 def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[Instruction]]:

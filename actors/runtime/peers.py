@@ -7,6 +7,7 @@
     SwapWanted, DrainWanted ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
     status of an actor --------------------------------> Supervision.hear_actor
+                       `-(not the main host)-----------> StatusReports --HostReport--> the main host
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from actors.runtime.changes import CALLS, Changes
 from actors.runtime.greetings import Greetings, Reports
 from actors.runtime.joined_hosts import GUEST, Joined
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
+from actors.runtime.reports import StatusReports
 from actors.runtime.roster import Roster, written
 from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node
@@ -33,6 +35,7 @@ from agent_rl.messages import (
     Changed,
     DrainWanted,
     HostHello,
+    HostReport,
     Incarnations,
     JoinAnswer,
     JoinedHosts,
@@ -58,7 +61,7 @@ class Supervision(actor_process.Reports, Protocol):
         """An actor tells its status."""
 
     def left(self, node: str) -> None:
-        """A node of another process has stopped in order."""
+        """A node of another process has stopped in order, or is replaced."""
 
 
 class Peers:
@@ -93,6 +96,7 @@ class Peers:
         self.others = OtherHosts(topology, hosts)
         self._roster = Roster(topology, hosts, incarnation)
         self._roster.tell_actors = self._tell_actors
+        self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
         self._greetings = Greetings(topology, hosts, agreed, reports)
         self.changes = Changes(
@@ -123,11 +127,13 @@ class Peers:
                 guests=GUEST,
             )
             self.others.link(node)
+            self._reports.link(node)
             self._joined.link(node, network)
             self._roster.link(node)
             self.changes.link(node)
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
             nursery.start_soon(self._greetings.run, node)
+        nursery.start_soon(self._reports.run)
 
     # What arrives.
 
@@ -156,7 +162,16 @@ class Peers:
                 if is_supervisor(sender):
                     self._hear_supervisor(message)
                 else:
+                    actor = self._actors.get(sender)
+                    if actor is not None and not actor.ended.is_set():
+                        self._reports.observe(message, delivery.inbound.incarnation, at_once=actor.stopping)
                     self._supervision.hear_actor(message, delivery.inbound)
+            case HostReport():
+                statuses, stopped = self._reports.heard(sender, message)
+                for node in stopped:
+                    self._supervision.left(node)
+                for status in statuses:
+                    self._supervision.hear_actor(status, delivery.inbound)
         return None
 
     def _hear_supervisor(self, status: ActorStatus) -> None:
@@ -175,7 +190,8 @@ class Peers:
             (self._log.info if left else self._log.warning)("link", link_event=type(event).__name__, detail=str(event))
         if isinstance(event, PeerLeft) and event.peer not in self._actors:  # another host stopped in order
             self.others.left(event.peer)
-            self._supervision.left(event.peer)
+            for node in (event.peer, *self._reports.left(event.peer)):
+                self._supervision.left(node)
             self.changes.left(event.peer)
             if not self._ending.is_set():
                 self._joined.left(event.peer)
@@ -186,7 +202,12 @@ class Peers:
     def starts(self, actor: str, incarnation: int) -> None:
         """A process of an actor of this host starts."""
         self._roster.started(actor, incarnation)
+        self._reports.forget(actor)
         self.changes.starts(actor)
+
+    def ended(self, actor: str) -> None:
+        """An actor of this host has ended, and is not started again."""
+        self._reports.forget(actor)
 
     def tick(self, now: float) -> None:
         """Time has passed."""

@@ -177,7 +177,8 @@ def _announce(
     waiting_for = actor.waiting_for() if started else ""
     busy = actor.busy_seconds() if started else 0.0
     cpu = actor.cpu_seconds() if started else 0.0
-    metrics = actor.metrics() if started else ()
+    asked_for = context.topology.run.metrics_port is not None  # several times the size of all else in a status
+    metrics = actor.metrics() if started and asked_for else ()
     detail = detail or (actor.detail() if started else "")
     status_link.set(
         ActorStatus(context.name, context.role, state, detail, figures, waiting_for, busy, cpu, metrics, missing)
@@ -218,9 +219,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
     limit = topology.run.log_mib * 2**20
     bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
     with open_log(directory, arguments.actor, limit=limit, **bound) as log:
-        hosts = (topology.homes(role)[int(replica)], topology.main_host)
-        supervisors = dict.fromkeys(map(supervisor_node, hosts))
-        status_link = node.announce(STATUS_LINK, list(supervisors))
+        status_link = node.announce(STATUS_LINK, [supervisor_node(topology.homes(role)[int(replica)])])
         stopping = trio.Event()
         async with trio.open_nursery() as nursery:
             await nursery.start(_obey_signals, stopping)

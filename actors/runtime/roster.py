@@ -69,8 +69,12 @@ class Roster:
     def heard(self, sender: str, message: Incarnations) -> None:
         """Another supervisor announces the incarnations of its actors. Entries for other actors are ignored."""
         for name, incarnation in message.incarnations.items():
-            if self._supervisor.get(name) == sender and sender in self._others:
+            if self.speaks_for(sender, name):
                 self._set(name, incarnation)
+
+    def speaks_for(self, supervisor: str, actor: str) -> bool:
+        """Whether this is the supervisor of the actor, in another process."""
+        return self._supervisor.get(actor) == supervisor and supervisor in self._others
 
     def _set(self, name: str, incarnation: int) -> bool:
         if self.incarnations.get(name) == incarnation:

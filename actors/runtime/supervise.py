@@ -171,7 +171,7 @@ class Supervisor:
     # How the run is watched.
 
     def left(self, node: str) -> None:
-        """A node of another process has stopped in order."""
+        """A node has stopped in order, was asked to, or is replaced."""
         self._silence.forget(node)
         self._movement.forget(node)
 
@@ -261,8 +261,9 @@ class Supervisor:
             self._peers.starts(actor.name, actor.incarnation)
             self._silence.started(actor.name, actor.entry.silent_seconds)
         else:
-            self._silence.forget(actor.name)
-            self._movement.forget(actor.name)
+            self.left(actor.name)
+            if state == "stopped":
+                self._peers.ended(actor.name)
 
     def lines(self) -> bytes:
         """The lines about other nodes that a new process gets first."""

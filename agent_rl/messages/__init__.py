@@ -19,7 +19,8 @@ The flow, sender to receiver (kind of link in brackets)::
     learner            StageEntered / StageRecorded [call] -------> roc_filter
     learner            StepTrained, CheckpointSaved / Recorded [call] -> roc_filter
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
-    every actor        ActorStatus [announce] --------------------> supervisor
+    every actor        ActorStatus [announce] --------------------> supervisor of its host
+    supervisor         HostReport [announce] ---------------------> supervisor of the learner's host
     supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts
     supervisor         JoinedHosts [announce] --------------------> supervisors of other hosts
     a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host

@@ -31,8 +31,9 @@ class ActorStatus:
     ``state`` is one word; ``detail`` may say more, also why the actor ended. ``waiting_for`` names the role and the
     thing that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while the actor works. Seconds are totals
     since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
-    processor time, children included. ``metrics`` are further counts, for Prometheus only. ``missing`` names, in
-    words, the peers of links that lead to nobody, because all are lost or have left.
+    processor time, children included. ``metrics`` are further counts, for Prometheus only, and empty without
+    ``run.metrics_port``. ``missing`` names, in words, the peers of links that lead to nobody, because all are lost or
+    have left.
     """
 
     actor: str
@@ -45,6 +46,26 @@ class ActorStatus:
     cpu_seconds: float
     metrics: tuple[Metric, ...] = ()
     missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReport:
+    """The newest status of an actor, as its supervisor passes it on.
+
+    ``incarnation`` is that of the actor's process, and ``number`` counts its statuses: both tell a new status from one
+    that was passed on before.
+    """
+
+    status: ActorStatus
+    incarnation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """The statuses of all actors of a host that run there, from its supervisor to that of the main host."""
+
+    actors: tuple[ActorReport, ...]
 
 
 @dataclass(frozen=True, slots=True)

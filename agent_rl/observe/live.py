@@ -19,7 +19,7 @@ from agent_rl.figures import ActorFigures, LearnerFigures
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.charts.scales import clock
 from agent_rl.observe.live_layout import actor_lines, figure_lines
-from agent_rl.observe.replicas import DASH, Replica, number, rows, unusual
+from agent_rl.observe.replicas import DASH, Replica, number, rows, shown_figures, unusual
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ class _ActorLine:
     restarts: int = 0
     heard_at: float | None = None
     figures: ActorFigures = field(default_factory=ActorFigures)
+    shown: Mapping[str, float] | None = None
+    """The figures of the actor's line, once they were looked at."""
 
 
 class LiveView:
@@ -53,6 +55,7 @@ class LiveView:
         """Take in a status. Actors of other hosts appear with their first status."""
         line = self._actors.setdefault(status.actor, _ActorLine())
         line.state, line.detail, line.heard_at, line.figures = status.state, status.detail, now, status.figures
+        line.shown = None
 
     def process(self, actor: str, state: str) -> None:
         """The supervisor reports the state of an actor's process: starting, restarting, stopping, stopped, ..."""
@@ -61,7 +64,7 @@ class LiveView:
         if state == "restarting":
             line.restarts += 1
         if state in {"starting", "restarting"}:
-            line.state, line.heard_at, line.figures = "", None, ActorFigures()
+            line.state, line.heard_at, line.figures, line.shown = "", None, ActorFigures(), None
 
     def milestone(self) -> int | None:
         """The stage. A plain line is due when it changes."""
@@ -117,6 +120,8 @@ class LiveView:
             state = self.silences.get(actor) or _state(line)
             word, _, explanation = state.partition("; " if actor in self.silences else ": ")
             ago = None if line.heard_at is None else now - line.heard_at
+            if line.shown is None:
+                line.shown = shown_figures(line.figures)
             yield Replica(
                 actor,
                 word,
@@ -125,7 +130,7 @@ class LiveView:
                 late=ago is not None and ago >= LATE_SECONDS,
                 restarts=line.restarts,
                 detail=line.detail if line.state != "failed" else "",  # for a failed actor the state shows the detail
-                figures=line.figures,
+                figures=line.shown,
             )
 
     def unusual(self, now: float) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ OWN_FIGURES = {
 """The figures in an actor's line: the name in `agent_rl.figures`, and the label."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replica:
     """What is known of one actor. ``ago`` is how long ago it was heard, in seconds; None: never."""
 
@@ -67,7 +67,8 @@ class Replica:
     late: bool
     restarts: int
     detail: str
-    figures: ActorFigures
+    figures: Mapping[str, float]
+    """See `shown_figures`."""
 
     @property
     def kind(self) -> str:
@@ -148,7 +149,7 @@ def _heard(ago: float | None) -> str:
 
 
 def _row(replica: Replica) -> ActorRow:
-    figures = [f"{_label(name)} {number(value)}" for name, value in shown_figures(replica.figures).items()]
+    figures = [f"{_label(name)} {number(value)}" for name, value in replica.figures.items()]
     if replica.detail:
         figures.insert(0, replica.detail)
     cells = replica.name, replica.state, replica.explanation, _heard(replica.ago), replica.restarts
@@ -161,16 +162,15 @@ def _role_row(role: str, members: Sequence[Replica]) -> ActorRow:
     count = len(members)
     state = common if len(kinds) == 1 else f"{len(kinds[common])} of {count} {common}"
     ages = [each.ago for each in members if each.ago is not None and each.kind != "silent"]
-    seen = [(each, shown_figures(each.figures)) for each in members]
     details = Counter(each.detail for each in members if each.detail).most_common(2)
     words = [detail if times == count else f"{detail} ({times})" for detail, times in details]
     return ActorRow(
         name=f"{role} ({count:,})",
         state=state,
-        explanation="; ".join([*_standing_out(kinds, common), *_slowest(seen)]),
+        explanation="; ".join([*_standing_out(kinds, common), *_slowest(members)]),
         heard=_heard(max(ages, default=None)),
         restarts=sum(each.restarts for each in members),
-        figures=[*words, *_totals([figures for _, figures in seen])] or [DASH],
+        figures=[*words, *_totals([each.figures for each in members])] or [DASH],
     )
 
 
@@ -195,11 +195,12 @@ def _standing_out(kinds: Mapping[str, Sequence[Replica]], common: str) -> Iterat
         yield f"{len(late):,} heard late: {_numbers(late)}"
 
 
-def _slowest(seen: Sequence[tuple[Replica, Mapping[str, float]]]) -> Iterator[str]:
+def _slowest(members: Sequence[Replica]) -> Iterator[str]:
     """The running replica whose rate is far below the others'."""
-    running = [(each, figures) for each, figures in seen if each.kind == "running"]
     for name in RATES:
-        rates = [(figures[name], each.number) for each, figures in running if name in figures]
+        rates = [
+            (each.figures[name], each.number) for each in members if name in each.figures and each.kind == "running"
+        ]
         if rates and min(rates)[0] < SLOW * (middle := median(rate for rate, _ in rates)):
             rate, replica = min(rates)
             yield f"slowest: replica {replica}, {_label(name)} {number(rate)} (median {number(middle)})"

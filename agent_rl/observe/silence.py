@@ -31,6 +31,8 @@ UNWATCHED_SECONDS = 1.5
 """A longer gap between ticks means that the supervisor or the machine stood still. It does not count as silence."""
 NAMED_EACH = 3
 """With more replicas of a role than this, a text names the first and counts the others."""
+COMPARED_AFTER_SECONDS = 0.5
+"""Statuses are compared again so long after the run was seen to move: with many actors, one of them moved just now."""
 BUSY_SHARE = 0.2
 """An actor moves, whatever its figures, if its role's work takes this share of the time."""
 
@@ -286,7 +288,8 @@ class Movement:
         """Take in a status."""
         before = self._seen.get(status.actor)
         self._seen[status.actor] = _Heard(status, now)
-        if before is not None and not _moves(before, status, now):
+        just_moved = self._moved is not None and now - self._moved < COMPARED_AFTER_SECONDS and not self._named
+        if before is not None and (just_moved or not _moves(before, status, now)):
             return []
         stood, self._moved = now - (now if self._moved is None else self._moved), now
         named, self._named = self._named, False
@@ -330,14 +333,13 @@ class Movement:
 
 def _moves(before: _Heard, status: ActorStatus, now: float) -> bool:
     was = before.status
-    if (was.state, was.waiting_for, _finite(was)) != (status.state, status.waiting_for, _finite(status)):
+    if (was.state, was.waiting_for) != (status.state, status.waiting_for):
         return True
-    return status.busy_seconds - was.busy_seconds > BUSY_SHARE * max(1e-9, now - before.at)
-
-
-def _finite(status: ActorStatus) -> dict[str, float]:
-    """The finite figures. NaN cannot be compared: it does not equal itself."""
-    return numbers(status.figures)
+    if status.busy_seconds - was.busy_seconds > BUSY_SHARE * max(1e-9, now - before.at):
+        return True
+    if was.figures == status.figures:
+        return False
+    return numbers(was.figures) != numbers(status.figures)  # the finite ones: NaN does not equal itself
 
 
 def _says(status: ActorStatus) -> str:

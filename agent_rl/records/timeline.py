@@ -1,5 +1,5 @@
 """``timeline.jsonl``: which actors worked and which waited, and for whom. One row a second (twice
-``run.status_seconds``), longer rows later.
+``run.status_seconds``); rows are longer later, and with many actors.
 
 ::
 
@@ -30,6 +30,8 @@ SHORTEST_ROW = 1.0
 """Seconds, when actors report as often as by default."""
 ROWS_PER_DOUBLING = 600
 """Rows cover more seconds as the run goes on, so that a day takes a few thousand rows."""
+ACTORS_PER_SECOND = 100
+"""Rows cover more seconds with more actors than this, so that the file grows no faster."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,8 @@ class Timeline:
 
     def due(self, now: float) -> bool:
         """Whether a row is due."""
-        return now - self._row_began >= max(self._shortest, (now - self._began) / ROWS_PER_DOUBLING)
+        shortest = max(self._shortest, len(self._seen) / ACTORS_PER_SECOND)
+        return now - self._row_began >= max(shortest, (now - self._began) / ROWS_PER_DOUBLING)
 
     def row(self, now: float, wall: float) -> dict[str, Any]:
         """The statuses since the last row; ``wall`` is the end of the row in seconds since the epoch."""

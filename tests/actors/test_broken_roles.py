@@ -533,7 +533,7 @@ def test_an_executor_that_nothing_keeps_busy_skips_the_test_of_its_deadline_and_
 class TrainsTheLastFirst(Learner):
     async def _next_step(self) -> Any:
         await super()._next_step()
-        return self._steps[max(self._steps)]
+        return self._arrivals.steps[max(self._arrivals.steps)]
 
 
 class SkipsAStage(Learner):

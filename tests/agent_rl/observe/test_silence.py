@@ -3,9 +3,11 @@ for.
 """
 
 import math
+import time
 
 import pytest
 
+from agent_rl.observe import silence as silence_module
 from agent_rl.observe.silence import (
     NAMED_SECONDS,
     SILENT_SECONDS,
@@ -330,3 +332,43 @@ def test_the_exit_message_repeats_what_was_silent_or_stood():
         "at the end: a.0 has been silent for 6 s",
         "at the end: nothing has moved for 3.0 minutes: a.0 is running",
     ]
+
+
+def half_silent(actors):
+    """A run in which every second actor of two roles has been silent long enough to be named."""
+    silence, names = Silence(lambda _: None), [f"role_{number % 4 // 2}.{number}" for number in range(actors)]
+    for tick in range(20):
+        for number, name in enumerate(names):
+            if tick == 0 or number % 2:
+                waits = f"role_{1 - number % 4 // 2}: {tick} results"
+                silence.heard(status(name, waiting_for=waits))
+        silence.tick(tick * TICK)
+    assert len(silence.silent) == actors // 2
+    return silence
+
+
+def test_a_tick_with_half_of_the_actors_silent_costs_in_proportion_to_their_number():
+    def seconds(actors):
+        silence, found = half_silent(actors), []
+        for tick in range(20, 25):
+            began = time.process_time()
+            silence.tick(tick * TICK)
+            states = [silence.state(actor) for actor in silence.silent]
+            found.append(time.process_time() - began)
+            assert "more of role_" in states[0]
+        return min(found)
+
+    assert seconds(2400) < 8 * seconds(600)  # 16 times, if every silent actor looked at every other
+
+
+def test_statuses_are_compared_until_one_of_them_shows_that_the_run_moves(monkeypatch):
+    compared = []
+    moves = silence_module._moves
+    monkeypatch.setattr(silence_module, "_moves", lambda *given: compared.append(given) or moves(*given))
+    movement = Movement(180.0)
+    for tick in range(40):
+        for number in range(100):
+            assert movement.observe(status(f"tool_executor.{number}", calls=tick), tick * TICK) == []
+    assert len(compared) <= 40
+    assert movement.tick(20.0 + 179.0) == []
+    assert len(movement.tick(20.0 + 181.0)) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.report.records import METRICS, read_records
-from agent_rl.records.timeline import FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
+from agent_rl.records.timeline import ACTORS_PER_SECOND, FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
 from tests import builders
 from tests.full_disk import no_file_longer_than
 
@@ -102,3 +102,11 @@ def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Pa
     shares = [row["actors"]["learner.0"]["busy"] for row in rows if row["actors"]]
     assert shares == [pytest.approx(0.5)] * 6
     assert list(read_timeline(tmp_path / "nowhere")) == []
+
+
+def test_rows_of_many_actors_cover_more_seconds_so_that_the_file_grows_no_faster() -> None:
+    timeline = Timeline(now=0.0)
+    for number in range(6 * ACTORS_PER_SECOND):
+        timeline.observe(status(0.0, 0.0, actor=f"tool_executor.{number}"), 0.0)
+    assert not timeline.due(5.9)
+    assert timeline.due(6.0)

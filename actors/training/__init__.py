@@ -1,0 +1,1 @@
+"""The learner's parts: what has arrived for the next steps."""
