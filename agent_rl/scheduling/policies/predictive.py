@@ -48,7 +48,7 @@ class _Resident:
 class Predictive(Policy):
     """See above."""
 
-    def __init__(self, quantile: float = 0.6, growth: float = 0.5, fill: float = 0.95, hold_s: float = 60.0) -> None:
+    def __init__(self, quantile: float = 0.5, growth: float = 0.7, fill: float = 0.95, hold_s: float = 60.0) -> None:
         """``growth`` is a above."""
         self.lengths = Lengths(quantile)
         self._growth = growth

@@ -1,7 +1,8 @@
-"""The policies by name, each with its settings. The settings were tuned on the training seeds of the traces."""
+"""The policies by name. Their settings are the defaults of their classes, tuned on the training seeds of the traces."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,26 +22,30 @@ from agent_rl.scheduling.policies.worst_case import WorstCase
 
 @dataclass(frozen=True)
 class Spec:
-    """A policy's class and settings. ``evicts_half``: its engines evict half of their rollouts when they are full."""
+    """A policy's class. ``evicts_half``: its engines evict half of their rollouts when they are full."""
 
     policy: Callable[..., Policy]
-    settings: Mapping[str, Any]
     evicts_half: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by name."""
+        return {name: each.default for name, each in inspect.signature(self.policy).parameters.items()}
 
     def make(self, **changes: Any) -> Policy:
         """A new policy, with the tuned settings except for ``changes``."""
-        return self.policy(**{**self.settings, **changes})
+        return self.policy(**changes)
 
 
 POLICIES: Mapping[str, Spec] = {
-    "static": Spec(Static, {}, evicts_half=True),
-    "round_robin": Spec(RoundRobin, {}),
-    "least_requests": Spec(LeastRequests, {}),
-    "worst_case": Spec(WorstCase, {}),
-    "sticky_least_loaded": Spec(StickyLeastLoaded, {}),
-    "cache_aware": Spec(CacheAware, {}),
-    "margin": Spec(Margin, {}),
-    "cost_aware": Spec(CostAware, {}),
-    "program_aware": Spec(ProgramAware, {}),
-    "predictive": Spec(Predictive, {}),
+    "static": Spec(Static, evicts_half=True),
+    "round_robin": Spec(RoundRobin),
+    "least_requests": Spec(LeastRequests),
+    "worst_case": Spec(WorstCase),
+    "sticky_least_loaded": Spec(StickyLeastLoaded),
+    "cache_aware": Spec(CacheAware),
+    "margin": Spec(Margin),
+    "cost_aware": Spec(CostAware),
+    "program_aware": Spec(ProgramAware),
+    "predictive": Spec(Predictive),
 }

@@ -16,7 +16,7 @@ from agent_rl.scheduling.policies.loads import Loads
 class StickyLeastLoaded(Immediate):
     """See above."""
 
-    def __init__(self, concurrency: int | None = None) -> None:
+    def __init__(self, concurrency: int | None = 24) -> None:
         super().__init__(concurrency)
         self._sessions = Loads()
         self._home: dict[str, str] = {}

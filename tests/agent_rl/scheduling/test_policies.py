@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from agent_rl.config.plugins import resolve
 from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.lengths import Lengths
 from agent_rl.scheduling.policies.loads import Loads
 from agent_rl.scheduling.policies.registry import POLICIES
+from agent_rl.scheduling.policies.trial import try_policy
 
 
 def turn(rollout: str, **changes: Any) -> WaitingTurn:
@@ -43,6 +45,12 @@ def again(policy: Policy, rollout: str, now: float, **changes: Any) -> list[Deci
     policy.turn_ended(rollout, changes.get("context", 50), now)
     policy.turn_waits(turn(rollout, **{"turn": 1, "context": 50, **changes}), now)
     return list(policy.decide(now))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_topology_may_name_each_policy_and_none_decides_what_is_unsafe(name: str) -> None:
+    assert resolve("scheduling_policy", name) is POLICIES[name].policy
+    try_policy(POLICIES[name].make())
 
 
 @pytest.mark.parametrize("name", POLICIES)
